@@ -1,0 +1,165 @@
+"""What went wrong, as one record that every package raises and the command line shows.
+
+A failure that a person can meet carries seven fields (`Problem`), once as text for the
+terminal and once as one JSON line for programs. The class of the error says which exit code
+the process ends with. No torch is imported here, so that `--help` and configuration errors
+answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ExitCode(IntEnum):
+    """One meaning each; `docs/errors.md` lists them."""
+
+    DONE = 0
+    OPTIONS = 2
+    PREFLIGHT = 3
+    DATA = 4
+    NO_CHECKPOINT = 5
+    STORAGE = 6
+    NUMERICS = 7
+    SERVICE = 8
+    PEER = 9
+    SAVED_AFTER_SIGNAL = 75
+    NO_PROGRESS = 93
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """The seven fields of a failure.
+
+    Example::
+
+        Problem(
+            code="batch.not_a_multiple",
+            what="train_batch_size = 500, rollout_batch_size x n_samples_per_prompt = 64 x 4 = 256",
+            where="--train_batch_size (command line)",
+            why="a larger train batch takes whole rollout batches: it must be a multiple of 256",
+            state="nothing was started",
+            do="--train_batch_size 512",
+        )
+    """
+
+    code: str
+    """Stable identifier: area, dot, rule."""
+    what: str
+    """The value that was found against the value that is needed, with the arithmetic."""
+    where: str
+    """Rank, step, setting with its origin, or file:line:field."""
+    why: str
+    """The rule that was broken."""
+    state: str = "nothing was started and nothing was changed"
+    """The last good checkpoint and what is lost."""
+    do: str = ""
+    """One flag or command, computed from this run."""
+    bundle: str = ""
+    """Path of the diagnostics file, empty where none was written."""
+
+    def as_text(self) -> str:
+        """Lines for a person: the cause first, then the other fields, empty ones left out."""
+        rows = [self.what]
+        for label, value in (
+            ("where", self.where),
+            ("why", self.why),
+            ("state", self.state),
+            ("do", self.do),
+            ("bundle", self.bundle),
+        ):
+            if value:
+                rows.append(f"  {label:<6} {value}")
+        return "\n".join(rows)
+
+    def as_json(self, exit_code: int) -> str:
+        """One JSON line with the seven fields and the exit code."""
+        return json.dumps({"problem": asdict(self), "exit_code": exit_code}, ensure_ascii=False)
+
+
+class RftError(Exception):
+    """Base of every failure that a person can meet; raise a subclass."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.PREFLIGHT
+
+    def __init__(
+        self,
+        *,
+        code: str,
+        what: str,
+        where: str,
+        why: str,
+        state: str = "nothing was started and nothing was changed",
+        do: str = "",
+        bundle: str = "",
+    ) -> None:
+        self.problem = Problem(code=code, what=what, where=where, why=why, state=state, do=do, bundle=bundle)
+        super().__init__(self.problem.as_text())
+
+    def with_bundle(self, path: str) -> RftError:
+        """The same error, naming the diagnostics file that was written for it."""
+        return type(self)(**asdict(replace(self.problem, bundle=path)))
+
+    def __reduce__(self) -> tuple[object, tuple[type[RftError], dict[str, str]]]:
+        return _rebuild, (type(self), asdict(self.problem))
+
+
+def _rebuild(kind: type[RftError], fields: dict[str, str]) -> RftError:
+    return kind(**fields)
+
+
+class OptionsError(RftError):
+    """A flag, a setting or a combination of them that cannot be used."""
+
+    exit_code = ExitCode.OPTIONS
+
+
+class PreflightError(RftError):
+    """The machine or the installation lacks what the run needs."""
+
+    exit_code = ExitCode.PREFLIGHT
+
+
+class DataError(RftError):
+    """A data file or an artefact that cannot be read or has the wrong content."""
+
+    exit_code = ExitCode.DATA
+
+
+class CheckpointError(RftError):
+    """No usable checkpoint where one was asked for."""
+
+    exit_code = ExitCode.NO_CHECKPOINT
+
+
+class StorageError(RftError):
+    """The disk refused: full, read-only, quota, input/output error."""
+
+    exit_code = ExitCode.STORAGE
+
+
+class NumericsError(RftError):
+    """Non-finite values reached their limit."""
+
+    exit_code = ExitCode.NUMERICS
+
+
+class ServiceError(RftError):
+    """A reward or an inference engine is unavailable or answers wrongly."""
+
+    exit_code = ExitCode.SERVICE
+
+
+class PeerError(RftError):
+    """Another rank failed or did not arrive."""
+
+    exit_code = ExitCode.PEER
+
+
+class SavedAfterSignal(RftError):
+    """The run was asked to stop, has saved, and wants to be started again."""
+
+    exit_code = ExitCode.SAVED_AFTER_SIGNAL

@@ -1,0 +1,62 @@
+"""Randomness as a function of what it is for: (seed, purpose, step, sample) in, numbers out.
+
+There is no generator with a hidden state. A number depends on its key alone, so a resumed run,
+another number of ranks or another order of work draws the same numbers. The block function is
+Threefry-2x32 with 20 rounds (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as
+1, 2, 3", SC 2011), which needs 32-bit additions, rotations and XORs only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+
+
+def derive_key(seed: int, purpose: str, *indices: int) -> int:
+    """64-bit key of (seed, purpose, indices), signed so that it fits a torch int64.
+
+    BLAKE2b over the fields with their lengths, so that no two different tuples collide by
+    concatenation. `purpose` is a word such as "sample" or "shuffle".
+    """
+    text = f"{seed}|{len(purpose)}:{purpose}|" + "|".join(str(int(i)) for i in indices)
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def threefry2x32(key_0: Tensor, key_1: Tensor, count_0: Tensor, count_1: Tensor) -> tuple[Tensor, Tensor]:
+    """Threefry-2x32-20 (SC 2011, section 3.2): int64 tensors holding 32-bit words, broadcast together."""
+    keys = (key_0, key_1, key_0 ^ key_1 ^ _PARITY)
+    x0 = (count_0 + keys[0]) & _MASK
+    x1 = (count_1 + keys[1]) & _MASK
+    for group in range(5):
+        for rotation in _ROTATIONS[group % 2]:
+            x0 = (x0 + x1) & _MASK
+            x1 = (((x1 << rotation) & _MASK) | (x1 >> (32 - rotation))) ^ x0
+        x0 = (x0 + keys[(group + 1) % 3]) & _MASK
+        x1 = (x1 + keys[(group + 2) % 3] + group + 1) & _MASK
+    return x0, x1
+
+
+def uniforms(keys: Sequence[int] | Tensor, num: int, start: int = 0) -> Tensor:
+    """[N, num] float64 in [0, 1): row n holds draws `start` to `start + num` of the stream of key n."""
+    keys_N1 = torch.as_tensor(keys, dtype=torch.int64).reshape(-1, 1)
+    counter_1P = torch.arange(start, start + num, dtype=torch.int64).reshape(1, -1)
+    high, low = threefry2x32((keys_N1 >> 32) & _MASK, keys_N1 & _MASK, counter_1P >> 32, counter_1P & _MASK)
+    return ((high << 21) | (low >> 11)).to(torch.float64) * 2.0**-53
+
+
+def permutation(key: int, num: int) -> Tensor:
+    """[num] int64: the order of `num` items under `key`, by sorting one keyed draw an item."""
+    return uniforms([key], num)[0].argsort(stable=True)
+
+
+def integers(key: int, num: int, low: int, high: int) -> Tensor:
+    """[num] int64, uniform in [low, high)."""
+    return (uniforms([key], num)[0] * (high - low)).floor().to(torch.int64) + low
