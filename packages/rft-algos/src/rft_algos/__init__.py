@@ -1,3 +1,3 @@
-"""The equations of reinforcement fine-tuning: advantages, surrogates, KL estimators, reductions, sampling. Needs torch alone."""
+"""The equations of reinforcement fine-tuning, with torch alone: import the modules, such as `rft_algos.objectives`."""
 
 __version__ = "0.1.0"

@@ -1,0 +1,81 @@
+"""What every test run shares: one torch thread a process, and tests whose needs are absent deselected and counted."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")  # before torch is imported: two threads in each of two processes are far slower
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+
+ROOT = Path(__file__).parent
+
+
+def _package_of(path: Path) -> str | None:
+    """The package that must be installed for the tests below `path`."""
+    parts = path.relative_to(ROOT).parts if path.is_relative_to(ROOT) else ()
+    if len(parts) >= 2 and parts[0] == "packages":
+        return parts[1].replace("-", "_")
+    if parts and parts[0] == "kernels":
+        return "rft_kernels"
+    if parts and parts[0] == "tests":
+        return "rft_cli"
+    return None
+
+
+def _absent(package: str) -> bool:
+    return importlib.util.find_spec(package) is None
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """In an environment that holds one package alone, collect that package's tests alone."""
+    package = _package_of(collection_path)
+    return True if package is not None and _absent(package) else None
+
+
+def pytest_report_header() -> list[str]:
+    """Say what is left out for want of a package, so that nothing is green by being absent."""
+    names = [path.name.replace("-", "_") for path in sorted((ROOT / "packages").iterdir())] + ["rft_kernels"]
+    missing = [name for name in names if _absent(name)]
+    return [f"not installed here, tests not collected: {', '.join(missing)}"] if missing else []
+
+
+def _num_gpus() -> int:
+    if importlib.util.find_spec("torch") is None:
+        return 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect (and so count) what this machine or this command has no means for."""
+    chosen = config.getoption("-m") or ""
+    gpus = _num_gpus()
+    if "gpu" in str(chosen) and "not gpu" not in str(chosen) and gpus == 0:
+        raise pytest.UsageError("-m gpu was asked for and no CUDA device is visible: nothing would be tested")
+    reasons = {
+        "gpu": gpus < 1,
+        "multigpu": gpus < 2,
+        "system": "system" not in str(chosen),
+        "full": "full" not in str(chosen),
+        "data": not os.environ.get("RFT_DATA_DIR"),
+    }
+    left_out = [item for item in items if any(off and item.get_closest_marker(name) for name, off in reasons.items())]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Where the public data sets are; a path that is set and missing is a failure, not a reason to pass."""
+    path = Path(os.environ["RFT_DATA_DIR"]).resolve()
+    assert path.is_dir(), f"RFT_DATA_DIR={path} is set and is not a directory"
+    return path

@@ -1,0 +1,141 @@
+"""95 % intervals for what an evaluation reports. Torch-free.
+
+A mean of n scores uses Student's t with n - 1 degrees of freedom, a share of successes uses
+Wilson's interval, and "after against before" on the same prompts uses the paired differences,
+whose interval is much narrower than the two separate ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with the ends of its confidence interval.
+
+    Example: `Interval(estimate=0.5, low=0.24, high=0.76, num=10)`.
+    """
+
+    estimate: float
+    low: float
+    high: float
+    num: int
+    """How many observations it rests on."""
+
+
+def mean_interval(values: Sequence[float], *, level: float = 0.95) -> Interval:
+    """mean +- t_{n-1} * s / sqrt(n), s with Bessel's correction.
+
+    Args:
+        values: n >= 1 independent observations (a plain sequence, no tensors).
+        level: coverage, in (0, 1).
+
+    Returns:
+        The interval; from minus to plus infinity for one observation, which says nothing of spread.
+    """
+    num = len(values)
+    assert num >= 1, "an interval needs at least one observation"
+    mean = math.fsum(values) / num
+    if num == 1:
+        return Interval(mean, -math.inf, math.inf, num)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (num - 1)
+    half = student_quantile(0.5 + level / 2, num - 1) * math.sqrt(variance / num)
+    return Interval(mean, mean - half, mean + half, num)
+
+
+def paired_difference_interval(before: Sequence[float], after: Sequence[float], *, level: float = 0.95) -> Interval:
+    """`mean_interval` of after_i - before_i, for two measurements of the same n items.
+
+    Args:
+        before: n scores (a plain sequence, no tensors).
+        after: n scores of the same items in the same order.
+        level: coverage, in (0, 1).
+
+    Returns:
+        The interval of the mean difference; positive means that `after` is larger.
+    """
+    assert len(before) == len(after), f"pairs need two equal lengths: {len(before)} against {len(after)}"
+    return mean_interval([b - a for a, b in zip(before, after, strict=True)], level=level)
+
+
+def wilson_interval(successes: int, num: int, *, level: float = 0.95) -> Interval:
+    """Wilson's score interval of a share, which stays inside [0, 1] and is sound at 0 and n.
+
+    centre = (p + z^2 / 2n) / (1 + z^2 / n),
+    half width = z / (1 + z^2 / n) * sqrt(p (1 - p) / n + z^2 / 4n^2).
+
+    Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
+
+    Args:
+        successes: how many of `num` succeeded (plain integers, no tensors).
+        num: trials, at least 1.
+        level: coverage, in (0, 1).
+
+    Returns:
+        The interval, with estimate successes / num.
+    """
+    assert num >= 1, "an interval needs at least one observation"
+    assert 0 <= successes <= num, f"{successes} successes of {num} trials"
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    share, shrink = successes / num, 1.0 + z * z / num
+    centre = (share + z * z / (2 * num)) / shrink
+    half = z / shrink * math.sqrt(share * (1 - share) / num + z * z / (4 * num * num))
+    low = 0.0 if successes == 0 else max(0.0, centre - half)
+    high = 1.0 if successes == num else min(1.0, centre + half)
+    return Interval(share, low, high, num)
+
+
+def student_quantile(probability: float, degrees: int) -> float:
+    """The t with P(T <= t) = probability for Student's distribution of integer degrees of freedom.
+
+    Bisection on the exact finite series up to 200 degrees, the expansion around the normal
+    quantile above, where its error is below 1e-9. No tensors.
+
+    Source: Abramowitz and Stegun, 26.7.3, 26.7.4 (series) and 26.7.5 (expansion).
+
+    Args:
+        probability: in [0.5, 1).
+        degrees: degrees of freedom, at least 1.
+
+    Returns:
+        The quantile.
+    """
+    assert 0.5 <= probability < 1.0, f"probability {probability} outside [0.5, 1)"
+    assert degrees >= 1, f"{degrees} degrees of freedom"
+    if degrees > 200:
+        return _student_quantile_near_normal(NormalDist().inv_cdf(probability), degrees)
+    low, high = 0.0, 1.0
+    while _student_within(high, degrees) < 2 * probability - 1:
+        low, high = high, 2 * high
+    while (middle := (low + high) / 2) not in (low, high):
+        if _student_within(middle, degrees) < 2 * probability - 1:
+            low = middle
+        else:
+            high = middle
+    return middle
+
+
+def _student_within(t: float, degrees: int) -> float:
+    """P(|T| <= t)."""
+    theta = math.atan(t / math.sqrt(degrees))
+    cos_squared = math.cos(theta) ** 2
+    if degrees == 1:
+        return 2 * theta / math.pi
+    odd = degrees % 2
+    term = math.cos(theta) if odd else 1.0
+    total = term
+    for k in range(2 + odd, degrees - 1, 2):
+        term *= (k - 1) / k * cos_squared
+        total += term
+    return 2 / math.pi * (theta + math.sin(theta) * total) if odd else math.sin(theta) * total
+
+
+def _student_quantile_near_normal(z: float, degrees: int) -> float:
+    first = (z**3 + z) / 4
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / degrees + second / degrees**2 + third / degrees**3

@@ -1,0 +1,137 @@
+"""Reductions: what "the mean" over tokens is, as one weight per token.
+
+loss = weighted_sum(weights_T, per_token_T). A weight depends on the token's own sequence and on
+denominators counted over the whole optimizer step, on all ranks, before any forward. So the sum
+of the losses of all micro-batches on all ranks is the loss of the step, however the batch was
+cut, as long as no sequence is cut in two. Who averages gradients over ranks must multiply by the
+number of ranks; nothing here knows it.
+
+Masked tokens have weight 0 and whatever stands there, NaN included, reaches neither loss nor
+gradient. A denominator of 0 goes with an empty mask and gives weights of 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Count = int | float | Tensor
+"""A global denominator: a number, or a scalar tensor [] as it comes from an all-reduce."""
+
+
+def token_mean(loss_mask_T: Tensor, num_tokens_global: Count, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Every token counts the same: w_t = m_t / (number of loss tokens in the step).
+
+    Source: Yu et al. 2025, "DAPO" (arXiv 2503.14476), equation 8.
+
+    Args:
+        loss_mask_T: [T] bool.
+        num_tokens_global: loss tokens of the whole step.
+        dtype: of the weights.
+
+    Returns:
+        [T] weights that add up to 1 over the step.
+    """
+    return _where_masked(loss_mask_T, _ones(loss_mask_T, dtype) / num_tokens_global)
+
+
+def sequence_mean_token_mean(
+    loss_mask_T: Tensor,
+    segment_ids_T: Tensor,
+    num_sequences_global: Count,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Every sequence counts the same, whatever its length: w_t = m_t / (L_i * number of sequences).
+
+    L_i is the number of loss tokens of the token's sequence. Long sequences weigh less per token.
+    A sequence without loss tokens contributes 0, and counts only if the caller counted it.
+
+    Source: Shao et al. 2024, "DeepSeekMath" (arXiv 2402.03300), equation 3.
+
+    Args:
+        loss_mask_T: [T] bool.
+        segment_ids_T: [T] int64 in 0..T-1, the sequence of each token within these T tokens;
+            negative ids are padding and must be masked. A sequence must lie in one micro-batch.
+        num_sequences_global: sequences of the whole step.
+        dtype: of the weights.
+
+    Returns:
+        [T] weights; those of one sequence add up to 1 / num_sequences_global.
+    """
+    assert segment_ids_T.shape == loss_mask_T.shape, f"{segment_ids_T.shape} against {loss_mask_T.shape}"
+    # at most T sequences: sizing by T instead of by the largest id asks the device for no answer
+    ids_T = segment_ids_T.clamp(min=0)
+    lengths_S = torch.zeros(loss_mask_T.shape, dtype=dtype, device=loss_mask_T.device)
+    lengths_S = lengths_S.index_add(0, ids_T, loss_mask_T.to(dtype))
+    return _where_masked(loss_mask_T, _ones(loss_mask_T, dtype) / (lengths_S[ids_T] * num_sequences_global))
+
+
+def sequence_mean_token_sum(
+    loss_mask_T: Tensor, num_sequences_global: Count, *, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Mean over sequences of the sum over tokens: w_t = m_t / (number of sequences).
+
+    The policy-gradient theorem as it stands: the log-prob of a sequence is the sum over its tokens.
+
+    Args:
+        loss_mask_T: [T] bool.
+        num_sequences_global: sequences of the whole step.
+        dtype: of the weights.
+
+    Returns:
+        [T] weights; they add up to the mean number of loss tokens of a sequence.
+    """
+    return _where_masked(loss_mask_T, _ones(loss_mask_T, dtype) / num_sequences_global)
+
+
+def fixed_length(
+    loss_mask_T: Tensor,
+    num_sequences_global: Count,
+    max_tokens: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Sum over tokens, divided by one constant length: w_t = m_t / (number of sequences * max_tokens).
+
+    `max_tokens` is a setting (the largest response length), never the width of a batch, because
+    the result would then depend on what else was in the batch.
+
+    Source: Liu et al. 2025, "Understanding R1-Zero-like training" (Dr. GRPO, arXiv 2503.20783).
+
+    Args:
+        loss_mask_T: [T] bool.
+        num_sequences_global: sequences of the whole step.
+        max_tokens: the constant length, in tokens.
+        dtype: of the weights.
+
+    Returns:
+        [T] weights.
+    """
+    return sequence_mean_token_sum(loss_mask_T, num_sequences_global, dtype=dtype) / max_tokens
+
+
+def weighted_sum(weights_T: Tensor, values_T: Tensor) -> Tensor:
+    """sum_t w_t v_t over the tokens of non-zero weight.
+
+    A value of weight zero may be NaN or infinite: it is replaced before the product, so that
+    neither the sum nor the gradient of `values_T` sees it (0 * NaN would be NaN).
+
+    Args:
+        weights_T: [T] weights.
+        values_T: [T] values, the gradient flows through them.
+
+    Returns:
+        [] sum, in the wider of the two types.
+    """
+    assert weights_T.shape == values_T.shape, f"weights {weights_T.shape} against values {values_T.shape}"
+    return (weights_T * torch.where(weights_T != 0, values_T, 0.0)).sum()
+
+
+def _ones(loss_mask_T: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.ones(loss_mask_T.shape, dtype=dtype, device=loss_mask_T.device)
+
+
+def _where_masked(loss_mask_T: Tensor, weights_T: Tensor) -> Tensor:
+    assert loss_mask_T.dtype == torch.bool, f"loss_mask_T must be bool, it is {loss_mask_T.dtype}"
+    return torch.where(loss_mask_T, weights_T, 0.0)

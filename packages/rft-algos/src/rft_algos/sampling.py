@@ -1,0 +1,178 @@
+"""Sampling one token a row, as a pure function of logits and given uniforms.
+
+Order of work: temperature, then which tokens are kept (min-p, top-k, top-p), then the draw.
+The log-prob reported for a token is that of logits / temperature before anything is cut off, and
+`log_kept_mass` is what was kept; training uses the first and, if it corrects for truncation, both.
+
+Nothing here sorts a whole vocabulary unless a nucleus is that wide: a draw is one pass of
+cumulative sums, top-k a partial selection.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_CHUNK_ELEMENTS = 2**18
+"""On a CPU rows are handled in chunks of about 1 MiB, which stay in its cache: on one core a draw from
+[512, 32000] takes 24 ms instead of 110 ms."""
+
+_FIRST_CANDIDATES = 256
+"""Most nuclei are narrower; rows that are not are tried again with sixteen times as many."""
+
+_MASS_ROUNDING = 1e-6
+"""float32 probabilities carry about this much rounding. Four tokens of 1/4 with top-p 0.5 must
+keep two, though the float32 sum of two may fall short of 0.5 by 1e-8."""
+
+
+def temperature_scaled_logprobs(logits_BV: Tensor, temperature: float) -> Tensor:
+    """log softmax(logits / temperature).
+
+    Args:
+        logits_BV: [B, V], any floating type; -inf forbids a token.
+        temperature: positive; use `greedy` for 0.
+
+    Returns:
+        [B, V] log-probs in nats, float32 (float64 for float64 logits).
+    """
+    assert temperature > 0, f"temperature must be positive, it is {temperature}; greedy() is for 0"
+    logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
+    return torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
+
+
+def kept_tokens(logprobs_BV: Tensor, top_p: float, top_k: int, min_p: float) -> Tensor:
+    """Which tokens may be drawn, cutting off by min-p, then top-k, then top-p of what is left.
+
+    min-p keeps p >= min_p * max p. top-k keeps the k most probable. top-p keeps the smallest set of
+    the most probable tokens whose share of the remaining mass is at least top_p, the token that
+    crosses it included. Equal probabilities go to the lower token id first. A token of
+    probability 0 is never kept, the most probable one always.
+
+    Sources: Holtzman et al. 2020 (top-p, arXiv 1904.09751); Nguyen et al. 2024 (min-p, arXiv
+    2407.01082). The order is the one that vLLM uses.
+
+    Args:
+        logprobs_BV: [B, V] normalised log-probs at the sampling temperature.
+        top_p: in (0, 1]; 1 keeps all.
+        top_k: 0 keeps all.
+        min_p: in [0, 1]; 0 keeps all.
+
+    Returns:
+        [B, V] bool.
+    """
+    assert 0 < top_p <= 1, f"top_p must be in (0, 1], it is {top_p}"
+    assert top_k >= 0, f"top_k must be 0 (all) or more, it is {top_k}"
+    assert 0 <= min_p <= 1, f"min_p must be in [0, 1], it is {min_p}"
+    chunks = [_kept_rows(logprobs_BV[rows], top_p, top_k, min_p) for rows in _row_chunks(logprobs_BV)]
+    return torch.cat(chunks)
+
+
+def draw(logprobs_BV: Tensor, kept_BV: Tensor | None, uniforms_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One token a row by inverse CDF in token-id order: the first id whose cumulative kept mass exceeds u * total.
+
+    A token of probability 0 is never drawn. If u * total rounds up to the total, the last kept
+    token is drawn.
+
+    Args:
+        logprobs_BV: [B, V] normalised log-probs at the sampling temperature.
+        kept_BV: [B, V] bool from `kept_tokens`, or None where nothing is cut off.
+        uniforms_B: [B] in [0, 1), one a row.
+
+    Returns:
+        token_ids_B [B] int64, logprobs_B [B] (of the full distribution, not of the kept one) and
+        log_kept_mass_B [B] (log of the mass kept, 0 where `kept_BV` is None), both in nats.
+    """
+    chunks = [
+        _draw_rows(logprobs_BV[rows], None if kept_BV is None else kept_BV[rows], uniforms_B[rows])
+        for rows in _row_chunks(logprobs_BV)
+    ]
+    token_ids_B = torch.cat([token_ids for token_ids, _ in chunks])
+    log_kept_mass_B = torch.cat([log_mass for _, log_mass in chunks])
+    return token_ids_B, logprobs_BV.gather(-1, token_ids_B[:, None])[:, 0], log_kept_mass_B
+
+
+def greedy(logits_BV: Tensor) -> tuple[Tensor, Tensor]:
+    """The most probable token of each row, the lowest id among equals, with its log-prob at temperature 1.
+
+    Args:
+        logits_BV: [B, V], any floating type.
+
+    Returns:
+        token_ids_B [B] int64 and logprobs_B [B] in nats, float32 (float64 for float64 logits).
+    """
+    logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
+    token_ids_B = logits.argmax(dim=-1)
+    largest_B = logits.gather(-1, token_ids_B[:, None])[:, 0]
+    return token_ids_B, largest_B - torch.logsumexp(logits, dim=-1)
+
+
+def _row_chunks(logprobs_BV: Tensor) -> list[slice]:
+    num_rows, vocab_size = logprobs_BV.shape
+    size = max(1, _CHUNK_ELEMENTS // vocab_size) if logprobs_BV.device.type == "cpu" else num_rows
+    return [slice(start, start + size) for start in range(0, num_rows, size)] or [slice(0, 0)]
+
+
+def _kept_rows(logprobs_BV: Tensor, top_p: float, top_k: int, min_p: float) -> Tensor:
+    kept_BV = logprobs_BV > -math.inf
+    if min_p > 0:
+        kept_BV &= logprobs_BV >= logprobs_BV.amax(-1, keepdim=True) + math.log(min_p)
+    if 0 < top_k < logprobs_BV.shape[-1]:
+        smallest_B1 = logprobs_BV.topk(top_k, dim=-1).values[:, -1:]
+        kept_BV &= _most_probable(logprobs_BV, smallest_B1, torch.full_like(smallest_B1, top_k, dtype=torch.int64))
+    if top_p < 1:
+        kept_BV &= _nucleus(logprobs_BV.masked_fill(~kept_BV, -math.inf), top_p)
+    return kept_BV
+
+
+def _draw_rows(logprobs_BV: Tensor, kept_BV: Tensor | None, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
+    mass_BV = logprobs_BV.exp()
+    if kept_BV is not None:
+        mass_BV.mul_(kept_BV)
+    cumulative_BV = mass_BV.cumsum_(-1)
+    total_B1 = cumulative_BV[:, -1:]
+    # right=True: the first id whose cumulative mass exceeds the target, so its own mass is not 0
+    target_B1 = uniforms_B[:, None].to(total_B1) * total_B1
+    token_ids_B = torch.searchsorted(cumulative_BV, target_B1, right=True)[:, 0]
+    beyond_B = token_ids_B >= logprobs_BV.shape[-1]
+    if bool(beyond_B.any()):
+        kept = None if kept_BV is None else kept_BV[beyond_B]
+        token_ids_B[beyond_B] = _last_possible(logprobs_BV[beyond_B], kept)
+    log_mass_B = torch.zeros_like(total_B1[:, 0]) if kept_BV is None else total_B1[:, 0].log().clamp(max=0.0)
+    return token_ids_B, log_mass_B
+
+
+def _last_possible(logprobs_BV: Tensor, kept_BV: Tensor | None) -> Tensor:
+    possible_BV = logprobs_BV.exp() > 0
+    if kept_BV is not None:
+        possible_BV &= kept_BV
+    return logprobs_BV.shape[-1] - 1 - possible_BV.flip(-1).to(torch.uint8).argmax(-1)
+
+
+def _nucleus(logprobs_BV: Tensor, top_p: float) -> Tensor:
+    """[B, V] bool of the smallest most probable set with at least top_p of each row's mass."""
+    vocab_size = logprobs_BV.shape[-1]
+    needed_B1 = logprobs_BV.exp().sum(-1, keepdim=True, dtype=torch.float64) * (top_p * (1 - _MASS_ROUNDING))
+    smallest_B1 = torch.empty_like(logprobs_BV[:, :1])
+    counts_B1 = torch.empty_like(smallest_B1, dtype=torch.int64)
+    rows = torch.arange(logprobs_BV.shape[0], device=logprobs_BV.device)
+    num_candidates = min(_FIRST_CANDIDATES, vocab_size)
+    while rows.numel() > 0:
+        candidates = logprobs_BV[rows].topk(num_candidates, dim=-1).values
+        short = candidates.exp().cumsum(-1, dtype=torch.float64) < needed_B1[rows]
+        counts = (short.sum(-1, keepdim=True) + 1).clamp(max=num_candidates)
+        smallest_B1[rows], counts_B1[rows] = candidates.gather(-1, counts - 1), counts
+        rows = rows[short[:, -1]] if num_candidates < vocab_size else rows[:0]
+        num_candidates = min(16 * num_candidates, vocab_size)
+    return _most_probable(logprobs_BV, smallest_B1, counts_B1)
+
+
+def _most_probable(logprobs_BV: Tensor, smallest_B1: Tensor, counts_B1: Tensor) -> Tensor:
+    """[B, V] bool of the `counts` largest of each row, of which `smallest` is the last."""
+    larger_BV = logprobs_BV > smallest_B1
+    equal_BV = logprobs_BV == smallest_B1
+    room_B1 = counts_B1 - larger_BV.sum(-1, keepdim=True)
+    if bool((equal_BV.sum(-1, keepdim=True) > room_B1).any()):
+        equal_BV &= equal_BV.cumsum(-1) <= room_B1
+    return larger_BV | equal_BV

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rft_algos import errors
+from rft_algos.errors import ExitCode, OptionsError, Problem, RftError
+
+FIELDS = {
+    "code": "batch.not_a_multiple",
+    "what": "train_batch_size = 500",
+    "where": "--train_batch_size (command line)",
+    "why": "it must be a multiple of 256",
+    "state": "nothing was started",
+    "do": "--train_batch_size 512",
+    "bundle": "",
+}
+
+
+def all_errors() -> list[type[RftError]]:
+    return [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RftError)]
+
+
+def test_the_text_gives_the_cause_first_and_leaves_out_empty_fields():
+    lines = Problem(**FIELDS).as_text().splitlines()
+    assert lines == [
+        "train_batch_size = 500",
+        "  where  --train_batch_size (command line)",
+        "  why    it must be a multiple of 256",
+        "  state  nothing was started",
+        "  do     --train_batch_size 512",
+    ]
+    assert str(OptionsError(**FIELDS)) == "\n".join(lines)
+
+
+def test_the_json_is_one_line_with_all_fields_and_the_exit_code():
+    line = Problem(**FIELDS).as_json(2)
+    assert "\n" not in line
+    assert json.loads(line) == {"problem": FIELDS, "exit_code": 2}
+
+
+def test_every_error_ends_the_process_with_its_own_code():
+    codes = {kind: kind.exit_code for kind in all_errors() if kind is not RftError}
+    assert len(set(codes.values())) == len(codes)
+    assert ExitCode.DONE not in codes.values()
+
+
+@pytest.mark.parametrize("kind", all_errors())
+def test_a_diagnostics_path_is_added_without_losing_kind_or_fields(kind: type[RftError]):
+    found = kind(**FIELDS).with_bundle("/runs/a/diagnostics.tar")
+    assert type(found) is kind
+    assert found.problem == Problem(**(FIELDS | {"bundle": "/runs/a/diagnostics.tar"}))
+
+
+@pytest.mark.parametrize("kind", all_errors())
+def test_an_error_is_rebuilt_from_its_reduction_as_another_process_does(kind: type[RftError]):
+    error = kind(**FIELDS)
+    rebuild, arguments = error.__reduce__()
+    assert callable(rebuild)
+    again = rebuild(*arguments)
+    assert type(again) is kind
+    assert again.problem == error.problem
+    assert str(again) == str(error)

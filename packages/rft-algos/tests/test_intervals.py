@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import math
+import random
+from statistics import NormalDist
+
+import pytest
+
+from rft_algos.intervals import mean_interval, paired_difference_interval, student_quantile, wilson_interval
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"),
+    # two-sided 95 % points of Student's t, from the printed tables
+    [
+        (1, 12.7062),
+        (2, 4.30265),
+        (3, 3.18245),
+        (4, 2.77645),
+        (5, 2.57058),
+        (10, 2.22814),
+        (29, 2.04523),
+        (120, 1.97993),
+        (1000, 1.96234),
+        (10**9, 1.95996),
+    ],
+)
+def test_student_quantiles_are_those_of_the_tables(degrees: int, quantile: float):
+    assert student_quantile(0.975, degrees) == pytest.approx(quantile, rel=3e-6)
+
+
+def test_series_and_expansion_agree_where_they_meet():
+    series, expansion = student_quantile(0.975, 200), student_quantile(0.975, 201)
+    assert 0 < series - expansion < 1e-4
+    assert student_quantile(0.975, 200) == pytest.approx(1.971896224, abs=1e-8)
+    assert student_quantile(0.5, 7) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_hand_computed_mean_interval():
+    # mean 3, s = sqrt(2.5), half width 2.776445 * sqrt(2.5 / 5)
+    interval = mean_interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (interval.estimate, interval.num) == (3.0, 5)
+    assert interval.high - 3.0 == pytest.approx(2.776445 * math.sqrt(0.5), rel=1e-6)
+    assert 3.0 - interval.low == pytest.approx(interval.high - 3.0)
+
+
+def test_one_observation_says_nothing_and_equal_ones_have_no_width():
+    one = mean_interval([0.7])
+    assert (one.estimate, one.low, one.high, one.num) == (0.7, -math.inf, math.inf, 1)
+    same = mean_interval([0.5, 0.5, 0.5])
+    assert (same.low, same.high) == (0.5, 0.5)
+
+
+def test_a_higher_level_is_wider():
+    values = [0.0, 1.0, 1.0, 0.0, 1.0]
+    assert mean_interval(values, level=0.99).low < mean_interval(values).low < mean_interval(values, level=0.5).low
+
+
+def test_paired_differences_are_after_minus_before():
+    interval = paired_difference_interval([1.0, 2.0, 3.0], [2.0, 3.5, 4.0])
+    assert interval == mean_interval([1.0, 1.5, 1.0])
+    assert interval.estimate > 0
+
+
+def test_pairing_is_narrower_than_two_separate_intervals():
+    generator = random.Random(0)
+    before = [generator.gauss(0, 1) for _ in range(50)]
+    after = [value + 0.1 + generator.gauss(0, 0.01) for value in before]
+    paired = paired_difference_interval(before, after)
+    assert paired.low > 0.09
+    assert paired.high - paired.low < (mean_interval(before).high - mean_interval(before).low) / 20
+
+
+def test_pairs_of_unequal_length_are_refused():
+    with pytest.raises(AssertionError, match="equal lengths"):
+        paired_difference_interval([1.0], [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("successes", "num", "low", "high"),
+    # worked from the quadratic by hand with z = 1.959964
+    [(0, 10, 0.0, 0.277533), (10, 10, 0.722467, 1.0), (5, 10, 0.236593, 0.763407), (1, 1, 0.206549, 1.0)],
+)
+def test_wilson_intervals(successes: int, num: int, low: float, high: float):
+    interval = wilson_interval(successes, num)
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=2e-6)
+    assert interval.estimate == successes / num
+
+
+def test_wilson_ends_solve_the_score_equation():
+    z = NormalDist().inv_cdf(0.975)
+    for successes, num in [(3, 17), (40, 41), (500, 1319)]:
+        interval = wilson_interval(successes, num)
+        for end in (interval.low, interval.high):
+            assert abs(successes / num - end) == pytest.approx(z * math.sqrt(end * (1 - end) / num), rel=1e-9)
+
+
+def test_the_mean_interval_covers_the_truth_about_95_times_in_100():
+    generator = random.Random(1)
+    hits = 0
+    for _ in range(1000):
+        interval = mean_interval([generator.gauss(2.0, 3.0) for _ in range(6)])
+        hits += interval.low <= 2.0 <= interval.high
+    assert 930 <= hits <= 970

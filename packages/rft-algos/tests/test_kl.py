@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rft_algos import kl
+
+
+def doubles(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def two_policies() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(2, 9, dtype=torch.float64, generator=generator)
+    return logits[0], torch.log_softmax(logits[1], -1)
+
+
+def test_hand_computed_values():
+    x = doubles(0.0, math.log(2.0), -math.log(2.0))
+    assert kl.k1(x).tolist() == pytest.approx([0.0, 0.693147180559945, -0.693147180559945])
+    assert kl.k2(x).tolist() == pytest.approx([0.0, 0.240226506959101, 0.240226506959101])
+    # 1/2 - 1 + ln 2 and 2 - 1 - ln 2
+    assert kl.k3(x).tolist() == pytest.approx([0.0, 0.193147180559945, 0.306852819440055])
+
+
+def test_k1_and_k3_average_to_the_divergence_and_k2_does_not():
+    logits, reference = two_policies()
+    logprobs = torch.log_softmax(logits, -1)
+    x, p = logprobs - reference, logprobs.exp()
+    exact = float((p * x).sum())
+    assert float((p * kl.k1(x)).sum()) == pytest.approx(exact, rel=1e-12)
+    assert float((p * kl.k3(x)).sum()) == pytest.approx(exact, rel=1e-12)
+    assert abs(float((p * kl.k2(x)).sum()) - exact) > 1e-3
+
+
+def expected_gradient(estimator: object, logits: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """Gradient of an estimator taken as a loss, averaged over all tokens under the policy itself."""
+    assert callable(estimator)
+    leaf = logits.clone().requires_grad_()
+    logprobs = torch.log_softmax(leaf, -1)
+    (logprobs.detach().exp() * estimator(logprobs - reference)).sum().backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def divergence_gradient(logits: torch.Tensor, reference: torch.Tensor, *, reverse: bool) -> torch.Tensor:
+    leaf = logits.clone().requires_grad_()
+    logprobs = torch.log_softmax(leaf, -1)
+    x = logprobs - reference
+    (-(reference.exp() * x).sum() if reverse else (logprobs.exp() * x).sum()).backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def test_as_losses_k1_has_no_gradient_k2_the_forward_and_k3_the_reverse_one():
+    logits, reference = two_policies()
+    assert expected_gradient(kl.k1, logits, reference).abs().max() < 1e-15
+    forward = divergence_gradient(logits, reference, reverse=False)
+    backward = divergence_gradient(logits, reference, reverse=True)
+    torch.testing.assert_close(expected_gradient(kl.k2, logits, reference), forward, rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(expected_gradient(kl.k3, logits, reference), backward, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("estimator", [kl.k1, kl.k2, kl.k3])
+def test_gradients_are_right(estimator: object):
+    x = torch.linspace(-3, 3, 13, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(estimator, (x,))
+
+
+def test_k3_is_never_negative_and_keeps_its_digits_near_zero():
+    x = torch.logspace(-6, 1, 200)
+    assert bool((kl.k3(torch.cat([x, -x])) >= 0).all())
+    small = torch.tensor([1e-3])
+    assert float(kl.k3(small)) == pytest.approx(4.998333750e-7, rel=1e-3)
+
+
+def test_k3_is_constant_beyond_its_limit_and_exact_on_the_other_side():
+    x = torch.tensor([-1e3, -math.inf, -20.5, 50.0], requires_grad=True)
+    values = kl.k3(x)
+    values.sum().backward()
+    assert x.grad is not None
+    assert values[:3].tolist() == pytest.approx([math.exp(20) - 21] * 3, rel=1e-6)
+    assert float(values[3].detach()) == pytest.approx(49.0)
+    assert x.grad.tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert kl.is_clamped(x.detach()).tolist() == [True, True, True, False]

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rft_algos.keyed_random import uniforms
+from rft_algos.sampling import draw, greedy, kept_tokens, temperature_scaled_logprobs
+
+HALF_EIGHTHS = torch.tensor([[0.125, 0.5, 0.125, 0.25]]).log()
+
+
+def rows_of_logits(num_rows: int, vocab_size: int, seed: int, *, levels: int = 0) -> torch.Tensor:
+    """Random logits; with `levels`, of that many distinct values, so that there are ties."""
+    generator = torch.Generator().manual_seed(seed)
+    if levels:
+        return torch.randint(0, levels, (num_rows, vocab_size), generator=generator).float() / 2
+    return torch.randn(num_rows, vocab_size, generator=generator) * 2
+
+
+def plain_kept(logprobs: list[float], top_p: float, top_k: int, min_p: float) -> list[bool]:
+    ranked = sorted((t for t, lp in enumerate(logprobs) if lp > -math.inf), key=lambda t: (-logprobs[t], t))
+    if min_p > 0:
+        ranked = [t for t in ranked if logprobs[t] >= logprobs[ranked[0]] + math.log(min_p)]
+    if top_k > 0:
+        ranked = ranked[:top_k]
+    if top_p < 1:
+        total, mass, nucleus = math.fsum(math.exp(logprobs[t]) for t in ranked), 0.0, []
+        for token in ranked:
+            nucleus.append(token)
+            mass += math.exp(logprobs[token])
+            if mass >= top_p * total * (1 - 1e-6):
+                break
+        ranked = nucleus
+    kept = set(ranked)
+    return [token in kept for token in range(len(logprobs))]
+
+
+def plain_draw(logprobs: list[float], kept: list[bool], uniform: float) -> int:
+    masses = [math.exp(lp) if keep else 0.0 for lp, keep in zip(logprobs, kept, strict=True)]
+    target, cumulative = uniform * math.fsum(masses), 0.0
+    for token, mass in enumerate(masses):
+        cumulative += mass
+        if cumulative > target:
+            return token
+    return max(token for token, mass in enumerate(masses) if mass > 0)
+
+
+# temperature
+
+
+def test_temperature_divides_the_logits_before_the_softmax():
+    logits = torch.tensor([[0.0, math.log(3.0)]])
+    assert temperature_scaled_logprobs(logits, 1.0).exp().tolist()[0] == pytest.approx([0.25, 0.75])
+    assert temperature_scaled_logprobs(logits, 0.5).exp().tolist()[0] == pytest.approx([0.1, 0.9])
+
+
+def test_log_probs_of_bfloat16_logits_are_computed_in_float32():
+    logits = rows_of_logits(3, 50, 0).bfloat16()
+    logprobs = temperature_scaled_logprobs(logits, 0.7)
+    assert logprobs.dtype == torch.float32
+    torch.testing.assert_close(logprobs, torch.log_softmax(logits.float() / 0.7, -1))
+
+
+def test_temperature_zero_is_refused():
+    with pytest.raises(AssertionError, match="greedy"):
+        temperature_scaled_logprobs(torch.zeros(1, 2), 0.0)
+
+
+# what is kept
+
+
+@pytest.mark.parametrize(
+    ("top_p", "top_k", "min_p", "kept"),
+    [
+        (1.0, 0, 0.0, [True, True, True, True]),
+        (0.5, 0, 0.0, [False, True, False, False]),
+        (0.5001, 0, 0.0, [False, True, False, True]),  # the token that crosses is kept
+        (0.8, 0, 0.0, [True, True, False, True]),  # of two equal tokens the lower id
+        (1e-9, 0, 0.0, [False, True, False, False]),
+        (1.0, 1, 0.0, [False, True, False, False]),
+        (1.0, 3, 0.0, [True, True, False, True]),
+        (1.0, 99, 0.0, [True, True, True, True]),
+        (1.0, 0, 0.3, [False, True, False, True]),
+        (1.0, 0, 1.0, [False, True, False, False]),
+        (0.6, 2, 0.0, [False, True, False, False]),  # 1/2 of the 3/4 that top-k left is 2/3
+    ],
+)
+def test_hand_computed_kept_sets(top_p: float, top_k: int, min_p: float, kept: list[bool]):
+    assert kept_tokens(HALF_EIGHTHS, top_p, top_k, min_p).tolist() == [kept]
+
+
+@pytest.mark.parametrize("num_kept", range(1, 10))
+def test_equal_tokens_are_kept_by_the_exact_share_in_id_order(num_kept: int):
+    logprobs = torch.full((2, 10), -math.log(10.0))
+    expected = [[token < num_kept for token in range(10)]] * 2
+    assert kept_tokens(logprobs, num_kept / 10, 0, 0.0).tolist() == expected
+    assert kept_tokens(logprobs, 1.0, num_kept, 0.0).tolist() == expected
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    vocab_size=st.integers(1, 40),
+    levels=st.sampled_from([0, 1, 3]),
+    top_p=st.sampled_from([1.0, 0.97, 0.71, 0.33, 0.05]),
+    top_k=st.integers(0, 45),
+    min_p=st.sampled_from([0.0, 0.013, 0.21, 0.6]),
+)
+def test_kept_sets_equal_a_plain_twin(seed: int, vocab_size: int, levels: int, top_p: float, top_k: int, min_p: float):
+    logits = rows_of_logits(3, vocab_size, seed, levels=levels)
+    if vocab_size > 2:
+        logits[:, 1] = -math.inf
+    logprobs = temperature_scaled_logprobs(logits.double(), 1.0)
+    expected = [plain_kept(row, top_p, top_k, min_p) for row in logprobs.tolist()]
+    assert kept_tokens(logprobs, top_p, top_k, min_p).tolist() == expected
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.3, 3.0])
+def test_wide_and_narrow_nuclei_of_a_large_vocabulary_are_found(scale: float):
+    logprobs = temperature_scaled_logprobs(rows_of_logits(4, 9000, 5).double() * scale, 1.0)
+    logprobs[0] = temperature_scaled_logprobs(torch.zeros(9000).double(), 1.0)  # needs every stage of the search
+    expected = [plain_kept(row, 0.9, 0, 0.0) for row in logprobs.tolist()]
+    assert kept_tokens(logprobs, 0.9, 0, 0.0).tolist() == expected
+
+
+def test_a_token_of_probability_zero_is_never_kept():
+    logprobs = torch.tensor([[0.0, -math.inf, -math.inf]])
+    for setting in [(1.0, 0, 0.0), (0.999, 0, 0.0), (1.0, 2, 0.0), (1.0, 0, 0.0001)]:
+        assert kept_tokens(logprobs, *setting).tolist() == [[True, False, False]]
+
+
+# the draw
+
+
+def test_hand_computed_draws_in_token_id_order():
+    logprobs = torch.tensor([0.25, 0.0, 0.5, 0.25]).log().expand(6, 4)
+    u = torch.tensor([0.0, 0.2499, 0.2501, 0.7499, 0.7501, 1 - 2**-53], dtype=torch.float64)
+    token_ids, drawn, log_mass = draw(logprobs.double(), None, u)
+    assert token_ids.tolist() == [0, 0, 2, 2, 3, 3]
+    assert drawn.exp().tolist() == pytest.approx([0.25, 0.25, 0.5, 0.5, 0.25, 0.25])
+    assert log_mass.tolist() == [0.0] * 6
+
+
+def test_a_cut_draw_reports_the_full_log_prob_and_the_mass_that_was_kept():
+    kept = kept_tokens(HALF_EIGHTHS, 1.0, 2, 0.0).expand(3, 4)
+    u = torch.tensor([0.0, 0.66, 0.67], dtype=torch.float64)
+    token_ids, drawn, log_mass = draw(HALF_EIGHTHS.expand(3, 4), kept, u)
+    assert token_ids.tolist() == [1, 1, 3]
+    assert drawn.exp().tolist() == pytest.approx([0.5, 0.5, 0.25])
+    assert log_mass.exp().tolist() == pytest.approx([0.75, 0.75, 0.75])
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    vocab_size=st.integers(1, 30),
+    top_k=st.integers(0, 8),
+    uniform=st.floats(0, 1, exclude_max=True),
+)
+def test_draws_equal_a_plain_twin(seed: int, vocab_size: int, top_k: int, uniform: float):
+    logprobs = temperature_scaled_logprobs(rows_of_logits(2, vocab_size, seed).double(), 1.0)
+    kept = kept_tokens(logprobs, 1.0, top_k, 0.0)
+    token_ids, drawn, log_mass = draw(logprobs, kept, torch.tensor([uniform, 1 - uniform / 2 - 2**-53]))
+    for row, token in enumerate(token_ids.tolist()):
+        lps, keep = logprobs[row].tolist(), kept[row].tolist()
+        u = (uniform, 1 - uniform / 2 - 2**-53)[row]
+        neighbours = {plain_draw(lps, keep, max(0.0, min(1 - 2**-53, u + shift))) for shift in (-1e-7, 0.0, 1e-7)}
+        assert token in neighbours  # float32 uniforms: exact but within 1e-7 of a boundary
+        assert float(drawn[row]) == lps[token]
+        mass = math.fsum(math.exp(lp) for lp, k in zip(lps, keep, strict=True) if k)
+        assert float(log_mass[row]) == pytest.approx(math.log(mass), abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_largest_uniform_draws_a_kept_token_of_positive_probability(dtype: torch.dtype):
+    logits = rows_of_logits(64, 333, 2).to(dtype)
+    logits[:, 300:] = -math.inf
+    logits[:, 299] = -90.0
+    logprobs = temperature_scaled_logprobs(logits, 1.0)
+    kept = kept_tokens(logprobs, 0.9, 0, 0.0)
+    largest = torch.full((64,), 1 - 2**-53, dtype=torch.float64)
+    for mask in (None, kept):
+        token_ids, drawn, _ = draw(logprobs, mask, largest)
+        assert bool((drawn > -math.inf).all())
+        if mask is not None:
+            assert bool(mask.gather(-1, token_ids[:, None]).all())
+
+
+def test_a_uniform_that_rounds_to_one_draws_the_last_kept_token():
+    logprobs = torch.tensor([[0.4, 0.3, 0.3, 0.0]]).log()
+    u = torch.tensor([1 - 2**-53], dtype=torch.float64)  # 1.0 in float32
+    assert draw(logprobs, None, u)[0].tolist() == [2]
+    assert draw(logprobs, torch.tensor([[True, True, False, True]]), u)[0].tolist() == [1]
+
+
+def test_the_smallest_uniform_draws_no_leading_token_of_probability_zero():
+    logprobs = torch.tensor([[-math.inf, -math.inf, 0.0]])
+    assert draw(logprobs, None, torch.zeros(1, dtype=torch.float64))[0].tolist() == [2]
+
+
+def test_rows_do_not_depend_on_which_rows_are_beside_them():
+    logprobs = temperature_scaled_logprobs(rows_of_logits(70, 5000, 9), 1.0)  # more than one chunk of rows
+    u = uniforms([1], 70)[0]
+    kept = kept_tokens(logprobs, 0.8, 0, 0.0)
+    whole = draw(logprobs, kept, u)
+    for row in (0, 33, 69):
+        one = slice(row, row + 1)
+        assert torch.equal(kept_tokens(logprobs[one], 0.8, 0, 0.0), kept[one])
+        for all_rows, alone in zip(whole, draw(logprobs[one], kept[one], u[one]), strict=True):
+            assert torch.equal(all_rows[one], alone)
+
+
+@pytest.mark.parametrize("vocab_size", [5, 4000])
+def test_frequencies_follow_the_probabilities(vocab_size: int):
+    num = 4000
+    logits = torch.full((1, vocab_size), -math.inf)
+    logits[0, [0, 2, vocab_size - 1]] = torch.tensor([0.2, 0.5, 0.3]).log()
+    logprobs = temperature_scaled_logprobs(logits, 1.0).expand(num, vocab_size)
+    shares = torch.bincount(draw(logprobs, None, uniforms([77], num)[0])[0], minlength=vocab_size) / num
+    # four standard deviations of a share of 4000 draws are at most 0.032
+    assert [float(shares[t]) for t in (0, 2, vocab_size - 1)] == pytest.approx([0.2, 0.5, 0.3], abs=0.032)
+    assert float(shares.sum()) == 1.0
+
+
+def test_no_rows_give_no_tokens():
+    logprobs = torch.empty(0, 7)
+    for out in draw(logprobs, kept_tokens(logprobs, 0.9, 2, 0.1), torch.empty(0, dtype=torch.float64)):
+        assert out.shape == (0,)
+
+
+# greedy
+
+
+def test_greedy_takes_the_lowest_id_among_equals_with_log_probs_at_temperature_one():
+    token_ids, logprobs = greedy(torch.tensor([[1.0, 3.0, 3.0, 0.0], [2.0, 2.0, 2.0, 2.0]]))
+    assert token_ids.tolist() == [1, 0]
+    assert logprobs.tolist() == pytest.approx([3 - math.log(2 * math.exp(3) + math.e + 1), -math.log(4)])
+
+
+def test_top_k_one_draws_what_greedy_takes():
+    logits = rows_of_logits(20, 30, 4, levels=3)
+    kept = kept_tokens(temperature_scaled_logprobs(logits, 1.0), 1.0, 1, 0.0)
+    drawn = draw(temperature_scaled_logprobs(logits, 1.0), kept, uniforms([5], 20)[0])
+    token_ids, logprobs = greedy(logits)
+    assert torch.equal(drawn[0], token_ids)
+    torch.testing.assert_close(drawn[1], logprobs)

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rft_algos.schedules import constant, warmup_cosine, warmup_linear
+
+SHAPE = {"num_steps": 10, "warmup_steps": 3, "peak": 2.0, "floor_ratio": 0.1}
+decaying = pytest.mark.parametrize("schedule", [warmup_cosine, warmup_linear])
+
+
+@decaying
+def test_warm_up_is_linear_wastes_no_step_and_meets_the_peak(schedule):
+    assert [schedule(step, **SHAPE) for step in range(4)] == pytest.approx([0.5, 1.0, 1.5, 2.0])
+
+
+def test_hand_computed_cosine_and_line():
+    # step 5 is 2/7 of the way, the floor is 0.2
+    assert warmup_cosine(5, **SHAPE) == pytest.approx(0.2 + 1.8 * (1 + math.cos(2 * math.pi / 7)) / 2)
+    assert warmup_linear(5, **SHAPE) == pytest.approx(0.2 + 1.8 * 5 / 7)
+    half = {"num_steps": 8, "warmup_steps": 0, "peak": 1.0, "floor_ratio": 0.0}
+    assert warmup_cosine(4, **half) == pytest.approx(0.5)
+    assert warmup_linear(4, **half) == pytest.approx(0.5)
+
+
+@decaying
+def test_the_floor_is_reached_at_the_end_and_kept(schedule):
+    assert [schedule(step, **SHAPE) for step in (10, 11, 1000)] == pytest.approx([0.2, 0.2, 0.2])
+    assert schedule(9, **SHAPE) > 0.2
+
+
+@decaying
+def test_after_the_peak_the_rate_never_rises(schedule):
+    rates = [schedule(step, **SHAPE) for step in range(3, 12)]
+    assert rates == sorted(rates, reverse=True)
+
+
+@decaying
+def test_a_floor_at_the_peak_is_the_constant_schedule(schedule):
+    for step in range(12):
+        flat = schedule(step, num_steps=10, warmup_steps=3, peak=2.0, floor_ratio=1.0)
+        assert flat == pytest.approx(constant(step, peak=2.0, warmup_steps=3))
+
+
+@decaying
+@pytest.mark.parametrize(("num_steps", "warmup_steps"), [(0, 0), (1, 0), (1, 1), (3, 5), (1, 9)])
+def test_runs_shorter_than_their_warm_up_stay_within_bounds(schedule, num_steps: int, warmup_steps: int):
+    shape = {"num_steps": num_steps, "warmup_steps": warmup_steps, "peak": 1.0, "floor_ratio": 0.0}
+    rates = [schedule(step, **shape) for step in range(num_steps)]
+    assert all(0 < rate <= 1 for rate in rates)
+
+
+def test_constant_is_the_peak():
+    assert [constant(step, peak=0.3) for step in (0, 1, 10**6)] == [0.3, 0.3, 0.3]

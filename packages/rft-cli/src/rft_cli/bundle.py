@@ -1,0 +1,106 @@
+"""The diagnostics file of a failed command: what ran, with what, and where it stopped. No secrets.
+
+A command tells this module where its run is kept (`remember_run_directory`), so that the file can be
+written there wherever the failure happens; the resolved settings and the last metrics are read from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+import traceback
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rft_algos.errors import Problem
+from rft_cli.run_files import last_rows, read_text
+from rft_cli.secrets import scrub, scrub_command, scrub_text
+
+PACKAGES = (
+    "rft-cli",
+    "rft-algos",
+    "rft-models",
+    "rft-engine",
+    "rft-dist",
+    "rft-trainer",
+    "torch",
+    "transformers",
+    "safetensors",
+    "tyro",
+    "pydantic",
+)
+_ENVIRONMENT = (
+    "RFT_",
+    "NCCL_",
+    "TORCH",
+    "CUDA",
+    "OMP_",
+    "MASTER_",
+    "SLURM_",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "NODE_RANK",
+)
+NUM_ROWS = 20
+
+
+class _Context:
+    run_directory: Path | None = None
+
+
+def remember_run_directory(directory: Path | None) -> None:
+    """The directory that a bundle of this process goes to."""
+    _Context.run_directory = directory
+
+
+def write(error: BaseException, argv: list[str], problem: Problem | None = None) -> Path | None:
+    """Write the bundle into the run's directory, else into the temporary one; None if neither takes it."""
+    text = json.dumps(contents(error, argv, problem), indent=2, ensure_ascii=False, default=str)
+    name = f"bundle-{time.strftime('%Y%m%d-%H%M%S')}-rank{os.environ.get('RANK', '0')}-{os.getpid()}.json"
+    for directory in (_Context.run_directory, Path(tempfile.gettempdir())):
+        if directory is None or not directory.is_dir():
+            continue
+        try:
+            path = directory / name
+            path.write_text(text + "\n", encoding="utf-8")
+        except OSError:
+            continue
+        return path
+    return None
+
+
+def has_run_directory() -> bool:
+    """Whether the failed command had a run's directory."""
+    return _Context.run_directory is not None and _Context.run_directory.is_dir()
+
+
+def contents(error: BaseException, argv: list[str], problem: Problem | None = None) -> dict[str, Any]:
+    """What a bundle holds."""
+    run = _Context.run_directory
+    return {
+        "problem": scrub(json.loads(problem.as_json(0))["problem"]) if problem else None,
+        "command": ["rft-train", *scrub_command(argv)],
+        "working_directory": str(Path.cwd()),
+        "versions": {"python": sys.version, "platform": platform.platform()} | _versions(),
+        "environment": scrub({k: v for k, v in sorted(os.environ.items()) if k.startswith(_ENVIRONMENT)}),
+        "settings": scrub_text(read_text(run / "config.yaml")).splitlines() if run else [],
+        "traceback": scrub_text("".join(traceback.format_exception(error))).splitlines(),
+        "run_directory": str(run) if run else None,
+        "last_metrics": scrub(last_rows(run / "metrics.jsonl", NUM_ROWS)) if run else [],
+    }
+
+
+def _versions() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found

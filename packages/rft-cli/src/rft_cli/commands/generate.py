@@ -1,0 +1,106 @@
+"""`rft-train generate`: answer prompts with a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rft_algos.errors import OptionsError
+from rft_algos.keyed_random import derive_key
+from rft_cli.commands.eval import words_of_run
+from rft_cli.compose import weights_dtype
+from rft_cli.config.resolve import resolve
+from rft_cli.machine import open_machine
+from rft_cli.prompt_files import renderer_for
+from rft_cli.settings import GenerateSettings
+from rft_engine.native import NativeEngine
+from rft_models.load import load_policy
+from rft_models.text import HfTextCodec, load_tokenizer
+from rft_trainer.data.prompts import PromptRow, prompts_from_rows
+from rft_trainer.data.readers import read_rows
+from rft_trainer.records import Prompt, Sampling
+from rft_trainer.report import rollout_row
+from rft_trainer.rollouts import sample_responses
+
+
+def run(argv: list[str]) -> int:
+    """Resolve, answer, print or write."""
+    words = words_of_run(Path(argv[0]), argv[1:], "generate") if argv and not argv[0].startswith("-") else argv
+    settings = resolve("generate", words).settings
+    with open_machine(settings.model.device) as machine:
+        codec = load_tokenizer(settings.model.pretrain)
+        prompts = _prompts(settings, codec)
+        policy = load_policy(
+            settings.model.pretrain, dtype=weights_dtype(settings.model.bf16), device=machine.device
+        ).eval()
+        longest_prompt = max(len(prompt.token_ids) for prompt in prompts)
+        response = settings.sampling.generate_max_len
+        if settings.sampling.max_len is not None:
+            response = min(response, settings.sampling.max_len - longest_prompt)
+        decoder = policy.decoder()
+        response = min(response, decoder.max_positions - longest_prompt)
+        engine = NativeEngine(
+            decoder,
+            max_rows=settings.engine.engine_max_rows,
+            max_len=longest_prompt + response,
+            device=machine.device,
+        )
+        keys = [
+            [derive_key(settings.output.seed, "sample", 0, i, j) for j in range(settings.data.n_samples_per_prompt)]
+            for i in range(len(prompts))
+        ]
+        sampling = Sampling(
+            temperature=settings.sampling.temperature,
+            max_new_tokens=response,
+            stop_token_ids=codec.eos_ids,
+            top_p=settings.sampling.top_p,
+            top_k=max(settings.sampling.top_k, 0),
+            min_p=settings.sampling.min_p,
+        )
+        answers = sample_responses(engine, codec, prompts, keys, sampling)
+    rows = [
+        rollout_row(prompt, rollout)
+        for prompt, rollouts in zip(prompts, answers, strict=True)
+        for rollout in rollouts
+    ]
+    _write(rows, settings.output.output)
+    return 0
+
+
+def _prompts(settings: GenerateSettings, codec: HfTextCodec) -> list[Prompt]:
+    data = settings.data
+    if bool(data.prompt) == bool(data.prompt_data):
+        raise OptionsError(
+            code="generate.one_source",
+            what="both prompt and prompt_data are given" if data.prompt else "neither prompt nor prompt_data is given",
+            where="--prompt, --prompt_data",
+            why="the prompts come from one place: a text, or the rows of a file",
+            do="--prompt 'your text'",
+        )
+    if data.prompt:
+        rows = [PromptRow("prompt:0", data.prompt, None, None, None, "prompt", 0)]
+    else:
+        found = read_rows(data.prompt_data, split=data.prompt_split or None)
+        rows = prompts_from_rows(found, source=Path(data.prompt_data).stem, input_key=data.input_key)
+    rows = rows[: data.max_samples] if data.max_samples else rows
+    rendered = [renderer_for(data, codec).render(row) for row in rows]
+    too_long = [r for r in rendered if len(r.token_ids) > settings.sampling.prompt_max_len]
+    if too_long:
+        raise OptionsError(
+            code="generate.prompt_too_long",
+            what=f"{too_long[0].prompt_id} has {len(too_long[0].token_ids)} tokens, "
+            f"prompt_max_len = {settings.sampling.prompt_max_len}",
+            where="--prompt_max_len",
+            why="a prompt is used whole or not at all",
+            do=f"--prompt_max_len {max(len(r.token_ids) for r in too_long)}",
+        )
+    return [Prompt(r.prompt_id, r.token_ids, r.text, r.label, r.source) for r in rendered]
+
+
+def _write(rows: list[dict[str, object]], output: str) -> None:
+    if output:
+        Path(output).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        print(f"{len(rows)} completions written to {output}")
+        return
+    for row in rows:
+        print(f"{row['prompt']}{row['response']}" + ("" if row["finish_reason"] == "stop" else " [cut at the limit]"))

@@ -1,0 +1,219 @@
+"""`rft-train quickstart`: reinforcement fine-tuning that can be watched, on a CPU and without a download.
+
+A tokenizer and a small decoder are built on the spot, warmed up by supervised training on additions,
+and then trained by GRPO with a reward that checks the answer. Everything is an ordinary run: the data
+are files in the run directory, both stages use the recipes `quickstart-sft` and `quickstart`, and
+`eval`, `resume` and `runs` work on it.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from rft_algos.errors import OptionsError
+from rft_cli.config.nearest import nearest
+from rft_cli.run_files import read_run
+from rft_trainer.run_directory import RunDirectory
+from rft_trainer.run_names import run_name
+
+USAGE = """usage: rft-train quickstart [--seed N] [--save_path DIR] [--control NAME]
+
+Build a small model, warm it up on additions such as 47+25=072, then improve it by reinforcement
+learning (GRPO) with a reward that checks the answer. Two CPU cores, a few minutes, no download.
+
+  --seed N           start of every random draw (default 0)
+  --save_path DIR    directory of the run (default runs/quickstart-<date>-<word>)
+  --control NAME     an experiment to compare with, from the same warm start:
+                     shuffled_rewards (the rewards change places within each group, so they say nothing)
+                     sft (supervised training goes on instead, for --seconds)
+  --seconds S        how long --control sft trains (default 120)
+  --steps N          steps of reinforcement learning, to stop early (default: the recipe's)"""
+
+CONTROLS = ("none", "shuffled_rewards", "sft")
+SFT_RECIPE, RL_RECIPE = "quickstart-sft", "quickstart"
+ALPHABET = "0123456789+="
+NUM_HELD_OUT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a person may choose."""
+
+    seed: int = 0
+    save_path: str = ""
+    control: str = "none"
+    seconds: float = 120.0
+    steps: int = 0
+
+
+def run(argv: list[str]) -> int:
+    """Build, warm up, train, report."""
+    if any(word in ("-h", "--help") for word in argv):
+        print(USAGE)
+        return 0
+    choices = parse(argv)
+    path = Path(choices.save_path or Path("runs") / run_name("quickstart", under=Path("runs")))
+    if (path / "config.yaml").exists() or (path / "warm_start").exists():
+        raise OptionsError(
+            code="run.exists",
+            what=f"{path} already holds a run",
+            where="--save_path",
+            why="a fresh start never writes over an earlier run",
+            state="the earlier run is untouched; nothing was started",
+            do=f"rft-train resume {path}",
+        )
+    prepare(path, choices)
+    command = ["rft-train", "quickstart", *argv]
+    _warm_up(path, choices, command, fresh=True)
+    _second_stage(path, choices, command)
+    return 0
+
+
+def parse(argv: list[str]) -> Choices:
+    """Flags to choices; all problems name what is allowed."""
+    values: dict[str, str] = {}
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    position = 0
+    while position < len(words):
+        name = words[position].removeprefix("--").replace("-", "_")
+        if not words[position].startswith("--") or name not in Choices.__slots__:
+            near = nearest(name, list(Choices.__slots__))
+            raise _refused(f"unknown option {words[position]}", f"--{near[0]}" if near else "rft-train quickstart --help")
+        if position + 1 == len(words):
+            raise _refused(f"--{name} needs a value", "rft-train quickstart --help")
+        values[name] = words[position + 1]
+        position += 2
+    choices = Choices(
+        seed=_number(values, "seed", 0),
+        save_path=values.get("save_path", ""),
+        control=values.get("control", "none"),
+        seconds=float(_number(values, "seconds", 120)),
+        steps=_number(values, "steps", 0),
+    )
+    if choices.control not in CONTROLS:
+        raise _refused(f"--control {choices.control} is not one of {', '.join(CONTROLS)}", "--control shuffled_rewards")
+    return choices
+
+
+def _number(values: dict[str, str], name: str, default: int) -> int:
+    text = values.get(name, str(default))
+    if not text.isdecimal():
+        raise _refused(f"--{name} {text} is not a whole number of at least 0", f"--{name} {default}")
+    return int(text)
+
+
+def _refused(what: str, do: str) -> OptionsError:
+    return OptionsError(
+        code="option.quickstart", what=what, where="command line", why="see rft-train quickstart --help", do=do
+    )
+
+
+def prepare(path: Path, choices: Choices) -> None:
+    """Write the data files and the untrained model; the same seed writes the same bytes."""
+    from rft_models.build import build_character_model
+    from rft_trainer.data.arithmetic import split
+
+    problems = split(choices.seed, NUM_HELD_OUT)
+    data = path / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    for name, chosen in (("train", problems.train), ("heldout", problems.held_out)):
+        rows = ({"input": problem.prompt, "label": problem.answer, "output": problem.answer} for problem in chosen)
+        (data / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    build_character_model(
+        path / "untrained", alphabet=ALPHABET, hidden=128, layers=2, heads=4, ffn=384, seed=choices.seed
+    )
+    (path / "choices.json").write_text(
+        json.dumps(
+            {"seed": choices.seed, "control": choices.control, "seconds": choices.seconds, "steps": choices.steps}
+        )
+    )
+    print(
+        f"{len(problems.train):,} additions to train on, {len(problems.held_out)} held out (their swapped twins are in "
+        f"neither); a decoder and a tokenizer of {len(ALPHABET)} characters were built in {path}\n"
+    )
+
+
+def _warm_up(path: Path, choices: Choices, command: list[str], *, fresh: bool) -> None:
+    """Supervised training until the model is right about half of the time."""
+    from rft_cli.commands import sft
+    from rft_cli.config.resolve import resolve
+
+    directory = path / "warm_start"
+    words = [*_data_words(path, SFT_RECIPE), "--pretrain", str(path / "untrained"), "--seed", str(choices.seed)]
+    words += ["--save_path", str(directory)]
+    print("1. warm-up: supervised training on additions\n")
+    resolved = resolve("sft", words)
+    sft.train(resolved, command, in_place=None if fresh else directory, show_end=False)
+
+
+def _data_words(path: Path, recipe: str) -> list[str]:
+    data = path / "data"
+    return [
+        "--config",
+        recipe,
+        "--prompt_data",
+        str(data / "train.jsonl"),
+        "--eval_data",
+        str(data / "heldout.jsonl"),
+    ]
+
+
+def _more_supervised(path: Path, choices: Choices, command: list[str]) -> None:
+    """The control: supervised training goes on from the warm start for as long as was asked."""
+    from rft_cli.commands import eval as eval_command
+    from rft_cli.commands import sft
+    from rft_cli.config.resolve import resolve
+
+    rows = RunDirectory.open(path / "warm_start").read_metrics().rows
+    seconds_a_step = sum(row["time/step"] for row in rows) / len(rows)
+    steps = max(1, round(choices.seconds / seconds_a_step))
+    print(f"\n2. control: {steps:,} more steps of supervised training, about {choices.seconds:g} s\n")
+    directory = path / "control_sft"
+    words = [*_data_words(path, SFT_RECIPE), "--pretrain", str(sft.final_model(path / "warm_start"))]
+    words += ["--seed", str(choices.seed), "--save_path", str(directory)]
+    words += ["--max_epochs", str(steps), "--max_steps", str(steps)]
+    sft.train(resolve("sft", words), command, show_end=False)
+    for name in ("warm_start", "control_sft"):
+        print(f"\nheld-out accuracy of {name}:")
+        words = ["--pretrain", str(sft.final_model(path / name)), "--eval_data", str(path / "data" / "heldout.jsonl")]
+        eval_command.run([*words, "--generate_max_len", "8"])
+
+
+def _second_stage(path: Path, choices: Choices, command: list[str]) -> None:
+    if choices.control == "sft":
+        _more_supervised(path, choices, command)
+        return
+    from rft_cli.commands import rl
+    from rft_cli.commands.sft import final_model
+    from rft_cli.config.resolve import resolve
+
+    print("\n2. reinforcement learning: 64 prompts x 8 answers a step, reward 1 for the right sum\n")
+    words = [*_data_words(path, RL_RECIPE), "--pretrain", str(final_model(path / "warm_start"))]
+    words += ["--seed", str(choices.seed), "--save_path", str(path)]
+    if choices.control == "shuffled_rewards":
+        words += ["--shuffle_rewards"]
+    if choices.steps:
+        words += ["--max_steps", str(choices.steps)]
+    rl.train(resolve("rl", words), command)
+
+
+def resume(path: Path, overrides: list[str]) -> int:
+    """Continue whichever stage the run was in."""
+    from rft_cli.commands import rl
+    from rft_cli.config.resolve import resolve
+
+    stored = json.loads((path / "choices.json").read_text())
+    choices = Choices(stored["seed"], str(path), stored["control"], stored["seconds"], stored["steps"])
+    command = shlex.split(read_run(path).command) or ["rft-train", "quickstart"]
+    if (path / "config.yaml").exists():
+        words = ["--config", str(path / "config.yaml"), "--save_path", str(path), *overrides]
+        rl.train(resolve("rl", words), command, in_place=path)
+        return 0
+    warm_start = RunDirectory.open(path / "warm_start")
+    if warm_start.read_summary() is None or (warm_start.read_summary() or {}).get("outcome") != "finished":
+        _warm_up(path, choices, command, fresh=False)
+    _second_stage(path, choices, command)
+    return 0

@@ -1,0 +1,114 @@
+"""`rft-train recipes`, `recipes show NAME [--resolved]`, `recipes copy NAME [FILE]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rft_algos.errors import DataError, OptionsError
+from rft_cli.commands import arguments
+from rft_cli.config.errors import SettingsError
+from rft_cli.config.nearest import nearest
+from rft_cli.config.render import config_yaml
+from rft_cli.config.resolve import merge
+from rft_cli.recipes import catalog
+from rft_cli.recipes.catalog import Recipe
+from rft_cli.settings import COMMANDS
+
+USAGE = """usage: rft-train recipes                                  list the recipes
+       rft-train recipes show NAME                        the file as it is
+       rft-train recipes show NAME --resolved [--flag V]  every setting with its origin
+       rft-train recipes copy NAME [FILE]                 copy it (default: NAME.yaml here), to change it
+
+A recipe is run with: rft-train COMMAND --config NAME"""
+
+VERBS = ("list", "show", "copy")
+
+
+def run(argv: list[str]) -> int:
+    """List, show or copy."""
+    if any(word in ("-h", "--help") for word in argv):
+        print(USAGE)
+        return 0
+    verb, rest = (argv[0], argv[1:]) if argv else ("list", [])
+    if verb == "show":
+        given = arguments.parse("recipes show", rest, most=1, switches=["resolved"], keep_flags=True)
+        _show(_recipe(given.word(0)), resolved="resolved" in given.switches, flags=given.rest)
+    elif verb == "copy":
+        given = arguments.parse("recipes copy", rest, most=2)
+        recipe = _recipe(given.word(0))
+        _copy(recipe, Path(given.word(1, f"{recipe.name}.yaml")))
+    elif verb == "list":
+        arguments.parse("recipes", rest, most=0)
+        _list()
+    else:
+        near = nearest(verb, VERBS) or list(VERBS)
+        what, why = f"unknown: recipes {verb}", f"it takes {', '.join(VERBS)}"
+        raise OptionsError(
+            code="command.unknown", what=what, where="command line", why=why, do=f"rft-train recipes {near[0]}"
+        )
+    return 0
+
+
+def _list() -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=200)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for column in ("recipe", "command", "task", "hardware", "minutes", "expected"):
+        table.add_column(column, justify="right" if column == "minutes" else "left")
+    for name in catalog.names():
+        recipe = catalog.load(name)
+        expected = f"{recipe.expected} ({recipe.date})" if recipe.date else recipe.expected
+        cells = (recipe.command, recipe.task, recipe.hardware, recipe.minutes, expected)
+        table.add_row(Text(name, "bold"), *(Text(cell) for cell in cells))
+    console.print(table if table.row_count else "no recipes are installed")
+
+
+def _recipe(name: str) -> Recipe:
+    known = catalog.names()
+    if name in known:
+        return catalog.load(name)
+    near = nearest(name, known) or known
+    raise DataError(
+        code="recipe.not_found",
+        what=f"no recipe is called {name}" if name else "the name of a recipe is missing",
+        where="command line",
+        why=f"nearest: {', '.join(near)}" if near else "no recipes are installed",
+        do=f"rft-train recipes show {near[0]}" if near else "rft-train recipes",
+    )
+
+
+def _show(recipe: Recipe, *, resolved: bool, flags: list[str]) -> None:
+    if not resolved:
+        if flags:
+            why = "the file is shown as it is; flags change what --resolved shows"
+            do = f"rft-train recipes show {recipe.name} --resolved {' '.join(flags)}"
+            raise OptionsError(
+                code="option.stray", what=f"{flags[0]} has no effect", where="command line", why=why, do=do
+            )
+        print(recipe.path.read_text(encoding="utf-8"), end="")
+        return
+    command = recipe.command if recipe.command in COMMANDS else "rl"
+    merged = merge(command, ["--config", recipe.name, *flags])
+    if merged.problems:
+        raise SettingsError(problems=merged.problems)
+    print(config_yaml(command, merged.values, merged.origins), end="")
+
+
+def _copy(recipe: Recipe, target: Path) -> None:
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(recipe.path.read_text(encoding="utf-8"))
+    except FileExistsError as error:
+        raise DataError(
+            code="recipe.exists",
+            what=f"{target} is there already",
+            where="command line",
+            why="a copy never overwrites a file",
+            state="nothing was changed",
+            do=f"rft-train recipes copy {recipe.name} my-{target.name}",
+        ) from error
+    print(f"{target} written; run it with: rft-train {recipe.command or 'rl'} --config {target}")

@@ -1,0 +1,77 @@
+"""`rft-train resume RUN`: continue a run from its newest checkpoint that verifies."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import yaml
+
+from rft_algos.errors import OptionsError
+from rft_cli.run_files import read_run
+from rft_trainer.run_directory import RunDirectory
+
+USAGE = """usage: rft-train resume RUN [OPTIONS]
+
+Continue the run in directory RUN from its newest checkpoint that verifies, with the settings in its
+config.yaml. The result is the same to the bit as that of a run that was never interrupted. An option
+of the run's command given here replaces the stored one."""
+
+
+def run(argv: list[str]) -> int:
+    """Find what the run was, and continue it in place."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    path, overrides = Path(argv[0]).expanduser().resolve(), argv[1:]
+    directory = RunDirectory.open(path)
+    command = command_of(directory)
+    _go_to_working_directory(path)
+    if command == "quickstart":
+        from rft_cli.commands import quickstart
+
+        return quickstart.resume(path, overrides)
+    from rft_cli.config.resolve import resolve
+
+    words = ["--config", str(directory.config_file), "--save_path", str(path), *overrides]
+    told = ["rft-train", "resume", *argv]
+    if command == "sft":
+        from rft_cli.commands import sft
+
+        sft.train(resolve("sft", words), told, in_place=path)
+    else:
+        from rft_cli.commands import rl
+
+        rl.train(resolve("rl", words), told, in_place=path)
+    return 0
+
+
+def command_of(directory: RunDirectory) -> str:
+    """The verb that made the run."""
+    words = shlex.split(read_run(directory.path).command)
+    if "quickstart" in words[:3]:
+        return "quickstart"
+    header = yaml.safe_load(directory.config_file.read_text()) or {}
+    recipe = header.get("recipe", {}) if isinstance(header, dict) else {}
+    command = recipe.get("command") if isinstance(recipe, dict) else None
+    if command not in ("rl", "sft"):
+        raise OptionsError(
+            code="resume.unknown_command",
+            what=f"{directory.config_file} does not say which command made it (found {command!r})",
+            where=f"{directory.config_file}: recipe.command",
+            why="a run is continued by the command that started it",
+            do=f"rft-train runs show {directory.path}",
+        )
+    return str(command)
+
+
+def _go_to_working_directory(path: Path) -> None:
+    """Paths in the configuration are relative to where the run was started."""
+    import json
+
+    file = path / "env.json"
+    recorded = json.loads(file.read_text()).get("working_directory") if file.is_file() else None
+    if recorded and recorded != str(Path.cwd()) and Path(recorded).is_dir():
+        print(f"paths are relative to {recorded}, where the run was started")
+        os.chdir(recorded)

@@ -1,0 +1,69 @@
+"""`rft-train runs [DIR]`, `rft-train runs show RUN`: what was run and how it went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from rft_algos.errors import DataError
+from rft_cli.commands import arguments
+from rft_cli.config.nearest import nearest
+from rft_cli.run_files import is_run, read_run
+from rft_cli.runs_page import find_runs, page_of_run, table_of_runs
+
+USAGE = """usage: rft-train runs [DIR]        a table of the runs in DIR (default: runs), the newest first
+       rft-train runs show RUN     one run: outcome, changed settings, curves, evaluations, files
+
+RUN is a directory, or the name of one in runs/. Only files are read; a run may be going on."""
+
+HOME = Path("runs")
+
+
+def run(argv: list[str]) -> int:
+    """Show the table or one run."""
+    if any(word in ("-h", "--help") for word in argv):
+        print(USAGE)
+        return 0
+    if argv and argv[0] == "show":
+        given = arguments.parse("runs show", argv[1:], most=1)
+        _console().print(page_of_run(read_run(_run_directory(given.word(0)))))
+        return 0
+    given = arguments.parse("runs", argv, most=1)
+    directory = Path(given.word(0, str(HOME)))
+    if is_run(directory):
+        _console().print(page_of_run(read_run(directory)))
+        return 0
+    if given.words and not directory.is_dir():
+        raise _no_run(given.word(0))
+    runs = find_runs(directory)
+    if runs:
+        _console().print(table_of_runs(runs))
+    else:
+        print(f"no runs in {directory}; start one with: rft-train quickstart")
+    return 0
+
+
+def _console() -> Console:
+    """Piped output is not cut at 80 columns: it is for programs and files."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=200)
+
+
+def _run_directory(reference: str) -> Path:
+    for path in (Path(reference), HOME / reference):
+        if reference and is_run(path):
+            return path
+    raise _no_run(reference)
+
+
+def _no_run(reference: str) -> DataError:
+    known = [run.name for run in find_runs(HOME)]
+    near = nearest(reference, known) or known[:3]
+    return DataError(
+        code="run.not_found",
+        what=f"no run is called {reference}" if reference else "the name of a run is missing",
+        where="command line",
+        why=f"nearest: {', '.join(near)}" if near else "there are no runs in runs/",
+        do=f"rft-train runs show {near[0]}" if near else "rft-train quickstart",
+    )

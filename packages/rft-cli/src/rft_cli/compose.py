@@ -1,0 +1,495 @@
+"""Where everything meets: from resolved settings to the collaborators of a run.
+
+The only module that knows all packages. It builds; it does not train, print or decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from rft_algos import schedules
+from rft_algos.algorithms import Aggregation, Grpo, KlPlace, PolicyAlgorithm
+from rft_cli.checkpointing import NoWriter, Restored, StoreWriter, open_store, save_schedule
+from rft_cli.machine import Machine
+from rft_cli.prompt_files import Prepared, demonstrations, read_held_out, read_training
+from rft_cli.settings import EvalSettings, RlSettings, SftSettings
+from rft_dist.replicated import ReplicatedOptimizer
+from rft_dist.settings import AdamSettings, CheckpointSettings
+from rft_engine.native import NativeEngine
+from rft_models.load import load_policy, load_reference
+from rft_models.policy import CausalPolicy
+from rft_models.text import HfTextCodec
+from rft_trainer.annotate import LogprobAnnotator
+from rft_trainer.batch_plan import BatchPlan, plan_batches
+from rft_trainer.data.mixture import Mixture
+from rft_trainer.evaluation import Evaluator
+from rft_trainer.ledger import Ledger
+from rft_trainer.loops.rl import Reinforcement, StepRules
+from rft_trainer.loops.sft import EarlyStop, SupervisedRun, TokenLikelihood
+from rft_trainer.objective import GroupAdvantages, PenalisedRewards, PolicyObjective
+from rft_trainer.records import Prompt, RolloutGroup, Sampling, TrainingSample
+from rft_trainer.report import Reporter
+from rft_trainer.rewards.records import Reward
+from rft_trainer.rewards.registry import reward_by_name
+from rft_trainer.rollouts import RolloutCollector
+from rft_trainer.run_directory import RunDirectory
+from rft_trainer.samples import shuffle_rewards
+from rft_trainer.saving import Progress, Saver, Stateful
+from rft_trainer.settings import RewardSettings
+from rft_trainer.sinks.protocol import Sink
+from rft_trainer.throughput import PhaseTimer
+from rft_trainer.update import MicroBatching, Updater
+
+AGGREGATIONS: dict[str, Aggregation] = {
+    "token-mean": "token_mean",
+    "seq-mean-token-mean": "sequence_mean_token_mean",
+    "seq-mean-token-sum": "sequence_mean_token_sum",
+    "seq-mean-token-sum-norm": "fixed_length",
+}
+"""The flag's words to the record's."""
+
+
+def algorithm_record(settings: RlSettings) -> PolicyAlgorithm:
+    """The algorithm of the settings as one record."""
+    chosen = settings.algorithm
+    place: KlPlace = "none"
+    if chosen.init_kl_coef > 0:
+        place = "loss" if chosen.use_kl_loss else "reward"
+    aggregation = AGGREGATIONS[chosen.loss_agg_mode]
+    return Grpo(
+        clip_low=chosen.eps_clip,
+        clip_high=chosen.eps_clip if chosen.eps_clip_high is None else chosen.eps_clip_high,
+        kl_estimator=chosen.kl_estimator,
+        kl_place=place,
+        kl_coef=chosen.init_kl_coef,
+        entropy_coef=chosen.entropy_coef,
+        aggregation=aggregation,
+        max_tokens=settings.sampling.generate_max_len if aggregation == "fixed_length" else None,
+    )
+
+
+def learning_rate_schedule(settings: AdamSettings, peak: float, num_updates: int) -> Callable[[int], float]:
+    """Learning rate of each optimizer step, counted from 0."""
+    warmup = round(settings.lr_warmup_ratio * num_updates)
+    if settings.lr_schedule == "constant":
+        return partial(schedules.constant, peak=peak, warmup_steps=warmup)
+    shape = schedules.warmup_cosine if settings.lr_schedule == "cosine" else schedules.warmup_linear
+    return partial(shape, num_steps=num_updates, warmup_steps=warmup, peak=peak, floor_ratio=settings.min_lr_ratio)
+
+
+def weights_dtype(bf16: bool) -> torch.dtype:
+    """The type that weights are held in."""
+    return torch.bfloat16 if bf16 else torch.float32
+
+
+def response_limits(settings: RlSettings | EvalSettings, longest_prompt: int) -> tuple[int, int]:
+    """(tokens of the longest response, tokens of prompt plus response): `max_len` lowers the first where given."""
+    limit = settings.sampling.generate_max_len
+    if settings.sampling.max_len is not None:
+        limit = min(limit, settings.sampling.max_len - longest_prompt)
+    return limit, longest_prompt + limit
+
+
+@dataclass(frozen=True, slots=True)
+class RlData:
+    """What an RL run trains and is evaluated on, and its arithmetic."""
+
+    training: Prepared
+    prompts: list[Prompt]
+    held_out: list[Prompt]
+    plan: BatchPlan
+    num_steps: int
+    num_updates: int
+    longest_prompt: int
+
+
+def rl_data(settings: RlSettings, codec: HfTextCodec, world_size: int) -> RlData:
+    """Read, render and count; needs a tokenizer and no weights."""
+    data, batch = settings.data, settings.batch
+    training = read_training(
+        data, data, codec, label_key=data.label_key, output_key=None, prompt_max_len=settings.sampling.prompt_max_len
+    )
+    held_out: list[Prompt] = []
+    if data.eval_data:
+        rendered = read_held_out(
+            data.eval_data,
+            data.eval_split,
+            data.max_eval_samples,
+            data,
+            codec,
+            label_key=data.label_key,
+            output_key=None,
+            prompt_max_len=settings.sampling.prompt_max_len,
+        )
+        held_out = [Prompt(r.prompt_id, r.token_ids, r.text, r.label, r.source) for r in rendered]
+    prompts = training.prompts()
+    plan = plan_batches(
+        len(prompts),
+        rollout_batch_size=batch.rollout_batch_size,
+        n_samples_per_prompt=batch.n_samples_per_prompt,
+        train_batch_size=batch.train_batch_size,
+        micro_train_batch_size=batch.micro_train_batch_size,
+        micro_rollout_batch_size=batch.micro_rollout_batch_size,
+        max_epochs=batch.max_epochs,
+        num_episodes=batch.num_episodes,
+        world_size=world_size,
+        group_estimator=True,
+    )
+    steps_an_episode = -(-plan.rollouts_per_episode // plan.rollouts_per_update)
+    num_steps, num_updates = steps_an_episode * batch.num_episodes, plan.total_steps
+    if batch.max_steps and batch.max_steps < num_steps:
+        num_steps = batch.max_steps
+        num_updates = min(num_updates, num_steps * len(plan.cut(plan.collection_size)) * batch.max_epochs)
+    longest = max(len(prompt.token_ids) for prompt in (*prompts, *held_out))
+    return RlData(training, prompts, held_out, plan, num_steps, num_updates, longest)
+
+
+def step_rules(settings: RlSettings, data: RlData, record: PolicyAlgorithm) -> StepRules:
+    """The numbers of one training step."""
+    kl_in_loss = record.kl_place == "loss" and record.needs_reference
+    return StepRules(
+        prompts_per_rollout=settings.batch.rollout_batch_size,
+        rollouts_per_step=data.plan.rollouts_per_update,
+        train_batch_size=settings.batch.train_batch_size,
+        epochs_per_step=settings.batch.max_epochs,
+        skip_zero_advantage=not kl_in_loss and not record.needs_entropy,
+        filter_groups=settings.algorithm.filter_groups,
+        max_steps=settings.batch.max_steps,
+        eval_every=_eval_every(settings.evaluation.eval_steps, data),
+        max_refused_in_a_row=settings.run.max_refused_steps,
+        max_unscored_share=settings.run.max_unscored_share,
+    )
+
+
+def _eval_every(eval_steps: int, data: RlData) -> int:
+    steps_an_episode = -(-data.plan.rollouts_per_episode // data.plan.rollouts_per_update)
+    return steps_an_episode if eval_steps < 0 else eval_steps
+
+
+def make_reward(settings: RewardSettings) -> Reward:
+    """The named reward, or the person's own function."""
+    return reward_by_name(settings.reward, num_workers=settings.reward_workers, timeout=settings.reward_timeout)
+
+
+def make_ledger(
+    mixture: Mixture, data_hash: str, num_rows: int, num_epochs: int, seed: int
+) -> Ledger:
+    """Every row once an epoch, in the mixture's order."""
+    return Ledger(
+        num_rows, num_epochs, lambda epoch: mixture.order(seed, epoch).tolist(), data_hash=data_hash, seed=seed
+    )
+
+
+def make_optimizer(
+    policy: CausalPolicy, settings: AdamSettings, machine: Machine, restored: Restored | None
+) -> ReplicatedOptimizer:
+    """AdamW over all trainable weights, continued where a checkpoint is given."""
+    optimizer = ReplicatedOptimizer(
+        policy.named_parameters(),
+        machine.collectives,
+        betas=settings.adam_betas,
+        epsilon=settings.adam_epsilon,
+        weight_decay=settings.l2,
+        max_norm=settings.max_norm,
+    )
+    if restored is not None:
+        optimizer.load_state_tensors(restored.optimizer_tensors())
+    return optimizer
+
+
+def make_saver(
+    directory: RunDirectory,
+    settings: CheckpointSettings,
+    metadata: dict[str, object],
+    policy: CausalPolicy,
+    optimizer: ReplicatedOptimizer,
+    parts: dict[str, Stateful],
+    machine: Machine,
+    restored: Restored | None,
+) -> Saver:
+    """Writes on rank 0; hands every part its saved state where a checkpoint is given."""
+    writer = StoreWriter(open_store(directory, settings), metadata) if machine.is_first else NoWriter()
+    saver = Saver(
+        writer,
+        policy,
+        optimizer,
+        parts,
+        machine.collectives,
+        schedule=save_schedule(settings),
+        before_save=directory.sync,
+    )
+    if restored is not None:
+        saver.restore(restored.step, restored.records())
+    return saver
+
+
+def build_rl(
+    settings: RlSettings,
+    machine: Machine,
+    directory: RunDirectory,
+    codec: HfTextCodec,
+    data: RlData,
+    reward: Reward,
+    sinks: Sequence[Sink],
+    *,
+    metadata: dict[str, object],
+    resume_command: str,
+    restored: Restored | None,
+) -> Reinforcement:
+    """The whole RL run, ready to go; with `restored`, exactly where that checkpoint was."""
+    record = algorithm_record(settings)
+    dtype = weights_dtype(settings.model.bf16)
+    source = restored.model_directory if restored else settings.model.pretrain
+    policy = load_policy(
+        source, dtype=dtype, device=machine.device, gradient_checkpointing=settings.model.gradient_checkpointing
+    ).train()
+    longest_response, longest = response_limits(settings, data.longest_prompt)
+    engine = NativeEngine(
+        policy.decoder(), max_rows=settings.engine.engine_max_rows, max_len=longest, device=machine.device
+    )
+    optimizer = make_optimizer(policy, settings.optimizer, machine, restored)
+    progress = Progress()
+    ledger = make_ledger(
+        data.training.mixture,
+        data.training.data_hash,
+        len(data.prompts),
+        settings.batch.num_episodes,
+        settings.run.seed,
+    )
+    saver = make_saver(
+        directory,
+        settings.checkpoint,
+        metadata,
+        policy,
+        optimizer,
+        {"progress": progress, "ledger": ledger},
+        machine,
+        restored,
+    )
+    if progress.step:
+        engine.load_weights(progress.step)
+    batch = settings.batch
+    annotator = partial(
+        LogprobAnnotator,
+        collectives=machine.collectives,
+        max_sequences=batch.micro_rollout_batch_size,
+        max_tokens=batch.max_tokens_per_micro_batch,
+        temperature=settings.sampling.temperature,
+        device=machine.device,
+    )
+    reference = None
+    if record.needs_reference:
+        reference = annotator(load_reference(settings.model.pretrain, dtype=dtype, device=machine.device))
+    return Reinforcement(
+        ledger=ledger,
+        prompts=data.prompts,
+        engine=engine,
+        collector=RolloutCollector(
+            engine,
+            codec,
+            reward,
+            machine.collectives,
+            sampling=_sampling(settings, longest_response, codec),
+            group_size=batch.n_samples_per_prompt,
+            seed=settings.run.seed,
+        ),
+        advantages=GroupAdvantages(record),
+        reference=reference,
+        old_policy=None,
+        shape_rewards=PenalisedRewards(record) if record.kl_place == "reward" else None,
+        control=_control(settings),
+        updater=Updater(
+            policy,
+            optimizer,
+            PolicyObjective(record),
+            machine.collectives,
+            micro_batching=micro_batching(batch.micro_train_batch_size, batch.max_tokens_per_micro_batch, batch.packing_samples),
+            learning_rate=learning_rate_schedule(
+                settings.optimizer, settings.optimizer.actor_learning_rate, data.num_updates
+            ),
+            temperature=settings.sampling.temperature,
+            device=machine.device,
+        ),
+        evaluator=make_evaluator(engine, codec, reward, machine, data.held_out, longest_response),
+        saver=saver,
+        reporter=Reporter(
+            directory,
+            sinks,
+            machine.collectives,
+            num_steps=data.num_steps,
+            rollout_every=settings.run.rollout_log_interval if settings.run.save_trajectories else 0,
+            rollouts_kept=settings.run.num_trajectories_to_save,
+            seconds_before=progress.seconds,
+        ),
+        collectives=machine.collectives,
+        rules=step_rules(settings, data, record),
+        progress=progress,
+        timer=PhaseTimer(),
+        resume_command=resume_command,
+        sleep_engine=settings.engine.enable_engine_sleep,
+    )
+
+
+def micro_batching(max_sequences: int, max_tokens: int, packing: bool) -> MicroBatching:
+    """How a rank cuts its samples; no cut changes the step."""
+    return MicroBatching(max_sequences=max_sequences, max_tokens=max_tokens, by_tokens=packing)
+
+
+def _sampling(settings: RlSettings, longest_response: int, codec: HfTextCodec) -> Sampling:
+    drawn = settings.sampling
+    return Sampling(
+        temperature=drawn.temperature,
+        max_new_tokens=longest_response,
+        stop_token_ids=codec.eos_ids,
+        top_p=drawn.top_p,
+        top_k=max(drawn.top_k, 0),
+        min_p=drawn.min_p,
+    )
+
+
+def _control(settings: RlSettings) -> Callable[[Sequence[RolloutGroup]], list[RolloutGroup]] | None:
+    return partial(shuffle_rewards, seed=settings.run.seed) if settings.reward.shuffle_rewards else None
+
+
+def make_evaluator(
+    engine: NativeEngine,
+    codec: HfTextCodec,
+    reward: Reward,
+    machine: Machine,
+    prompts: Sequence[Prompt],
+    longest_response: int,
+) -> Evaluator | None:
+    """Greedy evaluation of the held-out prompts, where there are any."""
+    if not prompts:
+        return None
+    return Evaluator(
+        engine,
+        codec,
+        reward,
+        machine.collectives,
+        prompts,
+        max_new_tokens=longest_response,
+        stop_token_ids=codec.eos_ids,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SftData:
+    """What a supervised run learns from and is measured on."""
+
+    training: Prepared
+    samples: list[TrainingSample]
+    left_out: list[tuple[str, int]]
+    held_out: list[TrainingSample]
+    num_steps: int
+    mixture: Mixture
+
+
+def sft_data(settings: SftSettings, codec: HfTextCodec, max_positions: int) -> SftData:
+    """Read, render and count; needs a tokenizer and no weights."""
+    data, chosen = settings.data, settings.training
+    max_len = chosen.max_len or max_positions
+    training = read_training(
+        data, data, codec, label_key=None, output_key=data.output_key, prompt_max_len=max_len
+    )
+    samples, left_out = demonstrations(training.rendered, codec, max_len)
+    held_out: list[TrainingSample] = []
+    if data.eval_data:
+        rendered = read_held_out(
+            data.eval_data,
+            data.eval_split,
+            data.max_eval_samples,
+            data,
+            codec,
+            label_key=None,
+            output_key=data.output_key,
+            prompt_max_len=max_len,
+        )
+        held_out, _ = demonstrations(rendered, codec, max_len)
+    num_steps = -(-len(samples) // chosen.train_batch_size) * chosen.max_epochs
+    if chosen.max_steps:
+        num_steps = min(num_steps, chosen.max_steps)
+    mixture = training.mixture if not left_out else Mixture([len(samples)])
+    return SftData(training, samples, left_out, held_out, num_steps, mixture)
+
+
+def build_sft(
+    settings: SftSettings,
+    machine: Machine,
+    directory: RunDirectory,
+    data: SftData,
+    sinks: Sequence[Sink],
+    *,
+    metadata: dict[str, object],
+    resume_command: str,
+    restored: Restored | None,
+) -> SupervisedRun:
+    """The whole supervised run, ready to go; with `restored`, exactly where that checkpoint was."""
+    chosen = settings.training
+    source = restored.model_directory if restored else settings.model.pretrain
+    policy = load_policy(
+        source,
+        dtype=weights_dtype(settings.model.bf16),
+        device=machine.device,
+        gradient_checkpointing=settings.model.gradient_checkpointing,
+    ).train()
+    optimizer = make_optimizer(policy, settings.optimizer, machine, restored)
+    progress, early_stop = Progress(), EarlyStop(chosen.patience)
+    ledger = make_ledger(
+        data.mixture, data.training.data_hash, len(data.samples), chosen.max_epochs, settings.run.seed
+    )
+    saver = make_saver(
+        directory,
+        settings.checkpoint,
+        metadata,
+        policy,
+        optimizer,
+        {"progress": progress, "ledger": ledger, "early_stop": early_stop},
+        machine,
+        restored,
+    )
+    return SupervisedRun(
+        ledger=ledger,
+        samples=data.samples,
+        held_out=data.held_out,
+        policy=policy,
+        updater=Updater(
+            policy,
+            optimizer,
+            TokenLikelihood(),
+            machine.collectives,
+            micro_batching=micro_batching(
+                chosen.micro_train_batch_size, chosen.max_tokens_per_micro_batch, chosen.packing_samples
+            ),
+            learning_rate=learning_rate_schedule(settings.optimizer, chosen.learning_rate, data.num_steps),
+            device=machine.device,
+        ),
+        evaluator=None,
+        engine=None,
+        saver=saver,
+        reporter=Reporter(
+            directory,
+            sinks,
+            machine.collectives,
+            num_steps=data.num_steps,
+            rollout_every=0,
+            rollouts_kept=0,
+            seconds_before=progress.seconds,
+        ),
+        collectives=machine.collectives,
+        progress=progress,
+        timer=PhaseTimer(),
+        early_stop=early_stop,
+        train_batch_size=chosen.train_batch_size,
+        max_steps=chosen.max_steps,
+        eval_every=max(settings.evaluation.eval_steps, 0),
+        max_refused_in_a_row=settings.run.max_refused_steps,
+        eval_max_sequences=chosen.micro_train_batch_size,
+        eval_max_tokens=chosen.max_tokens_per_micro_batch,
+        resume_command=resume_command,
+        device=machine.device,
+    )

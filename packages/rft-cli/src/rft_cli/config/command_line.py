@@ -1,0 +1,111 @@
+"""The words of a command line as settings that were given: every form of a flag, nothing lost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rft_cli.config.origins import Given, Origin
+from rft_cli.config.schema import Setting
+from rft_cli.config.values import FALSE, TRUE
+
+CONFIG = "config"
+ALIASES = {"logging_steps": "log_interval"}
+"""Other names of a setting, with the same meaning."""
+OPPOSITES = {"disable_engine_sleep": "enable_engine_sleep"}
+"""Names that mean the contrary of a switch."""
+
+
+@dataclass(slots=True)
+class Words:
+    """What a command line holds, in the order in which it was written."""
+
+    given: list[Given] = field(default_factory=list[Given])
+    configs: list[str] = field(default_factory=list[str])
+    strays: list[str] = field(default_factory=list[str])
+    without_value: list[Given] = field(default_factory=list[Given])
+    negated_with_value: list[Given] = field(default_factory=list[Given])
+
+
+def read(argv: Sequence[str], schema: dict[str, Setting]) -> Words:
+    """Group words into flags and their values.
+
+    Forms: `--name VALUE`, `--name=VALUE`, `--name` (a switch, or a flag with a bare value),
+    `--no-name`, `--no_name`; `-` and `_` alike. A flag that this command does not know takes all
+    words up to the next flag, so that its values are not reported a second time.
+    """
+    words, rest = Words(), list(argv)
+    while rest:
+        word = rest.pop(0)
+        if not is_flag(word):
+            words.strays.append(word)
+            continue
+        written, equals, inline = word.partition("=")
+        name, negated = meaning(written.lstrip("-").replace("-", "_"), schema)
+        setting = schema.get(name)
+        values = [inline] if equals else _take(rest, _most(setting, name))
+        _record(words, Given(written, name, tuple(values), Origin("command line", text=word)), setting, negated)
+    return words
+
+
+def is_flag(word: str) -> bool:
+    """Whether a word is a flag: negative numbers and a lone dash are values."""
+    return word.startswith("-") and len(word) > 1 and not re.match(r"-\.?\d", word)
+
+
+def meaning(name: str, schema: dict[str, Setting]) -> tuple[str, bool]:
+    """The setting that a name stands for, and whether it means its contrary."""
+    if name in OPPOSITES and OPPOSITES[name] in schema:
+        return OPPOSITES[name], True
+    if name in ALIASES and ALIASES[name] in schema:
+        return ALIASES[name], False
+    positive = name.removeprefix("no_")
+    if positive != name and name not in schema and positive in schema and schema[positive].is_switch:
+        return positive, True
+    return name, False
+
+
+def flipped(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """The contrary of what was written after an opposite; what is no boolean stays, to be refused."""
+    if not texts:
+        return ("false",)
+    text = texts[0].lower()
+    return ("false",) if text in TRUE else ("true",) if text in FALSE else texts
+
+
+def _most(setting: Setting | None, name: str) -> int:
+    if setting is None:
+        return 1 if name == CONFIG else 1_000_000
+    return 2 if setting.is_pair else 1
+
+
+def _take(rest: list[str], most: int) -> list[str]:
+    taken: list[str] = []
+    while rest and len(taken) < most and not is_flag(rest[0]):
+        taken.append(rest.pop(0))
+    return taken
+
+
+def _record(words: Words, given: Given, setting: Setting | None, negated: bool) -> None:
+    if given.name == CONFIG and setting is None:
+        if given.texts:
+            words.configs.append(given.texts[0])
+        else:
+            words.without_value.append(given)
+    elif setting is None:
+        words.given.append(given)
+    elif negated:
+        is_no_form = given.written.lstrip("-").startswith("no")
+        if is_no_form and given.texts:
+            words.negated_with_value.append(given)
+        else:
+            words.given.append(Given(given.written, given.name, flipped(given.texts), given.origin))
+    elif given.texts:
+        words.given.append(given)
+    elif setting.is_switch:
+        words.given.append(Given(given.written, given.name, ("true",), given.origin))
+    elif "bare" in setting.metadata:
+        words.given.append(Given(given.written, given.name, (setting.metadata["bare"],), given.origin))
+    else:
+        words.without_value.append(given)

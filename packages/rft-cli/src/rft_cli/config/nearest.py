@@ -1,0 +1,43 @@
+"""Which known names a mistyped one may have meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def edit_distance(left: str, right: str) -> int:
+    """Insertions, deletions, substitutions and swaps of neighbours that turn `left` into `right`.
+
+    The optimal string alignment distance: no part of the text is edited twice.
+    """
+    before, row = list(range(len(right) + 1)), list(range(len(right) + 1))
+    for i, a in enumerate(left, start=1):
+        older, before, row = before, row, [i] + [0] * len(right)
+        for j, b in enumerate(right, start=1):
+            row[j] = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b))
+            if i > 1 and j > 1 and a == right[j - 2] and left[i - 2] == b:
+                row[j] = min(row[j], older[j - 2] + 1)
+    return row[-1]
+
+
+def nearest(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
+    """Up to `count` of the known names that `name` may have meant, the likeliest first.
+
+    A name whose words contain all the other's words counts as near, whatever its length:
+    `learning_rate` finds `actor_learning_rate`.
+    """
+    wanted = name.lower().replace("-", "_")
+    ranked = sorted((_distance(wanted, option.lower().replace("-", "_")), option) for option in known)
+    if not ranked or ranked[0][0][0] > max(2.0, len(wanted) * 0.4):
+        return []
+    limit = max(3.0, len(wanted) * 0.6)
+    return [option for distance, option in ranked if distance[0] <= limit][:count]
+
+
+def _distance(wanted: str, option: str) -> tuple[float, int]:
+    letters = float(edit_distance(wanted, option))
+    here, there = set(wanted.split("_")), set(option.split("_"))
+    if here <= there or there <= here:
+        letters = min(letters, 1.5 + 0.5 * len(here ^ there))
+    common = next((i for i, (a, b) in enumerate(zip(wanted, option, strict=False)) if a != b), len(wanted))
+    return letters, -common

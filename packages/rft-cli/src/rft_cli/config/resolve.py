@@ -1,0 +1,177 @@
+"""One settings object from defaults, files and flags, in this order; the later wins.
+
+All problems of all sources are reported together. No torch is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar, overload
+
+from rft_algos.errors import Problem
+from rft_cli.config import command_line, errors, rules, yaml_file
+from rft_cli.config.errors import SettingsError
+from rft_cli.config.origins import DEFAULT, Given, Origin
+from rft_cli.config.render import config_yaml
+from rft_cli.config.schema import REQUIRED, Setting, build, schema
+from rft_cli.config.values import NotAllowed, convert
+from rft_cli.recipes import catalog
+from rft_cli.refused_flags import REFUSED_FLAGS, REFUSED_VALUES
+from rft_cli.secrets import looks_like_key
+from rft_cli.settings import EvalSettings, GenerateSettings, RlSettings, SftSettings
+
+S = TypeVar("S")
+
+_TRACKERS = ("use_wandb", "use_tensorboard", "use_trackio")
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved(Generic[S]):
+    """The settings of one command and where each value came from."""
+
+    command: str
+    settings: S
+    values: dict[str, Any]
+    """Every value by its flat name."""
+    origins: dict[str, Origin]
+    recipe_name: str
+    """Name of the last recipe or file given by --config; empty without one."""
+    sources: tuple[Path, ...]
+    """The files given by --config, in order."""
+    notes: tuple[str, ...]
+    """Settings that were given and have no effect beside the others."""
+
+    def config_yaml(self) -> str:
+        """The whole configuration as a file that `--config` reads back, each line with its origin."""
+        return config_yaml(self.command, self.values, self.origins)
+
+
+@dataclass(slots=True)
+class Merged:
+    """What all sources say together, with what is wrong in them."""
+
+    command: str
+    schema: dict[str, Setting]
+    values: dict[str, Any]
+    origins: dict[str, Origin]
+    recipe_name: str = ""
+    sources: list[Path] = field(default_factory=list[Path])
+    problems: list[Problem] = field(default_factory=list[Problem])
+
+    @property
+    def missing(self) -> list[Setting]:
+        """Settings without a default that no source gives."""
+        return [self.schema[name] for name, value in self.values.items() if value is REQUIRED]
+
+
+@overload
+def resolve(command: Literal["rl"], argv: Sequence[str]) -> Resolved[RlSettings]: ...
+@overload
+def resolve(command: Literal["sft"], argv: Sequence[str]) -> Resolved[SftSettings]: ...
+@overload
+def resolve(command: Literal["eval"], argv: Sequence[str]) -> Resolved[EvalSettings]: ...
+@overload
+def resolve(command: Literal["generate"], argv: Sequence[str]) -> Resolved[GenerateSettings]: ...
+@overload
+def resolve(command: str, argv: Sequence[str]) -> Resolved[Any]: ...
+def resolve(command: str, argv: Sequence[str]) -> Resolved[Any]:
+    """The settings of `rft-train COMMAND ARGV...`.
+
+    Raises:
+        SettingsError: with every problem of the command line and of the files.
+    """
+    merged = merge(command, argv)
+    problems = merged.problems + [errors.missing_setting(command, setting) for setting in merged.missing]
+    if not problems:
+        problems = rules.contradictions(command, merged.values, merged.origins)
+    if problems:
+        raise SettingsError(problems=problems)
+    return Resolved(
+        command=command,
+        settings=build(command, merged.values),
+        values=merged.values,
+        origins=merged.origins,
+        recipe_name=merged.recipe_name,
+        sources=tuple(merged.sources),
+        notes=tuple(rules.notes(merged.values, merged.origins)),
+    )
+
+
+def merge(command: str, argv: Sequence[str]) -> Merged:
+    """Defaults, then files, then flags; nothing is raised."""
+    table = schema(command)
+    merged = Merged(command, table, {name: row.default for name, row in table.items()}, dict.fromkeys(table, DEFAULT))
+    words = command_line.read(argv, table)
+    for reference in words.configs:
+        _read_config(merged, reference)
+    for given in words.given:
+        _apply(merged, given)
+    for given in words.without_value:
+        if given.name == command_line.CONFIG:
+            merged.problems.append(_config_without_name(given))
+        else:
+            merged.problems.append(errors.missing_value(table[given.name], given))
+    merged.problems += [errors.negated_with_value(given) for given in words.negated_with_value]
+    merged.problems += [errors.unexpected_argument(text, catalog.names()) for text in words.strays]
+    return merged
+
+
+def _read_config(merged: Merged, reference: str) -> None:
+    source, problem = catalog.find(reference)
+    if source is None:
+        merged.problems += [problem] if problem else []
+        return
+    found = yaml_file.read(source.path, merged.schema, kind="recipe" if source.is_recipe else "file")
+    merged.recipe_name = source.name
+    merged.sources.append(source.path)
+    merged.problems += found.problems
+    made_for = found.header.get("command", merged.command)
+    if made_for != merged.command:
+        merged.problems.append(_other_command(merged, reference, made_for, source.path))
+        return
+    for given in found.given:
+        _apply(merged, given)
+
+
+def _apply(merged: Merged, given: Given) -> None:
+    setting = merged.schema.get(given.name)
+    if setting is None:
+        refusal = REFUSED_FLAGS.get(given.name)
+        problem = errors.refused_option(given, refusal) if refusal else errors.unknown_option(merged.command, given)
+        merged.problems.append(problem)
+        return
+    refused = REFUSED_VALUES.get(given.name, {})
+    if len(given.texts) == 1 and given.texts[0].lower() in refused:
+        merged.problems.append(errors.refused_value(given, refused[given.texts[0].lower()]))
+    elif given.name in _TRACKERS and any(looks_like_key(text) for text in given.texts):
+        merged.problems.append(errors.key_as_project(given))
+    elif given.is_null and not setting.may_be_none:
+        merged.problems.append(errors.bad_value(setting, given))
+    else:
+        try:
+            merged.values[given.name] = convert(setting, given.texts)
+            merged.origins[given.name] = given.origin
+        except NotAllowed:
+            merged.problems.append(errors.bad_value(setting, given))
+
+
+def _config_without_name(given: Given) -> Problem:
+    return errors.unreadable(
+        "option.no_value",
+        "--config needs a file or the name of a recipe",
+        given.origin,
+        "only switches stand alone",
+        "rft-train recipes",
+    )
+
+
+def _other_command(merged: Merged, reference: str, made_for: str, path: Path) -> Problem:
+    return errors.unreadable(
+        "file.other_command",
+        f"{reference} is made for rft-train {made_for}, not for rft-train {merged.command}",
+        Origin("file", str(path)),
+        "the commands have different settings",
+        f"rft-train {made_for} --config {reference}",
+    )

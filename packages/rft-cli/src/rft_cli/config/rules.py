@@ -1,0 +1,120 @@
+"""What must hold between settings, and which settings have no effect beside the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rft_algos.errors import Problem
+from rft_cli.config.origins import Origin
+from rft_cli.config.values import as_text
+
+Values = Mapping[str, Any]
+Origins = Mapping[str, Origin]
+
+
+def contradictions(command: str, values: Values, origins: Origins) -> list[Problem]:
+    """Combinations that cannot be run, each with its arithmetic and one way out."""
+    checks = [_engine, _lengths]
+    if command == "rl":
+        checks += [_group, _sampling_for_training, _divergence]
+    return [problem for check in checks for problem in check(values, origins)]
+
+
+def _engine(values: Values, origins: Origins) -> Iterator[Problem]:
+    if values.get("engine_tp_size", 1) > 1:
+        yield _problem(
+            "engine.native_one_device",
+            origins,
+            values,
+            ["engine_tp_size"],
+            "the native engine works on one device; engines that split a model are not in this version",
+            "--engine_tp_size 1",
+        )
+    if values.get("engine_mem_util") is not None:
+        yield _problem(
+            "engine.native_no_reserve",
+            origins,
+            values,
+            ["engine_mem_util"],
+            "the native engine reserves no share of the memory: its size follows from its rows and lengths",
+            f"--engine_max_rows {values['engine_max_rows']} (and leave engine_mem_util out)",
+        )
+
+
+def _lengths(values: Values, origins: Origins) -> Iterator[Problem]:
+    if (
+        values.get("max_len") is not None
+        and "prompt_max_len" in values
+        and values["max_len"] <= values["prompt_max_len"]
+    ):
+        yield _problem(
+            "length.no_room",
+            origins,
+            values,
+            ["max_len", "prompt_max_len"],
+            "prompt and response share max_len: a longest prompt would leave no token for its response",
+            f"--prompt_max_len {max(1, values['max_len'] // 2)}",
+        )
+
+
+def _group(values: Values, origins: Origins) -> Iterator[Problem]:
+    if values["n_samples_per_prompt"] < 2:
+        yield _problem(
+            "batch.group_of_one",
+            origins,
+            values,
+            ["n_samples_per_prompt", "advantage_estimator"],
+            "an advantage is relative to the other responses of its prompt: a group of one always gets 0",
+            "--n_samples_per_prompt 8",
+        )
+
+
+def _sampling_for_training(values: Values, origins: Origins) -> Iterator[Problem]:
+    if values["temperature"] == 0.0:
+        why = "greedy responses of one prompt are all the same, so that no advantage differs from 0"
+        yield _problem("sampling.greedy", origins, values, ["temperature"], why, "--temperature 1.0")
+
+
+def _divergence(values: Values, origins: Origins) -> Iterator[Problem]:
+    if values["use_kl_loss"] and values["init_kl_coef"] == 0.0:
+        yield _problem(
+            "kl.no_weight",
+            origins,
+            values,
+            ["use_kl_loss", "init_kl_coef"],
+            "the divergence would enter the loss with weight 0",
+            "--init_kl_coef 0.001",
+        )
+
+
+def _problem(code: str, origins: Origins, values: Values, names: list[str], why: str, do: str) -> Problem:
+    what = ", ".join(f"{name} = {as_text(values[name])}" for name in names)
+    where = ", ".join(f"{name}: {origins[name]}" for name in names)
+    return Problem(code=code, what=what, where=where, why=why, do=do)
+
+
+_NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "chunk_size": ("fused_linear_logprob", bool),
+    "kl_estimator": ("init_kl_coef", lambda weight: weight > 0),
+    "num_trajectories_to_save": ("save_trajectories", bool),
+    "rollout_log_interval": ("save_trajectories", bool),
+    "prefetch_factor": ("num_workers", lambda count: count > 0),
+    "wandb_org": ("use_wandb", bool),
+    "wandb_group": ("use_wandb", bool),
+    "wandb_run_name": ("use_wandb", bool),
+    "ckpt_path": ("load_checkpoint", bool),
+    "system_prompt": ("apply_chat_template", bool),
+    "min_lr_ratio": ("lr_schedule", lambda schedule: schedule != "constant"),
+}
+"""Settings that act only when another one is on."""
+
+
+def notes(values: Values, origins: Origins) -> list[str]:
+    """What was asked for and has no effect beside the other settings, so that it is said and not passed over."""
+    told: list[str] = []
+    for name, (condition, holds) in _NEEDS.items():
+        if name in values and origins[name].kind != "default" and not holds(values[condition]):
+            state = f"{condition} is {as_text(values[condition]) or 'empty'} ({origins[condition]})"
+            told.append(f"{name} = {as_text(values[name])} ({origins[name]}) has no effect: {state}")
+    return told

@@ -1,0 +1,108 @@
+"""The settings of a command as a flat table: one row per flag, read from the dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import cache
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from rft_cli.settings import COMMANDS
+
+
+@dataclass(frozen=True, slots=True)
+class Required:
+    """Stands where a default would be, for a setting that has none."""
+
+
+REQUIRED = Required()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One flag of a command.
+
+    Example: `Setting("top_k", "sampling", int, 0, {"minimum": -1})` is `--top_k`, kept in
+    `settings.sampling.top_k`.
+    """
+
+    name: str
+    group: str
+    kind: Any
+    """The annotation: bool, int, float, str, a Literal, a pair, or one of them with None."""
+    default: object
+    metadata: Mapping[str, Any]
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the flag alone means true."""
+        return self.kind is bool
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether the flag takes several values."""
+        return get_origin(self.kind) is tuple
+
+    @property
+    def may_be_none(self) -> bool:
+        """Whether `none` is a value."""
+        return NoneType in get_args(self.kind)
+
+    @property
+    def base(self) -> Any:
+        """The annotation without None."""
+        if not self.may_be_none:
+            return self.kind
+        return next(kind for kind in get_args(self.kind) if kind is not NoneType)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The names to choose from, empty where the value is free."""
+        given = get_args(self.base)
+        return given if given and all(isinstance(choice, str) for choice in given) else ()
+
+
+@cache
+def schema(command: str) -> dict[str, Setting]:
+    """Every setting of `command` by its flat name, in the order of the groups."""
+    table: dict[str, Setting] = {}
+    owner = COMMANDS[command]
+    kinds = get_type_hints(owner)
+    for group in fields(owner):
+        prototype = group.default_factory() if group.default_factory is not MISSING else None
+        for row in _rows(group.name, kinds[group.name], prototype):
+            assert row.name not in table, f"{row.name} is in two groups of {command}"
+            table[row.name] = row
+    return table
+
+
+def _rows(group: str, kind: type, prototype: object | None) -> list[Setting]:
+    kinds = get_type_hints(kind)
+    rows: list[Setting] = []
+    for item in fields(kind):
+        default = getattr(prototype, item.name) if prototype is not None else _own_default(item)
+        rows.append(Setting(item.name, group, kinds[item.name], default, item.metadata))
+    return rows
+
+
+def _own_default(item: Field[Any]) -> object:
+    if item.default is not MISSING:
+        return item.default
+    return item.default_factory() if item.default_factory is not MISSING else REQUIRED
+
+
+def build(command: str, values: Mapping[str, object]) -> Any:
+    """The nested settings object of `command` from flat values (every setting must be there)."""
+    owner = COMMANDS[command]
+    kinds = get_type_hints(owner)
+    groups: dict[str, Any] = {}
+    for group in fields(owner):
+        kind = kinds[group.name]
+        groups[group.name] = kind(**{item.name: values[item.name] for item in fields(kind)})
+    return owner(**groups)
+
+
+def commands_with(name: str) -> list[str]:
+    """The commands that take a setting called `name`."""
+    return [command for command in COMMANDS if name in schema(command)]

@@ -1,0 +1,160 @@
+"""A file of settings: flat YAML, one line a setting, every line number kept.
+
+Only the parser is used, never a constructor: a file cannot make objects, whatever its tags say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from rft_algos.errors import Problem
+from rft_cli.config import errors
+from rft_cli.config.command_line import flipped, meaning
+from rft_cli.config.origins import Given, Origin, OriginKind
+from rft_cli.config.schema import Setting
+
+HEADER = "recipe"
+LARGEST = 1_000_000
+_PLAIN_TAGS = {
+    f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp", "seq", "map")
+}
+
+
+@dataclass(slots=True)
+class FileSettings:
+    """What one file holds."""
+
+    given: list[Given] = field(default_factory=list[Given])
+    header: dict[str, str] = field(default_factory=dict[str, str])
+    """The fields under `recipe:`, as text."""
+    problems: list[Problem] = field(default_factory=list[Problem])
+
+
+def read(path: Path, schema: Mapping[str, Setting], *, kind: OriginKind = "file") -> FileSettings:
+    """Every setting of a file with its line; what cannot be read becomes a problem."""
+    found = FileSettings()
+    root = _parsed(path, kind, found)
+    if root is None:
+        return found
+    if not isinstance(root, yaml.MappingNode):
+        why = "a file of settings has one `name: value` a line"
+        found.problems.append(_problem("not_settings", "it holds no settings", path, root, kind, why, "seed: 42"))
+        return found
+    reader = _Reader(path, kind, schema, found)
+    for key, value in root.value:
+        reader.entry(key, value)
+    return found
+
+
+def _parsed(path: Path, kind: OriginKind, found: FileSettings) -> yaml.Node | None:
+    place = Origin(kind, str(path))
+    try:
+        if path.stat().st_size > LARGEST:
+            why = f"a file of settings has at most {LARGEST} bytes"
+            found.problems.append(errors.unreadable("file.large", f"{path} is too large", place, why, "check the path"))
+            return None
+        return _compose(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        why = f"byte {error.start} is not UTF-8"
+        found.problems.append(errors.unreadable("file.encoding", f"{path} is not text", place, why, "save it as UTF-8"))
+    except RecursionError:
+        why = "settings are flat: one `name: value` a line"
+        found.problems.append(
+            errors.unreadable("file.nested", f"{path} is nested too deeply", place, why, "flatten it")
+        )
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else 0
+        what = f"not YAML: {getattr(error, 'problem', None) or 'an unexpected character'}"
+        why = f"column {mark.column + 1}" if mark else "the file could not be parsed"
+        place = Origin(kind, str(path), line)
+        found.problems.append(errors.unreadable("file.yaml", what, place, why, "write one `name: value` a line"))
+    except OSError as error:
+        what = f"{path} cannot be read: {error.strerror}"
+        found.problems.append(
+            errors.unreadable("file.read", what, place, "the file must be readable", "check the path")
+        )
+    return None
+
+
+def _compose(text: str) -> yaml.Node | None:
+    compose: Callable[..., yaml.Node | None] = cast("Any", yaml).compose  # its stub has no types
+    return compose(text, Loader=yaml.SafeLoader)
+
+
+def _problem(code: str, what: str, path: Path, node: yaml.Node, kind: OriginKind, why: str, do: str) -> Problem:
+    return errors.unreadable(f"file.{code}", what, Origin(kind, str(path), node.start_mark.line + 1), why, do)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Walks the entries of one file."""
+
+    path: Path
+    kind: OriginKind
+    schema: Mapping[str, Setting]
+    found: FileSettings
+    lines: dict[str, int] = field(default_factory=dict[str, int])
+
+    def entry(self, key: yaml.Node, value: yaml.Node) -> None:
+        """One `name: value`."""
+        if not isinstance(key, yaml.ScalarNode):
+            self._refuse("name", "a name must be one word", key, "settings are flat", "seed: 42")
+            return
+        name, negated = meaning(key.value.lstrip("-").replace("-", "_"), dict(self.schema))
+        line = key.start_mark.line + 1
+        if name in self.lines:
+            why = f"line {self.lines[name]} gives it already"
+            self._refuse("duplicate", f"{key.value} is given twice", key, why, "keep one of the two lines")
+            return
+        self.lines[name] = line
+        if name == HEADER and isinstance(value, yaml.MappingNode):
+            self.found.header = {_raw(k): _raw(v) for k, v in value.value}
+            return
+        texts = self._texts(key.value, value)
+        if texts is not None:
+            shown = ", ".join(texts)
+            is_null = value.tag.endswith(":null")
+            texts = ("none",) if is_null else flipped(texts) if negated else texts
+            origin = Origin(self.kind, str(self.path), line, shown)
+            self.found.given.append(Given(key.value, name, texts, origin, is_null))
+
+    def _texts(self, name: str, value: yaml.Node) -> tuple[str, ...] | None:
+        if value.tag not in _PLAIN_TAGS:
+            why = "only plain text, numbers, booleans and lists are read from a file"
+            self._refuse("tag", f"{name} has the tag {_short(value.tag)}", value, why, f"{name}: VALUE")
+        elif isinstance(value, yaml.ScalarNode):
+            return (value.value,)
+        elif isinstance(value, yaml.SequenceNode) and all(_is_plain_scalar(item) for item in value.value):
+            return tuple(item.value for item in value.value)
+        else:
+            first = _first_key(value)
+            why = "settings are flat: each stands at the left margin under the name of its flag"
+            self._refuse("nested", f"{name} holds other settings", value, why, f"{first}: VALUE")
+        return None
+
+    def _refuse(self, code: str, what: str, node: yaml.Node, why: str, do: str) -> None:
+        self.found.problems.append(_problem(code, what, self.path, node, self.kind, why, do))
+
+
+def _is_plain_scalar(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.tag in _PLAIN_TAGS
+
+
+def _raw(node: yaml.Node) -> str:
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+
+
+def _first_key(node: yaml.Node) -> str:
+    if isinstance(node, yaml.MappingNode) and node.value:
+        return _raw(node.value[0][0]) or "name"
+    return "name"
+
+
+def _short(tag: str) -> str:
+    return tag.replace("tag:yaml.org,2002:", "!!")

@@ -1,0 +1,34 @@
+"""What `--debug` switches on; it must happen before torch is imported, so `main` does it first."""
+
+from __future__ import annotations
+
+import faulthandler
+from collections.abc import MutableMapping, Sequence
+from itertools import pairwise
+
+VARIABLES = {
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    "TORCH_SHOW_CPP_STACKTRACES": "1",
+    "NCCL_DEBUG": "INFO",
+    "CUDA_LAUNCH_BLOCKING": "1",
+}
+
+
+def asked(argv: Sequence[str]) -> bool:
+    """Whether the words of the command ask for it; the last one counts."""
+    on = False
+    for word, following in pairwise([*argv, ""]):
+        name, equals, value = word.partition("=")
+        if name == "--debug":
+            on = (value if equals else following).lower() not in ("false", "0", "no")
+        elif name in ("--no-debug", "--no_debug"):
+            on = False
+    return on
+
+
+def switch_on(environment: MutableMapping[str, str]) -> list[str]:
+    """Set what is not set already; the names that were set."""
+    faulthandler.enable()
+    changed = [name for name in VARIABLES if name not in environment]
+    environment.update({name: VARIABLES[name] for name in changed})
+    return changed

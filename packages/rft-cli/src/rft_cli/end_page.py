@@ -1,0 +1,103 @@
+"""What a person reads when a run has ended: before and after, sample answers, where it is, what to try next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rft_algos.intervals import paired_difference_interval
+from rft_trainer.run_directory import RunDirectory
+
+_WIDTH = 60
+
+
+def show(directory: RunDirectory, summary: Mapping[str, Any], next_commands: Sequence[tuple[str, str]]) -> None:
+    """Print the page to standard output."""
+    console = Console(highlight=False, soft_wrap=False)
+    console.print()
+    evaluations = summary.get("eval", {})
+    if "before" in evaluations and "after" in evaluations:
+        console.print(_before_after(directory, evaluations))
+    samples = _last_samples(directory, 3)
+    if samples:
+        console.print(_samples(samples))
+    minutes, seconds = divmod(round(float(summary.get("seconds", 0.0))), 60)
+    console.print(f"{summary['outcome']} after {summary.get('steps', 0)} steps, {minutes} min {seconds:02d} s", markup=False)
+    console.print(f"run directory: {directory.path}", markup=False)
+    console.print("\nnext:", markup=False)
+    for command, purpose in next_commands:
+        console.print(f"  {command}", markup=False, soft_wrap=True)
+        console.print(f"      {purpose}", markup=False, soft_wrap=True)
+
+
+def _before_after(directory: RunDirectory, evaluations: Mapping[str, Any]) -> Table:
+    before, after = evaluations["before"], evaluations["after"]
+    table = Table(title=f"held out: {after.get('n', '?')} problems" if "n" in after else "held out", title_justify="left")
+    for column in ("", "before", "after", "change"):
+        table.add_column(column, justify="right" if column else "left")
+    names = {"accuracy": "accuracy", "reward": "mean reward", "loss": "loss (nats a token)"}
+    for key, label in names.items():
+        if isinstance(before.get(key), float) and isinstance(after.get(key), float):
+            shown = "{:.1%}" if key == "accuracy" else "{:.4f}"
+            change = f"{after[key] - before[key]:+.1%}" if key == "accuracy" else f"{after[key] - before[key]:+.4f}"
+            table.add_row(label, shown.format(before[key]), shown.format(after[key]), change + _interval(directory, key))
+    return table
+
+
+def _interval(directory: RunDirectory, key: str) -> str:
+    """The paired 95 % interval of the change, where both evaluations kept a number a prompt."""
+    column = {"accuracy": "correct", "reward": "rewards"}.get(key)
+    rows = {row.get("name"): row for row in directory.read_evaluations().rows}
+    if column is None or not all(rows.get(name, {}).get(column) for name in ("before", "after")):
+        return ""
+    pairs = [
+        (float(a), float(b))
+        for a, b in zip(rows["before"][column], rows["after"][column], strict=True)
+        if a is not None and b is not None
+    ]
+    if len(pairs) < 2:
+        return ""
+    interval = paired_difference_interval([a for a, _ in pairs], [b for _, b in pairs])
+    scale, unit = (100.0, " points") if key == "accuracy" else (1.0, "")
+    return f"  (95 %: {scale * interval.low:+.3g} to {scale * interval.high:+.3g}{unit})"
+
+
+def _last_samples(directory: RunDirectory, number: int) -> list[dict[str, Any]]:
+    """Sampled answers of the last step that kept some: the best, the worst, and one between."""
+    steps = directory.rollout_steps()
+    rows = [r for r in directory.read_rollouts(steps[-1]).rows if r.get("reward") is not None] if steps else []
+    ordered = sorted(rows, key=lambda row: row["reward"])
+    if len(ordered) <= number:
+        return ordered
+    return [ordered[round(i * (len(ordered) - 1) / (number - 1))] for i in range(number)]
+
+
+def _samples(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title="sampled answers of the last recorded step", title_justify="left")
+    for column in ("prompt", "answer", "wanted", "reward"):
+        table.add_column(column, justify="right" if column == "reward" else "left", overflow="fold")
+    for row in rows:
+        table.add_row(
+            _short(row["prompt"]), _short(row["response"]), _short(str(row["label"])), f"{row['reward']:.3g}"
+        )
+    return table
+
+
+def _short(text: str) -> str:
+    """The end of a long text: answers are at the end. Escaped so that control characters show."""
+    plain = json.dumps(text, ensure_ascii=False)[1:-1].replace("[", "\\[")
+    return plain if len(plain) <= _WIDTH else "..." + plain[-_WIDTH:]
+
+
+def after_training(directory: Path) -> list[tuple[str, str]]:
+    """Three commands worth trying after a run."""
+    return [
+        (f"rft-train eval {directory}", "score the saved checkpoint again, on the same held-out problems"),
+        (f"rft-train runs show {directory}", "curves, settings and files of this run"),
+        ("rft-train rl --help", "train your own model on your own data and reward"),
+    ]

@@ -1,0 +1,164 @@
+"""`rft-train`: find the verb, run it, and show whatever goes wrong in one way.
+
+Only what a verb needs is imported, and help needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from types import TracebackType
+
+from rft_algos.errors import OptionsError, Problem, RftError
+from rft_cli import command_table, debug_mode
+from rft_cli.command_table import COMMANDS, Command
+
+ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
+
+UNEXPECTED = 1
+INTERRUPTED = 130
+_HELP = ("-h", "--help")
+_PRINT_CONFIG = ("--print_config", "--print-config")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run `rft-train ARGV...` and return its exit code (`rft_algos.errors.ExitCode`, 1, or 130)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in (*_HELP, "help"):
+        print(overview())
+        return 0
+    if words[0] == "--version":
+        print(f"rft-train {version('rft-cli')}")
+        return 0
+    from rft_cli import problems
+
+    as_json = problems.wants_json(words)
+    sys.excepthook = _last_resort(words, as_json=as_json)
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+        return code
+    except RftError as error:
+        problems.show(_with_bundle(error, words), as_json=as_json)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def overview() -> str:
+    """The page of `rft-train --help`."""
+    lines = ["usage: rft-train COMMAND [OPTIONS]", "", "Reinforcement fine-tuning of language models.", "", "commands:"]
+    lines += [f"  {command.name:<12} {command.summary}" for command in COMMANDS.values()]
+    lines += ["", "rft-train COMMAND --help lists the options of a command.", "Start with: rft-train quickstart"]
+    return "\n".join(lines)
+
+
+def _run(words: list[str]) -> int:
+    name, *argv = words
+    if not name:
+        raise _unknown(name)
+    command = COMMANDS.get(name)
+    if command is None:
+        raise _unknown(name)
+    if debug_mode.asked(argv):
+        debug_mode.switch_on(os.environ)
+    if command.settings and any(word in _HELP for word in argv):
+        from rft_cli.config.help import print_help
+
+        print_help(command.settings, argv)
+        return 0
+    if command.settings and any(word in _PRINT_CONFIG for word in argv):
+        return _print_config(command, argv)
+    if command.settings:
+        _refuse_early(command, argv)
+    from rft_cli import fault_hook
+
+    fault_hook.install_from(os.environ)
+    return int(importlib.import_module(command.module).run(argv))
+
+
+def _refuse_early(command: Command, argv: list[str]) -> None:
+    """Settings that cannot be used are told at once: the command's own module takes seconds to import torch."""
+    from rft_cli.config.resolve import resolve
+
+    resolve(command.settings, argv)
+
+
+def _print_config(command: Command, argv: list[str]) -> int:
+    from rft_cli.config.resolve import resolve
+
+    resolved = resolve(command.settings, [word for word in argv if word not in _PRINT_CONFIG])
+    print(resolved.config_yaml(), end="")
+    for note in resolved.notes:
+        print(f"# note: {note}")
+    return 0
+
+
+def _unknown(name: str) -> OptionsError:
+    from rft_cli.config.nearest import nearest
+
+    refusal = command_table.REFUSED_COMMANDS.get(name)
+    near = nearest(name, COMMANDS)
+    if refusal:
+        what, why, do = (
+            f"rft-train {name} cannot be used: {refusal.reason}",
+            "a command works or is refused",
+            refusal.do,
+        )
+    else:
+        what = f"unknown command {name}" if not name.startswith("-") else f"{name} stands before the command"
+        why = f"nearest: {', '.join(near)}" if near else f"commands: {', '.join(COMMANDS)}"
+        do = f"rft-train {near[0]}" if near else "rft-train --help"
+    return OptionsError(code="command.unknown", what=what, where="command line", why=why, do=do)
+
+
+def _with_bundle(error: RftError, words: list[str]) -> RftError:
+    """A failure inside a run leaves its diagnostics with the run."""
+    from rft_cli import bundle
+
+    if not bundle.has_run_directory() or error.problem.bundle:
+        return error
+    path = bundle.write(error, words, error.problem)
+    return error.with_bundle(str(path)) if path else error
+
+
+def _last_resort(words: list[str], *, as_json: bool) -> ExceptHook:
+    """What nobody foresaw: the traceback goes into a file, the person reads a few lines; Python then exits with 1."""
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        from rft_cli import problems
+
+        problems.show_problem(_unexpected(error, words), UNEXPECTED, as_json=as_json)
+
+    return hook
+
+
+def _unexpected(error: BaseException, words: list[str]) -> Problem:
+    import traceback
+
+    from rft_cli import bundle
+    from rft_cli.secrets import scrub_text
+
+    path = bundle.write(error, words)
+    frames = traceback.extract_tb(error.__traceback__)
+    message = str(error).partition("\n")[0]
+    return Problem(
+        code="program.unexpected",
+        what=scrub_text(f"unexpected {type(error).__name__}: {message}"),
+        where=f"{frames[-1].filename}:{frames[-1].lineno} ({frames[-1].name})" if frames else "unknown",
+        why="this is a defect of the program, or of code that it was given",
+        state="the run's last checkpoint is untouched" if bundle.has_run_directory() else "nothing was saved",
+        do=f"read the traceback in {path}" if path else "free disk space, so that the traceback can be written",
+        bundle=str(path or ""),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,281 @@
+"""A run while it runs: one live panel on a terminal, one line a step elsewhere.
+
+`LivePanel` is a sink: the loop hands it the same records that go to metrics.jsonl. It never reads
+files and never fails for a metric that is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rft_cli.charts import amount, duration, shares, sparkline
+from rft_cli.run_files import as_object, is_number
+
+Record = Mapping[str, object]
+
+PHASES = {
+    "rollout": "cyan",
+    "reward": "yellow",
+    "logprob": "magenta",
+    "train": "green",
+    "sync": "blue",
+    "eval": "white",
+    "save": "red",
+}
+"""The phases of a step (seconds under time/<name>) with their colours."""
+
+_LINE = {
+    "reward": ("reward/mean", 3),
+    "loss": ("sft/loss", 4),
+    "kl": ("policy/kl", 4),
+    "clip": ("policy/clip_fraction", 3),
+    "entropy": ("policy/entropy", 3),
+    "norm": ("policy/gradient_norm", 3),
+    "length": ("completion/length_mean", 1),
+    "cut": ("completion/truncated_share", 2),
+    "tok/s": ("throughput/tokens_per_second", 0),
+    "samples/min": ("throughput/samples_per_minute", 0),
+}
+"""What a plain line shows: its label, the metric, and the digits after the point."""
+
+
+class LivePanel:
+    """Shows a run. On a terminal one panel that is redrawn; elsewhere a plain line every `log_interval` steps.
+
+    Example::
+
+        panel = LivePanel(log_interval=10)
+        panel.start({"run_name": "quickstart", "num_steps": 40})
+        panel.step({"step": 1, "num_steps": 40, "reward/mean": 0.25, "time/step": 0.5})
+        panel.finish({"outcome": "finished"})
+    """
+
+    def __init__(self, *, log_interval: int = 1, stream: TextIO | None = None, console: Console | None = None) -> None:
+        self._console = console or Console(file=stream or sys.stdout, highlight=False)
+        self._log_interval = max(1, log_interval)
+        self._live: Live | None = None
+        self._info: Record = {}
+        self._last: Record = {}
+        self._scores: list[float] = []
+        self._accuracies: list[tuple[int, float]] = []
+
+    def start(self, info: Record) -> None:
+        """The run begins: `run_name`, `run_directory`, `num_steps`, and anything else as `name: text`."""
+        self._info = dict(info)
+        if self._console.is_terminal:
+            self._live = Live(self.render(), console=self._console, auto_refresh=False, transient=False)
+            self._live.start(refresh=True)
+        elif info:
+            told = "  ".join(f"{name}={value}" for name, value in info.items() if value not in ("", None))
+            self._console.print(f"start  {told}", soft_wrap=True, markup=False)
+
+    def step(self, record: Record) -> None:
+        """A step ended; `record` is its row of metrics."""
+        self._last = {**self._last, **record}
+        score = _number(record, "reward/mean", "sft/loss")
+        if score is not None:
+            self._scores.append(score)
+        number, total = self._position()
+        if self._live is not None:
+            self._live.update(self.render(), refresh=True)
+        elif number % self._log_interval == 0 or number == total:
+            self._console.print(plain_line({"num_steps": total, **record}), soft_wrap=True, markup=False)
+
+    def evaluation(self, record: Record) -> None:
+        """Held-out rows were scored."""
+        step = int(_number(record, "step") or 0)
+        accuracy = _number(record, "eval/accuracy")
+        if accuracy is not None:
+            self._accuracies.append((step, accuracy))
+        if self._live is not None:
+            self._live.update(self.render(), refresh=True)
+        else:
+            told = " ".join(
+                f"{k.removeprefix('eval/')}={_brief(v)}" for k, v in record.items() if k.startswith("eval/")
+            )
+            self._console.print(f"eval   step {step} {record.get('name', '')} {told}", soft_wrap=True, markup=False)
+
+    def finish(self, summary: Record) -> None:
+        """The run ended; `summary` is what summary.json says."""
+        if self._live is not None:
+            self._live.update(self.render(), refresh=True)
+            self._live.stop()
+            self._live = None
+        self._console.print(outcome_line(summary), soft_wrap=True, markup=False)
+
+    def close(self) -> None:
+        """Give the terminal back, also where the run failed."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def render(self) -> RenderableType:
+        """The panel as it stands."""
+        number, total = self._position()
+        width = max(20, min(self._console.width, 110) - 4)
+        rows = [self._progress(number, total), Text(), self._numbers(width)]
+        phases = {name: _number(self._last, f"time/{name}") or 0.0 for name in PHASES}
+        if sum(phases.values()) > 0:
+            rows += [Text(), *_phase_rows(phases, width)]
+        title = f"[bold]{_escaped(self._info.get('run_name') or 'rft-train')}[/bold]"
+        place = self._info.get("run_directory")
+        subtitle = f"[dim]{_escaped(place)}[/dim]" if place else None
+        return Panel(Group(*rows), title=title, subtitle=subtitle, width=width + 4, padding=(1, 1), border_style="cyan")
+
+    def _position(self) -> tuple[int, int]:
+        number = int(_number(self._last, "step") or 0)
+        total = int(_number(self._last, "num_steps") or _number(self._info, "num_steps") or 0)
+        return number, total
+
+    def _progress(self, number: int, total: int) -> RenderableType:
+        row = Table.grid(expand=True, padding=(0, 2))
+        row.add_column(no_wrap=True)
+        row.add_column(ratio=1)
+        row.add_column(justify="right", no_wrap=True)
+        label = Text.assemble(("step ", "dim"), (f"{number}", "bold"), (f" / {total}" if total else "", "dim"))
+        left = duration(_number(self._last, "time/left"))
+        time = (
+            Text.assemble((left, "bold"), (" left", "dim"))
+            if left and number < total
+            else Text(_elapsed(self._last), "dim")
+        )
+        row.add_row(label, ProgressBar(total=total or None, completed=number, complete_style="cyan"), time)
+        return row
+
+    def _numbers(self, width: int) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        for _ in range(3):
+            table.add_column(no_wrap=True)
+        is_reward = "reward/mean" in self._last or not self._scores
+        first = amount(_number(self._last, "reward/mean" if is_reward else "sft/loss"))
+        curve = Text(sparkline(self._scores, max(8, width - 34)), "green" if is_reward else "yellow")
+        table.add_row(Text("reward" if is_reward else "loss", "dim"), Text(first, "bold"), curve)
+        table.add_row(Text("held-out", "dim"), *self._held_out())
+        for name, value, rest in self._details():
+            table.add_row(Text(name, "dim"), Text(value, "bold"), Text(rest, "dim"))
+        return table
+
+    def _held_out(self) -> tuple[Text, Text]:
+        if not self._accuracies:
+            return Text("-", "dim"), Text("not scored yet", "dim")
+        (first_step, first), (last_step, last) = self._accuracies[0], self._accuracies[-1]
+        now = Text(f"{last:.1%}", "bold")
+        if len(self._accuracies) == 1:
+            return now, Text(f"at step {last_step}", "dim")
+        style = "green" if last > first else "red" if last < first else "dim"
+        change = Text(f"{100 * (last - first):+.1f} points since step {first_step}", style)
+        return now, Text.assemble(change, "  ", (sparkline([value for _, value in self._accuracies], 20), "cyan"))
+
+    def _details(self) -> list[tuple[str, str, str]]:
+        record = self._last
+        tokens = _number(record, "throughput/tokens_per_second", "time/tokens_per_second")
+        samples = _number(record, "throughput/samples_per_minute", "time/samples_per_minute")
+        policy = {
+            "kl": "policy/kl",
+            "clipped": "policy/clip_fraction",
+            "entropy": "policy/entropy",
+            "gradient norm": "policy/gradient_norm",
+        }
+        parts = [f"{label} {amount(_number(record, key))}" for label, key in policy.items() if key in record]
+        length = _number(record, "completion/length_mean")
+        cut = _number(record, "completion/truncated_share")
+        rows = [("speed", f"{amount(tokens, 0)} tok/s" if tokens is not None else "-", _per_minute(samples))]
+        if length is not None:
+            rows.append(("response", f"{length:.0f} tok", f"{cut:.0%} cut off at the limit" if cut is not None else ""))
+        if parts:
+            rows.append(("policy", "", "   ".join(parts)))
+        return rows
+
+
+def plain_line(record: Record) -> str:
+    """One step on one line, for files and pipes."""
+    number, total = int(_number(record, "step") or 0), int(_number(record, "num_steps") or 0)
+    parts = [f"step {number:>{len(str(total))}}/{total}" if total else f"step {number}"]
+    for label, (key, digits) in _LINE.items():
+        value = _number(record, key)
+        if value is not None:
+            parts.append(f"{label}={_plain(value, digits)}")
+    seconds = [
+        f"{name} {_number(record, f'time/{name}') or 0:.1f}" for name in PHASES if _number(record, f"time/{name}")
+    ]
+    step_seconds = _number(record, "time/step")
+    if step_seconds is not None:
+        parts.append(f"seconds={step_seconds:.2f}" + (f" ({', '.join(seconds)})" if seconds else ""))
+    left = duration(_number(record, "time/left"))
+    return "  ".join([*parts, f"left={left}"] if left else parts)
+
+
+def _plain(value: float, digits: int) -> str:
+    """A number that programs read too: no separators."""
+    return f"{value:.{digits}f}" if value == 0 or abs(value) >= 10**-digits else f"{value:.1e}"
+
+
+def outcome_line(summary: Record) -> str:
+    """How the run ended, on one line."""
+    parts = [str(summary.get("outcome", "finished"))]
+    steps, seconds = _number(summary, "steps"), _number(summary, "seconds")
+    if steps is not None:
+        parts.append(f"{steps:.0f} steps")
+    if seconds is not None:
+        parts.append(duration(seconds))
+    scores = as_object(summary.get("eval"))
+    before, after = (_accuracy(as_object(scores.get(when))) for when in ("before", "after"))
+    if before and after:
+        parts.append(f"held-out accuracy {before} -> {after}")
+    return "done   " + ", ".join(parts)
+
+
+def _accuracy(entry: Record) -> str:
+    accuracy = _number(entry, "accuracy")
+    if accuracy is None:
+        return ""
+    count = f" (n={entry['n']})" if is_number(entry.get("n")) else ""
+    return f"{accuracy:.1%}{count}"
+
+
+def _phase_rows(seconds: Mapping[str, float], width: int) -> list[RenderableType]:
+    """A bar of the parts of a step, and under it their names and shares."""
+    total = sum(seconds.values())
+    cells = shares(seconds, width)
+    bar, legend = Text(), Text()
+    for name, count in cells.items():
+        bar.append("\u2588" * count, PHASES[name])
+        if seconds[name] >= 0.005 * total:
+            legend.append("\u25a0 ", PHASES[name])
+            legend.append(f"{name} {seconds[name] / total:.0%}   ", "dim")
+    return [bar, legend]
+
+
+def _per_minute(samples: float | None) -> str:
+    return f"{amount(samples, 0)} samples/min" if samples is not None else ""
+
+
+def _elapsed(record: Record) -> str:
+    told = duration(_number(record, "time/elapsed"))
+    return f"{told} in all" if told else ""
+
+
+def _number(record: Record, *names: str) -> float | None:
+    """The first of the names that holds a finite number."""
+    for name in names:
+        value = record.get(name)
+        if is_number(value):
+            return float(value)
+    return None
+
+
+def _brief(value: object) -> str:
+    return amount(value) if isinstance(value, float) else str(value)
+
+
+def _escaped(value: object) -> str:
+    return str(value).replace("[", "\\[")

@@ -1,0 +1,121 @@
+"""What a person reads before a run starts: data, arithmetic, machine, and what has no effect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rft_cli.compose import RlData, SftData, algorithm_record, response_limits
+from rft_cli.config.resolve import Resolved
+from rft_cli.machine import Machine
+from rft_cli.settings import RlSettings, SftSettings
+from rft_dist.environment import environment_report
+
+
+def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, list[str]]]:
+    """Titled groups of lines: the resolved plan of an RL run."""
+    settings = resolved.settings
+    response, longest = response_limits(settings, data.longest_prompt)
+    record = algorithm_record(settings)
+    batch = settings.batch
+    steps = f"{data.num_steps:,} steps, {data.num_updates:,} optimizer updates"
+    if batch.max_steps and data.num_steps == batch.max_steps:
+        steps += " (max_steps ends the run before its episodes do)"
+    cut = _cut_line(batch.micro_train_batch_size, batch.max_tokens_per_micro_batch, batch.packing_samples)
+    sleep = "gives its cache back between rollouts" if settings.engine.enable_engine_sleep else "keeps its cache"
+    return [
+        ("data", [*data.training.lines(), f"held out: {len(data.held_out):,} prompts"]),
+        ("preparation", [_preparation(settings)]),
+        ("batches", [*data.plan.derivation(), steps, cut]),
+        (
+            "lengths",
+            [f"longest prompt {data.longest_prompt} + longest response {response} = {longest} tokens{_capped(settings)}"],
+        ),
+        ("algorithm", [str(record)]),
+        ("reward", [f"{settings.reward.reward}, {settings.reward.reward_workers} processes, "
+                    f"{settings.reward.reward_timeout:g} s a response"
+                    + (", shuffled within each group (control)" if settings.reward.shuffle_rewards else "")]),
+        (
+            "engine",
+            [f"native (in this process, with the weights being trained): at most {settings.engine.engine_max_rows} "
+             f"sequences at once; {sleep}"],
+        ),
+        ("saving", [_saving(settings)]),
+    ]
+
+
+def _capped(settings: RlSettings) -> str:
+    limit = settings.sampling.max_len
+    return f" (max_len = {limit} caps the sum)" if limit is not None else ""
+
+
+def _preparation(settings: RlSettings | SftSettings) -> str:
+    data = settings.data
+    how = "in the main thread"
+    if data.num_workers:
+        how = f"by {data.num_workers} threads, {data.num_workers * data.prefetch_factor} batches ahead"
+    pinned = ", page-locked for copies to a GPU" if data.dataloader_pin_memory else ""
+    return f"rows are rendered {how}{pinned}"
+
+
+def _cut_line(max_sequences: int, max_tokens: int, packing: bool) -> str:
+    if packing:
+        cap = f"{max_tokens:,} tokens" if max_tokens else f"{max_sequences:,} times the longest sample"
+        return f"micro-batches are filled up to {cap} (packing_samples); the step is the same"
+    cap = f", {max_tokens:,} tokens" if max_tokens else ""
+    return f"micro-batches of at most {max_sequences:,} sequences{cap}, without padding"
+
+
+def _saving(settings: RlSettings | SftSettings) -> str:
+    chosen = settings.checkpoint
+    rules = []
+    if chosen.save_steps > 0:
+        rules.append(f"every {chosen.save_steps} steps")
+    if chosen.save_interval:
+        rules.append(f"every {chosen.save_interval} episodes")
+    if chosen.save_minutes:
+        rules.append(f"every {chosen.save_minutes:g} minutes")
+    rules.append("at the start, at the end and on SIGTERM")
+    return f"{', '.join(rules)}; the newest {chosen.max_ckpt_num} are kept, within {chosen.max_ckpt_mem:,} GB"
+
+
+def sft_lines(resolved: Resolved[SftSettings], data: SftData) -> list[tuple[str, list[str]]]:
+    """Titled groups of lines: the resolved plan of a supervised run."""
+    settings, chosen = resolved.settings, resolved.settings.training
+    tokens = sum(sample.num_loss_tokens for sample in data.samples)
+    left_out = [f"left out, too long: {len(data.left_out):,} demonstrations"] if data.left_out else []
+    size = min(chosen.train_batch_size, len(data.samples))
+    return [
+        ("data", [*data.training.lines(), *left_out, f"held out: {len(data.held_out):,} demonstrations"]),
+        ("preparation", [_preparation(settings)]),
+        (
+            "batches",
+            [
+                f"{len(data.samples):,} demonstrations ({tokens:,} response tokens) / {size:,} = "
+                f"{-(-len(data.samples) // size):,} steps an epoch, {data.num_steps:,} steps at most",
+                _cut_line(chosen.micro_train_batch_size, chosen.max_tokens_per_micro_batch, chosen.packing_samples),
+            ],
+        ),
+        ("saving", [_saving(settings)]),
+    ]
+
+
+def show_rl(resolved: Resolved[RlSettings], data: RlData, machine: Machine) -> None:
+    """Print the plan."""
+    _show(rl_lines(resolved, data), resolved, machine)
+
+
+def show_sft(resolved: Resolved[SftSettings], data: SftData, machine: Machine) -> None:
+    """Print the plan."""
+    _show(sft_lines(resolved, data), resolved, machine)
+
+
+def _show(groups: list[tuple[str, list[str]]], resolved: Resolved[Any], machine: Machine) -> None:
+    for title, lines in groups:
+        for number, line in enumerate(lines):
+            print(f"{title if number == 0 else '':<12} {line}")
+    print(f"{'machine':<12} {machine.describe()}")
+    for name, value, effect in environment_report():
+        print(f"{'environment':<12} {name}={value}: {effect}")
+    for note in resolved.notes:
+        print(f"{'note':<12} {note}")
+    print(flush=True)

@@ -1,0 +1,91 @@
+"""What recipes there are, what each one says of itself, and which file a `--config` means.
+
+A recipe is a file of settings beside this module. Its header tells a person whether to run it::
+
+    recipe:
+      command: rl
+      task: addition of two-digit numbers
+      hardware: 2 CPU cores
+      minutes: 2
+      expected: accuracy 0.05 -> 0.90 on 200 held-out problems
+      date: 2026-11-20
+    pretrain: ...
+
+It states only what differs from the defaults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rft_algos.errors import Problem
+from rft_cli.config import yaml_file
+from rft_cli.config.nearest import nearest
+from rft_cli.config.origins import Origin
+
+DIRECTORY = Path(__file__).parent
+SUFFIXES = (".yaml", ".yml")
+HEADER_FIELDS = ("command", "task", "hardware", "minutes", "expected", "date")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file that `--config` means."""
+
+    path: Path
+    name: str
+    is_recipe: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a recipe says of itself; empty where it does not."""
+
+    name: str
+    path: Path
+    command: str
+    task: str
+    hardware: str
+    minutes: str
+    expected: str
+    date: str
+
+
+def names(directory: Path | None = None) -> list[str]:
+    """The names of all recipes, sorted."""
+    return sorted(path.stem for path in (directory or DIRECTORY).glob("*.yaml"))
+
+
+def load(name: str, directory: Path | None = None) -> Recipe:
+    """The header of one recipe."""
+    path = (directory or DIRECTORY) / f"{name}.yaml"
+    header = yaml_file.read(path, {}).header
+    return Recipe(name, path, *(header.get(field, "") for field in HEADER_FIELDS))
+
+
+def find(reference: str) -> tuple[Source | None, Problem | None]:
+    """The file that a `--config` means: a file, a run's directory, or a recipe's name."""
+    path = Path(reference).expanduser()
+    if path.is_file():
+        return Source(path, path.stem, is_recipe=False), None
+    if path.is_dir() and (path / "config.yaml").is_file():
+        return Source(path / "config.yaml", path.resolve().name, is_recipe=False), None
+    if reference in names():
+        return Source(DIRECTORY / f"{reference}.yaml", reference, is_recipe=True), None
+    return None, _not_found(reference, path)
+
+
+def _not_found(reference: str, path: Path) -> Problem:
+    looks_like_file = path.suffix in SUFFIXES or len(path.parts) > 1
+    siblings = sorted(str(p) for p in path.parent.glob("*") if p.suffix in SUFFIXES) if path.parent.is_dir() else []
+    near = nearest(reference, siblings if looks_like_file else [*names(), *siblings])
+    listed = near or names()
+    kind = "file" if looks_like_file else "file, run or recipe"
+    return Problem(
+        code="file.not_found",
+        what=f"no {kind} is called {reference}",
+        where=str(Origin("command line")),
+        why=f"nearest: {', '.join(near)}" if near else f"recipes: {', '.join(listed) or 'none'}",
+        do=f"--config {near[0]}" if near else "rft-train recipes",
+    )

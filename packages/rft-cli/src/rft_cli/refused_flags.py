@@ -1,0 +1,209 @@
+"""Flags and values that LightRFT and its guides name and this version does not have: why, and what to use.
+
+A command line written for LightRFT is answered name by name. Every name here is known; what is in
+the settings of a command is never looked up here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_NOT_YET = "not in this version"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a name or a value cannot be used, and the one thing to do instead."""
+
+    reason: str
+    do: str
+
+
+def _rows(reason: str, do: str, *names: str) -> dict[str, Refusal]:
+    return {name: Refusal(reason, do) for name in names}
+
+
+_OUT = "leave it out"
+_REPLICATED = f"{_NOT_YET}: every rank holds the whole model"
+
+REFUSED_FLAGS: dict[str, Refusal] = {
+    # memory and ranks
+    **_rows(_REPLICATED, "--bf16 --gradient_checkpointing to save memory", "fsdp", "zero_stage", "fsdp_cpu_offload"),
+    **_rows(_REPLICATED, _OUT, "zpg", "overlap_comm", "initial_model_shard_size", "no_shard_vit", "meta_init"),
+    **_rows(f"{_NOT_YET}: the optimizer's state stays beside the weights", "--bf16 to save memory", "adam_offload"),
+    **_rows("the optimizer keeps float32 state for bfloat16 weights in any case", "--bf16", "use_mp_opt"),
+    **_rows("gradients are summed in float32 in any case", _OUT, "grad_accum_dtype"),
+    **_rows(f"{_NOT_YET}: a sequence stays on one rank", "--max_tokens_per_micro_batch 8192", "sp_size"),
+    **_rows("the rank is read from the environment (LOCAL_RANK)", "torchrun --nproc_per_node=N ...", "local_rank"),
+    **_rows(
+        "a flag of the launcher, which stands before the program",
+        "torchrun --nnodes N --nproc_per_node N -m rft_cli.main rl ...",
+        "nnodes",
+        "nproc_per_node",
+        "node_rank",
+        "master_addr",
+        "master_port",
+    ),
+    **_rows("the model is loaded straight onto its device", "--device cuda", "actor_init_on_gpu"),
+    **_rows(
+        "the form without reentrance is always used", "--gradient_checkpointing", "gradient_checkpointing_use_reentrant"
+    ),
+    # images, audio, video
+    **_rows(
+        f"{_NOT_YET}: prompts are text",
+        _OUT,
+        "mixed_mm_data",
+        "images_key",
+        "limit_mm_image_per_prompt",
+        "limit_mm_video_per_prompt",
+        "fps",
+        "max_pixels",
+        "freeze_prefix",
+        "image",
+    ),
+    **_rows("models are text models in this version", _OUT, "text_only"),
+    # engines
+    **_rows(f"{_NOT_YET}: rewards are functions", "--reward file.py:function", "rm_use_engine", "rm_engine_cudagraph"),
+    **_rows(f"{_NOT_YET}: the engine runs in this process", "--engine_type native", "use_vllm", "engine"),
+    **_rows(f"{_NOT_YET}: one engine a rank", "--engine_tp_size 1", "vllm_tensor_parallel_size"),
+    # the algorithm
+    **_rows("one name selects the whole algorithm", "--advantage_estimator group_norm", "use_gspo", "use_cpg_loss"),
+    **_rows(f"{_NOT_YET}: the weight of the divergence is constant", "--init_kl_coef 0.01", "kl_target"),
+    **_rows(
+        f"{_NOT_YET}: group_norm divides by the spread of the group already",
+        "--advantage_estimator group_norm",
+        "reward_running_norm",
+        "reward_running_norm_minus_mean",
+        "advantages_norm",
+        "normalize_advantages",
+        "advantage_clip",
+    ),
+    **_rows(f"{_NOT_YET}: clip inside your own reward", "--reward file.py:function", "reward_clip"),
+    **_rows(
+        f"{_NOT_YET}: there is no critic",
+        "--advantage_estimator group_norm",
+        "critic_learning_rate",
+        "critic_pretrain",
+        "value_clip",
+        "value_head_prefix",
+        "save_value_network",
+        "normalize_reward_for_critic",
+        "lambd",
+        "freezing_actor_steps",
+    ),
+    **_rows("a response has one reward at its end, never discounted", _OUT, "gamma", "use_sequence_rewards"),
+    **_rows(
+        f"{_NOT_YET}: all tokens of a response count", _OUT, "high_entropy_token_ratio", "mark_high_entropy_tokens"
+    ),
+    **_rows(f"{_NOT_YET}: groups without a signal give no gradient anyway", _OUT, "dynamic_sampling"),
+    **_rows(
+        f"{_NOT_YET}: judge length inside your own reward (it is told num_tokens)",
+        "--reward file.py:function",
+        "overlong_buffer",
+        "overlong_buffer_len",
+        "overlong_buffer_penalty_factor",
+    ),
+    **_rows(f"{_NOT_YET}: every token has one temperature", "--temperature 1.0", "use_fire", "first_token_temperature"),
+    **_rows(f"{_NOT_YET}: only the last weights are kept", _OUT, "enable_ema"),
+    **_rows(f"{_NOT_YET}: models are dense", _OUT, "aux_loss_coef"),
+    **_rows(
+        f"{_NOT_YET}: no pre-training loss is mixed in",
+        "rft-train sft first, then rft-train rl on its weights",
+        "ptx_coef",
+        "pretrain_data",
+        "pretrain_data_probs",
+        "pretrain_split",
+    ),
+    **_rows(
+        f"{_NOT_YET}: all weights are trained",
+        "--gradient_checkpointing to save memory",
+        "lora_rank",
+        "lora_alpha",
+        "lora_dropout",
+        "target_modules",
+        "load_in_4bit",
+    ),
+    # rewards and reward models
+    **_rows(f"{_NOT_YET}: rewards are functions", "--reward file.py:function", "reward_pretrain", "remote_rm_url"),
+    **_rows(
+        f"{_NOT_YET}: reward models are not trained",
+        "--reward file.py:function",
+        "loss_type",
+        "margin",
+        "pooling_method",
+        "scale_for_train",
+        "probing_layer",
+        "heads_types",
+        "task_instruction",
+        "model",
+    ),
+    # data
+    **_rows("rewards compare with one column", "--label_key NAME", "reference_key"),
+    **_rows("training data has one name in all commands", "--prompt_data PATH", "train_data"),
+    **_rows(f"{_NOT_YET}: one system prompt for all rows", "--system_prompt TEXT", "system_prompt_path"),
+    **_rows("data is read from files and from Hugging Face datasets", "--prompt_data PATH", "use_ms", "data_root"),
+    **_rows("tokenizers are always the fast ones", _OUT, "disable_fast_tokenizer"),
+    **_rows(
+        f"{_NOT_YET}: evaluation reads any file of prompts and answers", "--eval_data PATH", "benchmarks", "benchmark"
+    ),
+    # saving and reporting
+    **_rows("every checkpoint holds a complete Hugging Face directory", _OUT, "save_hf_ckpt", "disable_ds_ckpt"),
+    **_rows("checkpoints are written where they stay", "--save_path DIR", "ckpt_path_local"),
+    **_rows("figures go to the run's directory", "--save_path DIR", "log_dir"),
+    **_rows("lengths are in every step's metrics", "--log_interval 1", "plot_every"),
+    **_rows("rollouts are written as they are", "--save_trajectories", "trajectory_analysis"),
+    **_rows("a summary of every step's rollouts is in its metrics", "--log_interval 1", "print_replay_buffer_stats"),
+    **_rows("the project is the value of another flag", "--use_wandb PROJECT", "wandb_project"),
+    **_rows("log-probabilities take the path that was measured fastest", _OUT, "disable_logprobs_flashattn"),
+    **_rows(
+        "checkpoints hold a complete Hugging Face directory and need no conversion",
+        "--pretrain RUN/checkpoints/step_N/model",
+        "checkpoint_dir",
+        "hf_base",
+        "hf_checkpoint",
+        "tag",
+        "model_type",
+        "exclude_frozen",
+    ),
+    # names of the guides' tools and of other trainers
+    **_rows("the model has one name in all commands", "--pretrain PATH", "model_path", "model_name_or_path"),
+    **_rows(
+        "the length of a response has one name in all commands", "--generate_max_len N", "max_tokens", "max_new_tokens"
+    ),
+    **_rows("where answers go has one name", "--output FILE (eval, generate), --save_path DIR (rl, sft)", "output_dir"),
+    **_rows("it has another name here", "--engine_max_rows N", "batch_size", "batch"),
+    **_rows("it has another name here", "--max_norm N", "max_grad_norm"),
+    **_rows(
+        "it has another name here", "--micro_train_batch_size N", "micro_batch_size", "per_device_train_batch_size"
+    ),
+    **_rows(
+        "it follows from two others", "--train_batch_size N --micro_train_batch_size N", "gradient_accumulation_steps"
+    ),
+    **_rows(f"{_NOT_YET}: half precision is bfloat16", "--bf16", "fp16"),
+}
+
+_ONE_ALGORITHM = "--advantage_estimator group_norm"
+_NOT_BUILT = "not built in this version; native is"
+
+REFUSED_VALUES: dict[str, dict[str, Refusal]] = {
+    "advantage_estimator": {
+        name: Refusal(f"{_NOT_YET}; group_norm (= grpo) is", _ONE_ALGORITHM)
+        for name in (
+            "gae",
+            "ppo",
+            "reinforce",
+            "rloo",
+            "reinforce_baseline",
+            "reinforce++",
+            "dr_grpo",
+            "gspo",
+            "gmpo",
+            "cpgd",
+            "remax",
+            "opo",
+            "dapo",
+        )
+    },
+    "engine_type": {name: Refusal(_NOT_BUILT, "--engine_type native") for name in ("vllm", "sglang", "hf")},
+}
+"""By the name of a setting, then by the value in lower case."""

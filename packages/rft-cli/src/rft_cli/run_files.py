@@ -1,0 +1,151 @@
+"""A run's directory, read: whatever state it is in, finished, running, or cut off in the middle of a line."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard, cast
+
+STALE_SECONDS = 600.0
+_CHANGED = re.compile(r"^(\w+): (.*?)\s+# (?!default)(.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """What the files of one run say."""
+
+    path: Path
+    summary: dict[str, Any]
+    """summary.json; empty while the run has not ended."""
+    metrics: list[dict[str, Any]]
+    """Every whole row of metrics.jsonl."""
+    evaluations: list[dict[str, Any]]
+    command: str
+    settings: dict[str, tuple[str, str]]
+    """Settings that are not defaults: name -> (value, origin)."""
+    checkpoints: list[str]
+    rollout_files: list[Path]
+    touched: float
+    """When the run last wrote, in seconds since 1970."""
+
+    @property
+    def name(self) -> str:
+        """The directory's name."""
+        return self.path.resolve().name
+
+    @property
+    def outcome(self) -> str:
+        """The summary's word, or what can be seen without one."""
+        if self.summary:
+            return str(self.summary.get("outcome", "finished"))
+        return "running" if time.time() - self.touched < STALE_SECONDS else "stopped"
+
+    @property
+    def step(self) -> int:
+        """The last step that was logged."""
+        return int(self.metrics[-1].get("step", 0)) if self.metrics else 0
+
+    def series(self, name: str) -> list[float]:
+        """The numbers of one metric over the steps that have it."""
+        return [float(row[name]) for row in self.metrics if is_number(row.get(name))]
+
+    def accuracy(self, when: str) -> float | None:
+        """Held-out accuracy `before` or `after`, from the summary or else from evals.jsonl."""
+        told = as_object(as_object(self.summary.get("eval")).get(when)).get("accuracy")
+        if is_number(told):
+            return float(told)
+        rows = [row for row in self.evaluations if is_number(row.get("eval/accuracy"))]
+        if not rows or (when == "after" and len(rows) < 2):
+            return None
+        return float(rows[0 if when == "before" else -1]["eval/accuracy"])
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the run took, or has taken so far."""
+        if is_number(self.summary.get("seconds")):
+            return float(self.summary["seconds"])
+        if self.metrics and is_number(self.metrics[-1].get("time/elapsed")):
+            return float(self.metrics[-1]["time/elapsed"])
+        return sum(self.series("time/step")) or None
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value of JSON is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def as_object(value: object) -> dict[str, Any]:
+    """A JSON object; empty where the value is something else."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory is a run's."""
+    return path.is_dir() and any((path / name).is_file() for name in ("config.yaml", "metrics.jsonl", "summary.json"))
+
+
+def read_run(path: Path) -> RunFiles:
+    """Everything the pages show of one run; missing and damaged files are empty."""
+    checkpoints = path / "checkpoints"
+    return RunFiles(
+        path=path,
+        summary=_object(path / "summary.json"),
+        metrics=rows(path / "metrics.jsonl"),
+        evaluations=rows(path / "evals.jsonl"),
+        command=read_text(path / "command.txt").strip(),
+        settings=_changed_settings(read_text(path / "config.yaml")),
+        checkpoints=sorted(p.name for p in checkpoints.glob("step_*") if (p / "manifest.json").is_file()),
+        rollout_files=sorted((path / "rollouts").glob("step_*.jsonl")),
+        touched=_touched(path),
+    )
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """The whole rows of a file of JSON lines; a line cut off by a kill is left out."""
+    found: list[dict[str, Any]] = []
+    for line in read_text(path).splitlines():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if as_object(row):
+            found.append(row)
+    return found
+
+
+def last_rows(path: Path, count: int) -> list[dict[str, Any]]:
+    """The last `count` whole rows."""
+    return rows(path)[-count:]
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        return as_object(json.loads(read_text(path) or "{}"))
+    except json.JSONDecodeError:
+        return {}
+
+
+def read_text(path: Path) -> str:
+    """The text of a file; empty where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _touched(path: Path) -> float:
+    times = [
+        p.stat().st_mtime
+        for p in (path / "metrics.jsonl", path / "summary.json", path / "config.yaml", path)
+        if p.exists()
+    ]
+    return max(times, default=0.0)
+
+
+def _changed_settings(config: str) -> dict[str, tuple[str, str]]:
+    found = (_CHANGED.match(line) for line in config.splitlines())
+    return {match[1]: (match[2], match[3]) for match in found if match}

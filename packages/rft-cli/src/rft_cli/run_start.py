@@ -1,0 +1,242 @@
+"""The start and the end of a training run: its directory, what it continues from, its sinks, its summary."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rft_algos.errors import CheckpointError
+from rft_cli import bundle
+from rft_cli.checkpointing import Restored
+from rft_cli.config.resolve import Resolved
+from rft_cli.machine import Machine
+from rft_cli.panel import LivePanel
+from rft_dist.checkpoints.resolve import resolve_checkpoint
+from rft_dist.environment import environment_report
+from rft_dist.settings import CheckpointSettings
+from rft_trainer.run_directory import RunDirectory
+from rft_trainer.run_names import run_name
+from rft_trainer.settings import RunSettings
+from rft_trainer.sinks.jsonl import JsonlSink
+from rft_trainer.sinks.protocol import RunInfo, Sink
+
+RUNS = Path("runs")
+_PACKAGES = ("torch", "transformers", "safetensors", "rft-algos", "rft-models", "rft-dist", "rft-engine", "rft-trainer")
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A run's directory, and the checkpoint that it continues from if it does."""
+
+    directory: RunDirectory
+    restored: Restored | None
+    resume_command: str
+
+
+def choose_path(settings: CheckpointSettings, run: RunSettings, recipe: str, machine: Machine) -> Path:
+    """The directory of the run, the same on every rank."""
+    if settings.save_path:
+        return Path(settings.save_path).expanduser()
+    name = run.run_name or run_name(recipe, under=RUNS)
+    agreed = machine.collectives.broadcast_bytes(name.encode() if machine.is_first else None)
+    return RUNS / agreed.decode()
+
+
+def start(
+    resolved: Resolved[Any], command: Sequence[str], path: Path, machine: Machine, *, in_place: bool = False
+) -> Started:
+    """Make the directory, or with a checkpoint to continue from open it and cut it back to that step.
+
+    `in_place` continues the run at `path` from its newest checkpoint. With `--load_checkpoint` a
+    checkpoint of this very run is continued in place too; one of another run starts a new directory.
+    """
+    checkpoint: CheckpointSettings = resolved.settings.checkpoint
+    restored = None
+    source = path if in_place else Path(checkpoint.ckpt_path or path) if checkpoint.load_checkpoint else None
+    if source is not None:
+        restored = _find(source, in_place=in_place, machine=machine, origin=str(resolved.origins["ckpt_path"]))
+        in_place = in_place or _belongs_to(restored, path)
+    resume_command = f"rft-train resume {path}"
+    if not machine.is_first:
+        return Started(RunDirectory(path), restored, resume_command)
+    if in_place:
+        assert restored is not None
+        directory = RunDirectory.open(path, sync_every=_SYNC_EVERY)
+        cut = directory.cut_after(restored.step)
+        print(
+            f"continuing {path} from step {restored.step}"
+            + (f"; {cut.metrics} later rows are done again" if cut.metrics else "")
+        )
+    else:
+        directory = RunDirectory.create(
+            path,
+            config_text=resolved.config_yaml(),
+            command=command,
+            environment=environment(machine),
+            recipe_text=_recipe_text(resolved),
+            resume_command=resume_command,
+            sync_every=_SYNC_EVERY,
+        )
+    bundle.remember_run_directory(path)
+    return Started(directory, restored, resume_command)
+
+
+_SYNC_EVERY = 100
+"""Rows between two fsyncs: a checkpoint syncs before it is published, so rows after it may be lost and are done again."""
+
+
+def _find(source: Path, *, in_place: bool, machine: Machine, origin: str) -> Restored:
+    """Rank 0 verifies and quarantines; the others take the one it chose."""
+    asked_by = "rft-train resume" if in_place else "--ckpt_path"
+    if machine.is_first:
+        found = resolve_checkpoint(source, asked_by=asked_by, origin=origin)
+        for finding in found.findings:
+            print(f"passed over a damaged checkpoint: {finding}", file=sys.stderr)
+        machine.collectives.broadcast_bytes(str(found.checkpoint.path).encode())
+        return Restored(found.checkpoint)
+    chosen = Path(machine.collectives.broadcast_bytes(None).decode())
+    return Restored(resolve_checkpoint(chosen, asked_by=asked_by, origin=origin).checkpoint)
+
+
+def _belongs_to(restored: Restored, path: Path) -> bool:
+    return restored.checkpoint.path.resolve().parent.parent == path.resolve()
+
+
+def _recipe_text(resolved: Resolved[Any]) -> str | None:
+    return resolved.sources[-1].read_text() if resolved.sources else None
+
+
+def metadata(resolved: Resolved[Any], data_hash: str) -> dict[str, object]:
+    """What every manifest says of the run."""
+    return {
+        "command": resolved.command,
+        "config_sha256": hashlib.sha256(resolved.config_yaml().encode()).hexdigest(),
+        "data_sha256": data_hash,
+        "seed": resolved.settings.run.seed,
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Python and the packages that decide what a run computes."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed as a package"
+    return found
+
+
+def environment(machine: Machine) -> dict[str, Any]:
+    """What env.json holds: machine, versions, and the variables that have an effect."""
+    return {
+        "working_directory": str(Path.cwd()),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "device": machine.device,
+        "world_size": machine.ranks.world_size,
+        "torch_threads": torch.get_num_threads(),
+        "versions": versions(),
+        "variables": [list(row) for row in environment_report()],
+    }
+
+
+class PanelSink:
+    """The live panel as a sink."""
+
+    def __init__(self, panel: LivePanel, num_steps: int) -> None:
+        self._panel = panel
+        self._num_steps = num_steps
+
+    def start(self, info: RunInfo) -> None:
+        """Draw it."""
+        shown: dict[str, object] = {
+            "run_name": info.name,
+            "run_directory": str(info.directory),
+            "num_steps": self._num_steps,
+        }
+        if info.resumed_from_step is not None:
+            shown["resumed_from_step"] = info.resumed_from_step
+        self._panel.start(shown)
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Redraw."""
+        self._panel.step(record)
+
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        """Redraw."""
+        self._panel.evaluation(record)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Leave the last picture."""
+        self._panel.finish(summary)
+
+
+def make_sinks(directory: RunDirectory, run: RunSettings, num_steps: int) -> list[Sink]:
+    """The run directory first, then the panel, then the trackers that were asked for."""
+    sinks: list[Sink] = [JsonlSink(directory), PanelSink(LivePanel(log_interval=run.log_interval), num_steps)]
+    if run.use_wandb:
+        from rft_trainer.sinks.wandb import WandbSink
+
+        sinks.append(
+            WandbSink(
+                project=run.use_wandb,
+                organisation=run.wandb_org or None,
+                group=run.wandb_group or None,
+                run_name=run.wandb_run_name or None,
+            )
+        )
+    if run.use_tensorboard:
+        from rft_trainer.sinks.tensorboard import TensorboardSink
+
+        sinks.append(TensorboardSink(Path(run.use_tensorboard)))
+    if run.use_trackio:
+        from rft_trainer.sinks.trackio import TrackioSink
+
+        sinks.append(TrackioSink(project=run.use_trackio))
+    return sinks
+
+
+def nothing_left(path: Path, step: int) -> CheckpointError:
+    """The error of a resume that would train nothing."""
+    return CheckpointError(
+        code="run.finished",
+        what=f"nothing is left to do: the run is at step {step}, its last",
+        where=str(path),
+        why="a resume that trains nothing would look like one that worked",
+        state=f"the run is complete at {path}",
+        do=f"rft-train eval {path}",
+    )
+
+
+def summary_of(directory: RunDirectory, resolved: Resolved[Any], outcome: str) -> dict[str, Any]:
+    """summary.json, from what the run wrote."""
+    rows = directory.read_metrics().rows
+    evaluations = directory.read_evaluations().rows
+    last = rows[-1] if rows else {}
+    summary: dict[str, Any] = {
+        "outcome": outcome,
+        "command": resolved.command,
+        "recipe": resolved.recipe_name,
+        "seed": resolved.settings.run.seed,
+        "steps": last.get("step", 0),
+        "seconds": max([row.get("time/elapsed") or 0.0 for row in (*rows, *evaluations)], default=0.0),
+        "tokens": last.get("data/tokens", 0),
+        "eval": {},
+    }
+    for name in ("before", "after"):
+        row = next((r for r in reversed(evaluations) if r.get("name") == name), None)
+        if row is not None:
+            summary["eval"][name] = {
+                key.removeprefix("eval/"): value for key, value in row.items() if key.startswith("eval/")
+            } | {"step": row["step"]}
+    return summary

@@ -1,0 +1,95 @@
+"""The settings of each command: groups of the packages that use the values, nested in Python, flat for people.
+
+`settings.model.pretrain` in code is `--pretrain` on the command line and `pretrain:` in a file. A
+command lists only groups whose every setting has an effect in it. No torch is imported here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rft_dist.settings import AdamSettings, CheckpointSettings, OptimizerSettings
+from rft_engine.settings import DecodingEngineSettings, EngineSettings, SamplingSettings
+from rft_models.settings import ModelSettings, WeightsSettings
+from rft_trainer.settings import (
+    AlgorithmSettings,
+    BatchSettings,
+    DataSettings,
+    EvalDataSettings,
+    EvaluationSettings,
+    GenerateDataSettings,
+    OutputSettings,
+    RewardSettings,
+    RlRewardSettings,
+    RlRunSettings,
+    RunSettings,
+    SftDataSettings,
+    SftTrainingSettings,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlSettings:
+    """Train a policy on rewards of its own responses."""
+
+    model: ModelSettings
+    data: DataSettings = field(default_factory=DataSettings)
+    reward: RlRewardSettings = field(default_factory=RlRewardSettings)
+    algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
+    batch: BatchSettings = field(default_factory=BatchSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    run: RlRunSettings = field(default_factory=RlRunSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftSettings:
+    """Train a model on demonstrations."""
+
+    model: ModelSettings
+    data: SftDataSettings = field(default_factory=SftDataSettings)
+    training: SftTrainingSettings = field(default_factory=SftTrainingSettings)
+    optimizer: AdamSettings = field(default_factory=AdamSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    run: RunSettings = field(default_factory=RunSettings)
+
+
+def _greedy() -> SamplingSettings:
+    return SamplingSettings(temperature=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSettings:
+    """Score a model on held-out data. Greedy unless a temperature is given."""
+
+    model: WeightsSettings
+    data: EvalDataSettings = field(default_factory=EvalDataSettings)
+    reward: RewardSettings = field(default_factory=RewardSettings)
+    sampling: SamplingSettings = field(default_factory=_greedy)
+    engine: DecodingEngineSettings = field(default_factory=DecodingEngineSettings)
+    output: OutputSettings = field(default_factory=OutputSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateSettings:
+    """Answer prompts with a model."""
+
+    model: WeightsSettings
+    data: GenerateDataSettings = field(default_factory=GenerateDataSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    engine: DecodingEngineSettings = field(default_factory=DecodingEngineSettings)
+    output: OutputSettings = field(default_factory=OutputSettings)
+
+
+CommandSettings = RlSettings | SftSettings | EvalSettings | GenerateSettings
+
+COMMANDS: dict[str, type[RlSettings] | type[SftSettings] | type[EvalSettings] | type[GenerateSettings]] = {
+    "rl": RlSettings,
+    "sft": SftSettings,
+    "eval": EvalSettings,
+    "generate": GenerateSettings,
+}

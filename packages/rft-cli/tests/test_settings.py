@@ -1,0 +1,92 @@
+"""The tables of settings: complete, described, and each default in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, get_type_hints
+
+import pytest
+import tyro
+
+from rft_cli import settings
+from rft_cli.config.resolve import resolve
+from rft_cli.config.schema import REQUIRED, schema
+from rft_cli.refused_flags import REFUSED_FLAGS, REFUSED_VALUES
+from rft_cli.settings import COMMANDS, EvalSettings, RlSettings, SftSettings
+
+GROUPS = [kind for owner in COMMANDS.values() for kind in get_type_hints(owner).values()]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_flat_names_and_nested_settings_hold_the_same_values(command: str) -> None:
+    resolved = resolve(command, ["--pretrain", "model"])
+    for name, row in schema(command).items():
+        group = getattr(resolved.settings, row.group)
+        assert getattr(group, name) == resolved.values[name]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_only_the_model_has_no_default(command: str) -> None:
+    assert [name for name, row in schema(command).items() if row.default is REQUIRED] == ["pretrain"]
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(GROUPS), ids=lambda kind: kind.__name__)
+def test_every_setting_explains_itself(kind: type[Any]) -> None:
+    for item in dataclasses.fields(kind):
+        text = tyro._docstrings.get_field_docstring(kind, item.name, ())
+        assert text, f"{kind.__name__}.{item.name}"
+        assert text.strip().endswith("."), f"{kind.__name__}.{item.name}"
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(GROUPS), ids=lambda kind: kind.__name__)
+def test_groups_are_frozen(kind: type[Any]) -> None:
+    group = kind(pretrain="model") if "pretrain" in {item.name for item in dataclasses.fields(kind)} else kind()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(group, dataclasses.fields(kind)[0].name, "other")
+
+
+def test_metadata_holds_only_what_is_read() -> None:
+    known = {"minimum", "maximum", "above", "below", "bare"}
+    for command in COMMANDS:
+        for row in schema(command).values():
+            assert set(row.metadata) <= known, row.name
+
+
+def test_defaults_are_those_of_the_documentation() -> None:
+    rl = resolve("rl", ["--pretrain", "model"]).settings
+    assert isinstance(rl, RlSettings)
+    assert (rl.batch.rollout_batch_size, rl.batch.n_samples_per_prompt, rl.batch.train_batch_size) == (64, 8, 512)
+    assert (rl.optimizer.actor_learning_rate, rl.optimizer.adam_betas, rl.optimizer.max_norm) == (
+        1e-6,
+        (0.9, 0.95),
+        1.0,
+    )
+    assert (rl.algorithm.advantage_estimator, rl.algorithm.loss_agg_mode) == ("group_norm", "seq-mean-token-mean")
+    assert (rl.algorithm.kl_estimator, rl.algorithm.init_kl_coef, rl.algorithm.use_kl_loss) == ("k3", 0.0, False)
+    assert (rl.checkpoint.save_steps, rl.checkpoint.save_interval, rl.checkpoint.max_ckpt_num) == (-1, 1, 3)
+    assert (rl.run.seed, rl.run.max_unscored_share, rl.run.max_refused_steps) == (42, 0.1, 3)
+
+
+def test_evaluation_is_greedy_and_training_is_not() -> None:
+    assert EvalSettings.__dataclass_fields__["sampling"].default_factory().temperature == 0.0  # type: ignore[misc]
+    assert resolve("rl", ["--pretrain", "m"]).settings.sampling.temperature == 1.0
+
+
+def test_supervised_training_has_its_own_learning_rate() -> None:
+    sft = resolve("sft", ["--pretrain", "m", "--learning_rate", "3e-4"]).settings
+    assert isinstance(sft, SftSettings)
+    assert sft.training.learning_rate == 3e-4
+    assert "actor_learning_rate" not in schema("sft")
+
+
+def test_no_name_is_both_a_setting_and_refused() -> None:
+    accepted = {name for command in COMMANDS for name in schema(command)}
+    assert not accepted & set(REFUSED_FLAGS)
+    for name, values in REFUSED_VALUES.items():
+        row = schema("rl")[name]
+        assert not set(values) & set(row.choices)
+
+
+def test_all_groups_of_a_command_are_in_its_module() -> None:
+    assert set(COMMANDS) == {"rl", "sft", "eval", "generate"}
+    assert settings.CommandSettings

@@ -1,0 +1,336 @@
+"""Reading checkpoints back: nothing is handed out before every byte of it was compared.
+
+A checkpoint verifies when its manifest is whole, names the step of its directory, lists exactly
+the files that are there, and each of them has the size and SHA-256 that it says. What does not
+verify is moved aside under a `quarantine_` name, never removed, and reported as findings.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rft_algos.errors import CheckpointError
+from rft_dist.checkpoints.layout import MANIFEST, MODEL, STATE, candidates, parse_step, quarantine_path, step_of
+from rft_dist.checkpoints.manifest import MAX_BYTES, FileEntry, Manifest, ManifestFault, parse_manifest
+from rft_dist.checkpoints.operations import BLOCK_BYTES, QUARANTINE, Digest, digest_file, rename
+
+_NOT_A_FILE = (errno.ELOOP, errno.EISDIR, errno.EINVAL)  # a link, a directory, a device
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One reason why a checkpoint was not used."""
+
+    path: Path
+    """The checkpoint's directory, under the name that it had."""
+    file: str
+    """File inside it; empty where the whole directory is meant."""
+    problem: str
+    """What is wrong, such as "bytes 0-1048575, SHA-256 9f.. expected 41..", """
+    first_byte: int | None = None
+    last_byte: int | None = None
+    """Range in which the damage lies, both ends included, where it is known."""
+    is_damage: bool = True
+    """False where nothing says that the content is wrong: it cannot be read just now, or is not ours."""
+    quarantined_to: Path | None = None
+
+    def __str__(self) -> str:
+        moved = f"; kept as {self.quarantined_to}" if self.quarantined_to else ""
+        return f"{self.path}: {self.file + ' ' if self.file else ''}{self.problem}{moved}"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that verified when it was opened."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done when it was saved."""
+        return self.manifest.step
+
+    @property
+    def model_directory(self) -> Path:
+        """A complete Hugging Face directory."""
+        return self.path / MODEL
+
+    def tensors(self, component: str, device: str = "cpu") -> dict[str, Tensor]:
+        """The tensors of a component; CheckpointError where it has none."""
+        path = self._file(component, ".safetensors")
+        try:
+            return load_file(path, device=device)
+        except (OSError, SafetensorError) as error:
+            raise _changed_since(path, str(error)) from error
+
+    def records(self, component: str) -> Any:
+        """The JSON value of a component; CheckpointError where it has none."""
+        path = self._file(component, ".json")
+        try:
+            return json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise _changed_since(path, str(error)) from error
+
+    def has_tensors(self, component: str) -> bool:
+        """Whether `tensors(component)` would find something."""
+        return self._lists(f"{STATE}/{component}.safetensors")
+
+    def has_records(self, component: str) -> bool:
+        """Whether `records(component)` would find something."""
+        return self._lists(f"{STATE}/{component}.json")
+
+    def require_components(self, registered: Collection[str]) -> None:
+        """CheckpointError naming what is missing or unexpected, unless the saved set is `registered`."""
+        require_equal_components(registered, self.manifest.components, where=str(self.path))
+
+    def _lists(self, file: str) -> bool:
+        return any(entry.path == file for entry in self.manifest.files)
+
+    def _file(self, component: str, suffix: str) -> Path:
+        name = f"{STATE}/{component}{suffix}"
+        if not self._lists(name):
+            raise CheckpointError(
+                code="checkpoint.component_missing",
+                what=f"checkpoint {self.path} has no {name}; it holds {', '.join(self.manifest.components) or 'none'}",
+                where=str(self.path / MANIFEST),
+                why="a resumed run continues exactly only with every part of its state",
+                do=f"resume with the version of the program that saved it: {self.manifest.metadata.get('versions')}",
+            )
+        return self.path / name
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What a search for the newest usable checkpoint found."""
+
+    checkpoint: Checkpoint | None
+    findings: tuple[Finding, ...]
+    """Why newer ones were passed over."""
+
+
+def require_equal_components(registered: Collection[str], saved: Collection[str], *, where: str) -> None:
+    """CheckpointError naming the difference, unless both sets are equal."""
+    missing = sorted(set(registered) - set(saved))
+    unexpected = sorted(set(saved) - set(registered))
+    if missing or unexpected:
+        raise CheckpointError(
+            code="checkpoint.components_differ",
+            what=f"components missing: {', '.join(missing) or 'none'}; unexpected: {', '.join(unexpected) or 'none'}",
+            where=where,
+            why="the saved set must equal the set that this run registered: what is left out does not come back",
+            do=f"register {', '.join(unexpected)}" if unexpected else f"save {', '.join(missing)} too",
+        )
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of a directory, without looking at any other file.
+
+    Raises FileNotFoundError where there is none, OSError where it cannot be read and
+    ManifestFault where it cannot be believed.
+    """
+    file = path / MANIFEST
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb") as stream:
+        content = stream.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ManifestFault(f"larger than {MAX_BYTES} bytes")
+    return parse_manifest(content)
+
+
+def inspect(path: Path) -> tuple[Manifest | None, list[Finding]]:
+    """Compare a directory with its manifest, every byte. No findings: it verifies."""
+    try:
+        manifest = read_manifest(path)
+    except FileNotFoundError:
+        return None, [Finding(path, MANIFEST, "is missing", is_damage=False)]
+    except ManifestFault as fault:
+        return None, [Finding(path, MANIFEST, str(fault))]
+    except OSError as error:
+        return None, [_unreadable(path, MANIFEST, error)]
+    findings = _compare_names(path, manifest)
+    if not findings:
+        findings = [found for entry in manifest.files if (found := _compare_content(path, entry))]
+    if not findings:
+        findings = _compare_headers(path, manifest)
+    return manifest, findings
+
+
+def open_verified(path: Path) -> Checkpoint:
+    """The checkpoint in directory `path`. Raises CheckpointError with the first finding unless it verifies."""
+    manifest, findings = inspect(path)
+    if findings or manifest is None:
+        raise damaged(path, findings)
+    return Checkpoint(path, manifest)
+
+
+def damaged(path: Path, findings: list[Finding]) -> CheckpointError:
+    """The error for a checkpoint that was asked for by name and does not verify."""
+    first = findings[0]
+    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+    return CheckpointError(
+        code="checkpoint.damaged",
+        what=f"checkpoint {path} is damaged: {first.file} {first.problem}{more}",
+        where=str(path / first.file),
+        why="its bytes are not those that were saved, and training from other weights would look like training",
+        state="nothing was loaded; the directory is as it was",
+        do=f"resume from the folder, which takes the newest that verifies: {path.parent}",
+    )
+
+
+def newest_verified(directory: Path, *, run_id: str | None = None) -> Search:
+    """The checkpoint saved last that verifies, walking back; damaged ones are moved to quarantine.
+
+    With `run_id`, those of other runs are passed over untouched.
+    """
+    findings: list[Finding] = []
+    for path in _newest_first(directory, run_id):
+        manifest, problems = inspect(path)
+        if manifest is not None and not problems:
+            return Search(Checkpoint(path, manifest), tuple(findings))
+        findings += quarantine(path, problems)
+    return Search(None, tuple(findings))
+
+
+def quarantine(path: Path, problems: list[Finding]) -> list[Finding]:
+    """Move a damaged checkpoint aside, and give its findings with the new name.
+
+    What only cannot be read just now, or has no manifest and so may be someone else's, stays. So
+    does one on a file system that does not let it be renamed.
+    """
+    step = step_of(path)
+    if step is None or not any(problem.is_damage for problem in problems):
+        return problems
+    target = quarantine_path(path, step)
+    try:
+        rename(QUARANTINE, path, target)
+    except OSError as error:
+        return [*problems, Finding(path, "", f"could not be moved to quarantine: {error.strerror}", is_damage=False)]
+    return [replace(problem, quarantined_to=target) for problem in problems]
+
+
+def _newest_first(directory: Path, run_id: str | None) -> list[Path]:
+    """By order of saving; one whose manifest cannot be read stands right after the steps below its own."""
+    ordered: list[tuple[float, int, Path]] = []
+    latest = 0
+    for step, path in sorted(candidates(directory)):
+        try:
+            manifest = read_manifest(path)
+        except (OSError, ManifestFault):
+            ordered.append((latest + 0.5, step, path))
+            continue
+        if run_id is None or manifest.run_id == run_id:
+            ordered.append((manifest.sequence, step, path))
+            latest = max(latest, manifest.sequence)
+    return [path for _, _, path in sorted(ordered, reverse=True)]
+
+
+def _compare_names(path: Path, manifest: Manifest) -> list[Finding]:
+    claimed = step_of(path)
+    if claimed is not None and claimed != manifest.step:
+        return [Finding(path, MANIFEST, f"is that of step {manifest.step}: this is another checkpoint's file")]
+    try:
+        present, odd = _walk(path)
+    except OSError as error:
+        return [_unreadable(path, "", error)]
+    listed = {entry.path: entry.digest.size for entry in manifest.files}
+    findings = [Finding(path, name, "is no regular file") for name in odd]
+    findings += [Finding(path, name, "is missing") for name in sorted(set(listed) - set(present))]
+    findings += [Finding(path, name, "is not in the manifest") for name in sorted(set(present) - set(listed))]
+    findings += [
+        _size_differs(path, name, present[name], size)
+        for name, size in listed.items()
+        if name in present and present[name] != size
+    ]
+    in_state = {name.split("/", 1)[1].rsplit(".", 1)[0] for name in listed if name.startswith(f"{STATE}/")}
+    if in_state != set(manifest.components):
+        findings.append(Finding(path, MANIFEST, "lists components and files that differ"))
+    return findings
+
+
+def _walk(path: Path, prefix: str = "") -> tuple[dict[str, int], list[str]]:
+    """Size of every regular file but the manifest by relative name, and names of all that is no file or directory."""
+    sizes: dict[str, int] = {}
+    odd: list[str] = []
+    with os.scandir(path) as entries:
+        for entry in entries:
+            name = prefix + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                below, odd_below = _walk(Path(entry.path), f"{name}/")
+                sizes.update(below)
+                odd += odd_below
+            elif not entry.is_file(follow_symlinks=False):
+                odd.append(name)
+            elif name != MANIFEST:
+                sizes[name] = entry.stat(follow_symlinks=False).st_size
+    return sizes, sorted(odd)
+
+
+def _compare_content(path: Path, entry: FileEntry) -> Finding | None:
+    try:
+        found = digest_file(path / entry.path)
+    except OSError as error:
+        return _unreadable(path, entry.path, error)
+    if found == entry.digest:
+        return None
+    if found.size != entry.digest.size:
+        return _size_differs(path, entry.path, found.size, entry.digest.size)
+    first, last = _damaged_range(found, entry.digest)
+    problem = f"bytes {first}-{last}, SHA-256 {found.sha256} expected {entry.digest.sha256}"
+    return Finding(path, entry.path, problem, first, last)
+
+
+def _damaged_range(found: Digest, want: Digest) -> tuple[int, int]:
+    pairs = zip(found.crc32_blocks, want.crc32_blocks, strict=False)
+    blocks = [index for index, (here, there) in enumerate(pairs) if here != there]
+    if not blocks:
+        return 0, want.size - 1
+    return blocks[0] * BLOCK_BYTES, min((blocks[-1] + 1) * BLOCK_BYTES, want.size) - 1
+
+
+def _compare_headers(path: Path, manifest: Manifest) -> list[Finding]:
+    findings: list[Finding] = []
+    for entry in manifest.files:
+        if not entry.path.endswith(".safetensors"):
+            continue
+        try:
+            with safe_open(path / entry.path, framework="pt") as stream:
+                stream.keys()
+        except (OSError, SafetensorError) as error:
+            findings.append(Finding(path, entry.path, f"has a header that does not hold: {error}"))
+    return findings
+
+
+def _size_differs(path: Path, name: str, found: int, want: int) -> Finding:
+    problem = f"has {found} bytes, expected {want}"
+    return Finding(path, name, problem, min(found, want), max(found, want) - 1)
+
+
+def _unreadable(path: Path, name: str, error: OSError) -> Finding:
+    problem = f"cannot be read: {error.strerror or error}"
+    return Finding(path, name, problem, is_damage=error.errno in _NOT_A_FILE)
+
+
+def _changed_since(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        code="checkpoint.changed_since_verified",
+        what=f"{path} cannot be read although it verified: {reason[:300]}",
+        where=str(path),
+        why="the file changed after it was compared with its manifest",
+        do=f"resume from the folder again: {path.parents[2]}",
+    )
+
+
+def is_checkpoint_directory(path: Path) -> bool:
+    """Whether `path` has a manifest, or the name of a published checkpoint."""
+    return path.is_dir() and (parse_step(path.name) is not None or (path / MANIFEST).is_file())

@@ -1,0 +1,78 @@
+"""What a refused save says: path, need, free, the system's error, and what is left."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from rft_algos.errors import StorageError
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_REMEDIES = {
+    errno.EROFS: "mount -o remount,rw for the file system of {path}",
+    errno.EACCES: "give this user write access to {path}",
+    errno.EPERM: "give this user write access to {path}",
+    errno.EFBIG: "ulimit -f unlimited",
+    errno.EMFILE: "ulimit -n 65536",
+}
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that this user can still write on the file system of `path`."""
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
+def refused_save(step: int, directory: Path, need: int, error: OSError, last_good: int | None) -> StorageError:
+    """The error for an operation of a save that the system refused (template F37)."""
+    name = errno.errorcode.get(error.errno or 0, "no errno")
+    free = _free_or_none(directory)
+    return StorageError(
+        code="checkpoint.save_refused",
+        what=f"cannot save step {step}: {directory} needs {gib(need)}, {_has(free)} ({name}, quota not read)",
+        where=str(error.filename or directory),
+        why=f"{name}: {error.strerror or error}",
+        state=_untouched(step, last_good),
+        do=_remedy(error.errno or 0, directory, need, free),
+    )
+
+
+def too_little_space(step: int, directory: Path, need: int, free: int, last_good: int | None) -> StorageError:
+    """The error for a save that was not begun because it would not fit (template F37)."""
+    return StorageError(
+        code="checkpoint.too_little_space",
+        what=f"cannot save step {step}: {directory} needs {gib(need)}, has {gib(free)}"
+        " (ENOSPC foreseen, quota not read)",
+        where=str(directory),
+        why="a save is begun only where all of its bytes fit beside the checkpoints that are there",
+        state=_untouched(step, last_good),
+        do=f"free {gib(need - free)} on the file system of {directory}",
+    )
+
+
+def gib(num_bytes: int) -> str:
+    """ "1.234 GiB", with as many digits as a small number needs."""
+    return f"{num_bytes / 2**30:.3f} GiB" if num_bytes >= 2**23 else f"{num_bytes / 2**30:.3g} GiB"
+
+
+def _free_or_none(directory: Path) -> int | None:
+    try:
+        return free_bytes(directory)
+    except OSError:
+        return None
+
+
+def _has(free: int | None) -> str:
+    return "free space unknown" if free is None else f"has {gib(free)}"
+
+
+def _untouched(step: int, last_good: int | None) -> str:
+    kept = "no earlier checkpoint" if last_good is None else f"last good step {last_good} untouched"
+    return f"{kept}; step {step} was not acknowledged"
+
+
+def _remedy(number: int, directory: Path, need: int, free: int | None) -> str:
+    if number in _NO_ROOM:
+        return f"free {gib(max(need - (free or 0), need // 10, 1))} on the file system of {directory}"
+    return _REMEDIES.get(number, "move the run to a file system that works, from {path}").format(path=directory)

@@ -1,0 +1,247 @@
+"""The folder of a run's checkpoints: save, find, open, list, and keep within limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rft_algos.errors import CheckpointError
+from rft_dist.checkpoints.layout import MODEL, pin_path, published, step_name
+from rft_dist.checkpoints.manifest import Manifest, ManifestFault
+from rft_dist.checkpoints.operations import STAGE, sync_directory
+from rft_dist.checkpoints.reader import (
+    Checkpoint,
+    Search,
+    newest_verified,
+    open_verified,
+    read_manifest,
+    require_equal_components,
+)
+from rft_dist.checkpoints.retention import (
+    Removal,
+    RetentionPolicy,
+    Stored,
+    plan_removals,
+    remove_checkpoint,
+    sweep,
+)
+from rft_dist.checkpoints.storage_errors import refused_save
+from rft_dist.checkpoints.writer import SaveRequest, write_checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """A checkpoint by its manifest; its other files were not looked at, except after a save."""
+
+    step: int
+    path: Path
+    num_bytes: int
+    """All files, the manifest included."""
+    created: str
+    components: tuple[str, ...]
+    metadata: Mapping[str, Any]
+    removed: tuple[Removal, ...] = ()
+    """Older ones that retention removed after this save."""
+    problems: tuple[str, ...] = ()
+    """Removals that the system refused; the save itself is complete."""
+
+
+class CheckpointStore:
+    """Checkpoints of one run in one folder; the only writer is rank 0 of that run.
+
+    Example::
+
+        store = CheckpointStore(run / "checkpoints", keep_last=3, keep_bytes=None, run_id="gsm8k-2026-01-01-fox")
+        store.save(100, tensors={"optimizer": optimizer.state_tensors()}, records={"ledger": ledger},
+                   model_writer=policy.save_pretrained, metadata={"config_sha256": digest})
+        found = store.newest_verified()
+
+    With `components`, a save of any other set of components is refused, and so is an opened
+    checkpoint that holds another set. `keep_last` and `keep_bytes` are limits or None.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        keep_last: int | None,
+        keep_bytes: int | None,
+        run_id: str,
+        components: Collection[str] | None = None,
+    ) -> None:
+        self.directory = directory
+        self.run_id = run_id
+        self._policy = RetentionPolicy(keep_last, keep_bytes)
+        self._components = None if components is None else frozenset(components)
+        self._protected: dict[str, int] = {}
+        self._parent_step: int | None = None
+        try:
+            _create_folder(directory)
+            sweep(directory, run_id)
+        except OSError as error:
+            raise refused_save(0, directory, 0, error, None) from error
+
+    def save(
+        self,
+        step: int,
+        *,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        records: Mapping[str, Any],
+        model_writer: Callable[[Path], None],
+        metadata: Mapping[str, Any],
+        model_bytes: int | None = None,
+    ) -> CheckpointInfo:
+        """Write step `step`; returns when it is on the disk, was read back, and old ones are removed.
+
+        `tensors` and `records` (JSON values with text keys) map component names to their state; a
+        component may have both. `model_writer` fills the directory that it is given. `model_bytes`
+        is the size it will have, for the check of free space; by default that of the newest
+        checkpoint. Raises StorageError or CheckpointError (`writer.write_checkpoint`).
+        """
+        if self._components is not None:
+            where = f"save of step {step}"
+            require_equal_components(self._components, {*tensors, *records}, where=where)
+        manifests = self._manifests()
+        newest = max(manifests, key=lambda entry: entry.sequence, default=None)
+        request = SaveRequest(
+            directory=self.directory,
+            run_id=self.run_id,
+            step=step,
+            parent_step=self._parent_step,
+            sequence=1 + (newest.sequence if newest else 0),
+            tensors=tensors,
+            records=records,
+            model_writer=model_writer,
+            metadata=metadata,
+            model_bytes=_model_bytes(newest) if model_bytes is None else model_bytes,
+            last_good=newest.step if newest else None,
+        )
+        self._sweep(request)
+        manifest = write_checkpoint(request)
+        self._parent_step = step
+        removed, problems = self._prune()
+        return _info(request.target, manifest, tuple(removed), tuple(problems))
+
+    def newest_verified(self) -> Search:
+        """The checkpoint of this run saved last that verifies, and findings about newer ones."""
+        search = newest_verified(self.directory, run_id=self.run_id)
+        if search.checkpoint is not None:
+            self._resume_from(search.checkpoint)
+        return search
+
+    def open(self, step_or_path: int | Path) -> Checkpoint:
+        """A checkpoint by step, or by the path of its directory; CheckpointError unless it verifies."""
+        if isinstance(step_or_path, int):
+            places = published(self.directory)
+            if step_or_path not in places:
+                raise _missing_step(self.directory, step_or_path)
+            step_or_path = places[step_or_path]
+        checkpoint = open_verified(step_or_path)
+        self._resume_from(checkpoint)
+        return checkpoint
+
+    def list(self) -> list[CheckpointInfo]:
+        """This run's checkpoints by their manifests, in order of saving."""
+        manifests = sorted(self._manifests(), key=lambda entry: (entry.sequence, entry.step))
+        places = published(self.directory)
+        return [_info(places[manifest.step], manifest) for manifest in manifests]
+
+    def protect(self, reason: str, step: int | None) -> None:
+        """Keep `step` from retention for `reason` ("best", ...), in place of the step that had this reason.
+
+        A file `step_000100.pin` beside the checkpoint does the same without a program.
+        """
+        if step is None:
+            self._protected.pop(reason, None)
+        else:
+            self._protected[reason] = step
+
+    def _resume_from(self, checkpoint: Checkpoint) -> None:
+        if self._components is not None:
+            checkpoint.require_components(self._components)
+        self._parent_step = checkpoint.step
+        if checkpoint.path.parent.resolve() == self.directory.resolve():
+            self.protect("resume source", checkpoint.step)
+
+    def _sweep(self, request: SaveRequest) -> None:
+        try:
+            sweep(self.directory, self.run_id)
+        except OSError as error:
+            raise refused_save(request.step, self.directory, 0, error, request.last_good) from error
+
+    def _manifests(self) -> list[Manifest]:
+        """Of this run; what has no believable manifest is left to the search for the newest."""
+        found: list[Manifest] = []
+        for step, path in published(self.directory).items():
+            try:
+                manifest = read_manifest(path)
+            except (OSError, ManifestFault):
+                continue
+            if manifest.run_id == self.run_id and manifest.step == step:
+                found.append(manifest)
+        return found
+
+    def _prune(self) -> tuple[list[Removal], list[str]]:
+        manifests = self._manifests()
+        stored = [Stored(entry.step, entry.sequence, _num_bytes(entry)) for entry in manifests]
+        protected = {step: reason for reason, step in self._protected.items()}
+        for entry in manifests:
+            if pin_path(self.directory, entry.step).exists():
+                protected[entry.step] = "pinned"
+        removed: list[Removal] = []
+        problems: list[str] = []
+        for removal in plan_removals(stored, self._policy, protected):
+            try:
+                remove_checkpoint(self.directory, removal.step, self.run_id)
+            except OSError as error:
+                problems.append(f"{step_name(removal.step)} was not removed: {error.strerror or error}")
+            else:
+                removed.append(removal)
+        return removed, problems
+
+
+def _create_folder(directory: Path) -> None:
+    if directory.is_dir():
+        return
+    with STAGE:
+        directory.mkdir(parents=True, exist_ok=True)
+    sync_directory(directory.parent)
+
+
+def _info(
+    path: Path, manifest: Manifest, removed: tuple[Removal, ...] = (), problems: tuple[str, ...] = ()
+) -> CheckpointInfo:
+    return CheckpointInfo(
+        step=manifest.step,
+        path=path,
+        num_bytes=_num_bytes(manifest),
+        created=manifest.created,
+        components=manifest.components,
+        metadata=manifest.metadata,
+        removed=removed,
+        problems=problems,
+    )
+
+
+def _num_bytes(manifest: Manifest) -> int:
+    return manifest.num_bytes + len(manifest.to_bytes())
+
+
+def _model_bytes(newest: Manifest | None) -> int:
+    files = () if newest is None else newest.files
+    return sum(entry.digest.size for entry in files if entry.path.startswith(f"{MODEL}/"))
+
+
+def _missing_step(directory: Path, step: int) -> CheckpointError:
+    """The error for a step that is not in the folder."""
+    return CheckpointError(
+        code="checkpoint.no_such_step",
+        what=f"no checkpoint of step {step} in {directory}; there are {sorted(published(directory)) or 'none'}",
+        where=str(directory),
+        why="a step is found by the name of its directory",
+        do=f"ls {directory}",
+    )

@@ -1,0 +1,152 @@
+"""How the ranks find one another, and who is missing when they do not.
+
+Each rank writes its presence into a TCP key-value store that rank 0 (or torchrun) serves, then
+waits for the others. So a wait that fails names the absent ranks instead of a timeout, two
+processes with one rank are told apart, and unequal world sizes are noticed before any collective.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from rft_algos.errors import PeerError
+from rft_algos.fault_points import declare, fault_point
+from rft_dist.environment import RankInfo
+
+_CONNECT = declare("launch.store.connect", "before this rank opens the store at which the ranks meet")
+_PRESENT = declare("launch.store.present", "this rank has announced itself to the others")
+
+_LOG = logging.getLogger(__name__)
+_REPORT_EVERY_SECONDS = 10.0
+
+
+def this_process(info: RankInfo) -> str:
+    """Rank, machine and process as messages name them."""
+    return f"rank {info.rank} (node {info.node_rank}, {socket.gethostname()}, pid {os.getpid()})"
+
+
+def meet(info: RankInfo, seconds: float, environment: Mapping[str, str]) -> Store:
+    """The store with all of `info.world_size` ranks present.
+
+    Raises PeerError after `seconds` naming the missing ranks, at once for a rank that two
+    processes claim or for ranks that were told different world sizes.
+    """
+    store = _connect(info, seconds, environment)
+    try:
+        _announce(store, info)
+        fault_point(_PRESENT)
+        _wait_for_all(store, info, seconds)
+    except RuntimeError as error:  # torch.distributed.DistError and its kinds
+        raise PeerError(
+            code="launch.store_lost",
+            what=f"{this_process(info)} lost the store at {info.master_addr}:{info.master_port} before all had arrived",
+            where=f"{info.origins['master_addr']}, {info.origins['master_port']}",
+            why=_first_line(error),
+            do="read the first error of rank 0, which serves the store",
+        ) from error
+    return store
+
+
+def _connect(info: RankInfo, seconds: float, environment: Mapping[str, str]) -> Store:
+    agent_serves = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    fault_point(_CONNECT)
+    try:
+        store: Store = TCPStore(
+            info.master_addr,
+            info.master_port,
+            info.world_size,
+            is_master=info.rank == 0 and not agent_serves,
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except RuntimeError as error:  # torch.distributed.DistError and its kinds
+        raise _unreachable(info, seconds, _first_line(error)) from error
+    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"rft/attempt_{attempt}", store)
+
+
+def _unreachable(info: RankInfo, seconds: float, reason: str) -> PeerError:
+    address = f"{info.master_addr}:{info.master_port}"
+    listens = info.rank == 0
+    return PeerError(
+        code="launch.cannot_listen" if listens else "launch.cannot_reach_master",
+        what=f"{this_process(info)} cannot {'listen at' if listens else 'reach'} {address} within {seconds:g} s",
+        where=f"{info.origins['master_addr']}, {info.origins['master_port']}",
+        why=reason,
+        do=f"export MASTER_PORT={info.master_port + 1 if info.master_port < 65535 else 29500}"
+        if listens
+        else f"start rank 0 on {info.master_addr} with MASTER_PORT={info.master_port}",
+    )
+
+
+def _announce(store: Store, info: RankInfo) -> None:
+    if store.add(f"claims/{info.rank}", 1) > 1:
+        holder = store.get(f"present/{info.rank}").decode() if store.check([f"present/{info.rank}"]) else "another one"
+        raise PeerError(
+            code="launch.duplicate_rank",
+            what=f"RANK = {info.rank} is claimed by two processes: {this_process(info)} and {holder}",
+            where=info.origins["rank"],
+            why="every process of a run has a rank of its own",
+            do=f"give each of the {info.world_size} processes its own RANK from 0 to {info.world_size - 1}",
+        )
+    store.set(f"world_size/{info.rank}", str(info.world_size))
+    store.set(f"present/{info.rank}", this_process(info))
+
+
+def _wait_for_all(store: Store, info: RankInfo, seconds: float) -> None:
+    start = time.monotonic()
+    next_report = start + _REPORT_EVERY_SECONDS
+    missing = list(range(info.world_size))
+    while True:
+        arrived = [rank for rank in missing if store.check([f"present/{rank}"])]
+        for rank in arrived:
+            _compare_world_size(info, rank, int(store.get(f"world_size/{rank}")))
+        missing = [rank for rank in missing if rank not in arrived]
+        if not missing:
+            return
+        now = time.monotonic()
+        if now - start > seconds:
+            raise _incomplete(info, missing, seconds)
+        if now >= next_report:
+            _LOG.warning("waiting for ranks %s since %.0f s", _some(missing), now - start)
+            next_report = now + _REPORT_EVERY_SECONDS
+        time.sleep(0.02)
+
+
+def _incomplete(info: RankInfo, missing: list[int], seconds: float) -> PeerError:
+    present = [rank for rank in range(info.world_size) if rank not in set(missing)]
+    return PeerError(
+        code="launch.rendezvous_incomplete",
+        what=f"rendezvous incomplete after {seconds:g} s: present {_some(present)}, missing {_some(missing)}",
+        where=f"{this_process(info)} at {info.master_addr}:{info.master_port}",
+        why=f"WORLD_SIZE = {info.world_size} ({info.origins['world_size']}) processes must arrive",
+        do=f"start the missing ranks with MASTER_ADDR={info.master_addr} MASTER_PORT={info.master_port}",
+    )
+
+
+def _compare_world_size(info: RankInfo, rank: int, told: int) -> None:
+    if told == info.world_size:
+        return
+    raise PeerError(
+        code="launch.world_size_differs",
+        what=f"WORLD_SIZE = {info.world_size} on rank {info.rank}, {told} on rank {rank}",
+        where=info.origins["world_size"],
+        why="all processes of a run must be told the same number",
+        do=f"export WORLD_SIZE={max(info.world_size, told)} for every process",
+    )
+
+
+def _first_line(error: RuntimeError) -> str:
+    return (str(error).splitlines() or ["no reason was given"])[0][:300]
+
+
+def _some(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks[:16])) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")

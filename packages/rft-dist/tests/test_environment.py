@@ -1,0 +1,125 @@
+"""Which rank a process takes itself for."""
+
+from __future__ import annotations
+
+import pytest
+
+from rft_algos.errors import PreflightError
+from rft_dist.environment import (
+    REPORTED,
+    environment_report,
+    ranks_from_environment,
+    requested_backend,
+    timeout_seconds,
+)
+
+BY_HAND = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "RANK": "5", "WORLD_SIZE": "8"}
+TORCHRUN = {**BY_HAND, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "TORCHELASTIC_RUN_ID": "x"}
+
+
+def test_nothing_set_is_a_single_process() -> None:
+    info = ranks_from_environment({"PATH": "/bin"})
+    assert (info.rank, info.world_size, info.local_rank, info.node_rank) == (0, 1, 0, 0)
+    assert set(info.origins.values()) == {"default"}
+
+
+def test_variables_of_torchrun_are_taken_with_their_origin() -> None:
+    info = ranks_from_environment(TORCHRUN)
+    assert (info.rank, info.world_size, info.local_rank, info.node_rank) == (5, 8, 1, 1)
+    assert (info.master_addr, info.master_port) == ("10.0.0.1", 29500)
+    assert info.origins["rank"] == "RANK (torchrun)"
+    assert info.origins["local_rank"] == "LOCAL_RANK (torchrun)"
+
+
+@pytest.mark.parametrize(
+    ("extra", "devices", "local_rank", "origin"),
+    [
+        ({"LOCAL_RANK": "2"}, 4, 2, "LOCAL_RANK (the environment)"),
+        ({"LOCAL_WORLD_SIZE": "4"}, 8, 1, "RANK modulo LOCAL_WORLD_SIZE"),
+        ({}, 2, 1, "RANK modulo 2 local devices"),
+        ({}, 0, 5, "RANK"),
+    ],
+)
+def test_four_variables_by_hand_are_enough(extra: dict, devices: int, local_rank: int, origin: str) -> None:
+    info = ranks_from_environment({**BY_HAND, **extra}, num_local_devices=devices)
+    assert (info.rank, info.world_size, info.local_rank) == (5, 8, local_rank)
+    assert info.origins["local_rank"] == origin
+    assert info.origins["rank"] == "RANK (the environment)"
+
+
+@pytest.mark.parametrize("missing", list(BY_HAND))
+def test_a_partial_set_names_what_is_set_and_what_is_missing(missing: str) -> None:
+    rest = {name: value for name, value in BY_HAND.items() if name != missing}
+    with pytest.raises(PreflightError) as caught:
+        ranks_from_environment(rest)
+    what = caught.value.problem.what
+    assert f"{missing} missing" in what
+    assert all(f"{name}={value}" in what for name, value in rest.items())
+    assert caught.value.problem.do.startswith(f"export {missing}=")
+
+
+def test_a_local_rank_alone_is_a_partial_set() -> None:
+    with pytest.raises(PreflightError, match="LOCAL_RANK=0 set, but MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE"):
+        ranks_from_environment({"LOCAL_RANK": "0"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("RANK", "8"),
+        ("RANK", "-1"),
+        ("RANK", "one"),
+        ("RANK", "1.0"),
+        ("WORLD_SIZE", "0"),
+        ("WORLD_SIZE", "5"),
+        ("MASTER_PORT", "0"),
+        ("MASTER_PORT", "65536"),
+        ("LOCAL_RANK", "x"),
+        ("NODE_RANK", "x"),
+    ],
+)
+def test_a_value_outside_its_range_is_refused_with_the_value(name: str, value: str) -> None:
+    with pytest.raises(PreflightError) as caught:
+        ranks_from_environment({**BY_HAND, name: value})
+    assert name in caught.value.problem.what
+    assert value in caught.value.problem.what
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", 600.0), ("1800", 1800.0), ("0.5", 0.5)])
+def test_the_timeout_is_that_of_nccl_timeout_in_seconds(text: str, seconds: float) -> None:
+    assert timeout_seconds({"NCCL_TIMEOUT": text}) == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "nan", "inf", "ten", "1e9"])
+def test_a_timeout_that_is_no_wait_is_refused(text: str) -> None:
+    with pytest.raises(PreflightError, match="NCCL_TIMEOUT"):
+        timeout_seconds({"NCCL_TIMEOUT": text})
+
+
+def test_a_backend_that_does_not_exist_is_refused() -> None:
+    assert requested_backend({}) is None
+    assert requested_backend({"NCCL_BACKEND": "gloo"}) == "gloo"
+    with pytest.raises(PreflightError, match="NCCL_BACKEND = 'mpi'"):
+        requested_backend({"NCCL_BACKEND": "mpi"})
+
+
+def test_every_variable_that_is_set_is_reported_once_with_who_set_it() -> None:
+    everything = {**dict.fromkeys(REPORTED, "1"), "NCCL_BACKEND": "nccl", "TORCHELASTIC_RUN_ID": "x"}
+    rows = environment_report(everything)
+    assert [name for name, _, _ in rows] == list(REPORTED)
+    by_name = {name: effect for name, _, effect in rows}
+    assert by_name["RANK"].endswith("set by torchrun")
+    assert by_name["SLURM_NODEID"].endswith("set by SLURM")
+    assert by_name["NCCL_DEBUG"].endswith("set by the environment")
+    assert environment_report({"HOME": "/root"}) == []
+
+
+def test_variables_of_nccl_are_reported_as_without_effect_under_gloo() -> None:
+    values = {"NCCL_BACKEND": "gloo", "NCCL_IB_DISABLE": "1", "NCCL_TIMEOUT": "60"}
+    effects = {name: effect for name, _, effect in environment_report(values)}
+    assert effects["NCCL_IB_DISABLE"].startswith("no effect: the collectives run over gloo")
+    assert not effects["NCCL_TIMEOUT"].startswith("no effect")
+    (row,) = environment_report({"NCCL_DEBUG": "INFO"}, backend="gloo")
+    assert row[2].startswith("no effect")
+    (row,) = environment_report({"NCCL_DEBUG": "INFO"}, backend="nccl")
+    assert not row[2].startswith("no effect")

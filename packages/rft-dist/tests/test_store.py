@@ -1,0 +1,215 @@
+"""Saving and finding checkpoints when nothing goes wrong, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rft_algos.errors import CheckpointError, OptionsError, StorageError
+from rft_dist.checkpoints.manifest import parse_manifest
+from rft_dist.checkpoints.store import CheckpointStore
+from rft_dist.checkpoints.tensor_file import file_pieces, num_file_bytes
+
+
+def test_everything_saved_comes_back_to_the_bit(small_run) -> None:
+    store = small_run.store()
+    info = small_run.save(store, 100, config_sha256="ab", episode=2)
+    found = small_run.store().newest_verified()
+    assert found.checkpoint is not None
+    assert found.findings == ()
+    assert small_run.state_of(found.checkpoint) == (100, 0)
+    assert found.checkpoint.manifest.metadata["config_sha256"] == "ab"
+    assert found.checkpoint.manifest.metadata["versions"]["safetensors"] == version("safetensors")
+    assert info.path.name == "step_000100"
+    assert info.num_bytes == sum(path.stat().st_size for path in info.path.rglob("*") if path.is_file())
+
+
+def test_the_manifest_gives_the_plain_sha256_of_every_file(small_run) -> None:
+    info = small_run.save(small_run.store(), 3)
+    manifest = parse_manifest((info.path / "manifest.json").read_bytes())
+    on_disk = {path.relative_to(info.path).as_posix() for path in info.path.rglob("*") if path.is_file()}
+    assert {entry.path for entry in manifest.files} == on_disk - {"manifest.json"}
+    for entry in manifest.files:
+        content = (info.path / entry.path).read_bytes()
+        assert (entry.digest.size, entry.digest.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+
+
+def test_tensor_files_are_safetensors_of_any_layout_and_dtype(tmp_path: Path) -> None:
+    shared = torch.arange(12.0).reshape(3, 4)
+    tensors = {
+        "transposed": shared.T,
+        "view": shared[1:],
+        "scalar": torch.tensor(2**40),
+        "half": torch.tensor([1.5, -0.0, math.inf]).to(torch.float16),
+        "float8": torch.tensor([0.5, 2.0]).to(torch.float8_e4m3fn),
+        "nan": torch.tensor([math.nan], dtype=torch.float64),
+        "none": torch.empty(2, 0),
+    }
+    content = b"".join(bytes(piece) for piece in file_pieces(tensors))
+    (tmp_path / "t.safetensors").write_bytes(content)
+    loaded = load_file(tmp_path / "t.safetensors")
+    assert len(content) == num_file_bytes(tensors)
+    assert set(loaded) == set(tensors)
+    for name, tensor in tensors.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(
+            loaded[name].reshape(-1).view(torch.uint8), tensor.contiguous().reshape(-1).view(torch.uint8)
+        )
+
+
+def test_the_same_state_gives_the_same_bytes(small_run) -> None:
+    store = small_run.store()
+    first = small_run.save(store, 5)
+    digests = [entry.digest for entry in store.open(5).manifest.files]
+    small_run.save(store, 5)
+    assert [entry.digest for entry in store.open(first.path).manifest.files] == digests
+
+
+def test_newest_is_the_one_saved_last_even_after_going_back(small_run) -> None:
+    store = small_run.store()
+    for step in (10, 20, 30):
+        small_run.save(store, step)
+    again = small_run.store()
+    again.open(10)
+    small_run.save(again, 15, salt=1)
+    checkpoint = small_run.store().newest_verified().checkpoint
+    assert checkpoint is not None
+    assert small_run.state_of(checkpoint) == (15, 1)
+    assert checkpoint.manifest.parent_step == 10
+    assert [info.step for info in store.list()] == [10, 20, 30, 15]
+
+
+def test_a_second_save_of_a_step_replaces_the_first(small_run) -> None:
+    store = small_run.store()
+    small_run.save(store, 7, salt=1)
+    small_run.save(store, 7, salt=2)
+    assert small_run.state_of(store.open(7)) == (7, 2)
+    assert small_run.names() == ["step_000007"]
+
+
+def test_a_save_of_a_step_whose_directory_is_damaged_keeps_the_damaged_one_aside(small_run) -> None:
+    store = small_run.store()
+    info = small_run.save(store, 7, salt=1)
+    (info.path / "model" / "config.json").write_text("rotten")
+    small_run.save(store, 7, salt=2)
+    assert small_run.state_of(store.open(7)) == (7, 2)
+    assert (small_run.directory / "quarantine_step_000007" / "model" / "config.json").read_text() == "rotten"
+
+
+def test_a_step_of_another_run_is_not_replaced(small_run) -> None:
+    info = small_run.save(small_run.store(run_id="other"), 7)
+    before = {path: path.read_bytes() for path in info.path.rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match="saved by run other"):
+        small_run.save(small_run.store(), 7)
+    assert {path: path.read_bytes() for path in info.path.rglob("*") if path.is_file()} == before
+    assert small_run.names() == ["step_000007"]
+
+
+def test_a_run_does_not_resume_from_another_run_in_its_folder(small_run) -> None:
+    small_run.save(small_run.store(), 5)
+    small_run.save(small_run.store(run_id="other"), 9)
+    checkpoint = small_run.store().newest_verified().checkpoint
+    assert checkpoint is not None
+    assert checkpoint.step == 5
+
+
+def test_a_save_that_lacks_a_registered_component_is_refused_and_names_it(small_run) -> None:
+    store = small_run.store()
+    with pytest.raises(CheckpointError, match="components missing: schedule; unexpected: replay"):
+        store.save(
+            1,
+            tensors=small_run.tensors(1),
+            records={"ledger": {}, "replay": {}},
+            model_writer=small_run.model_writer(1),
+            metadata={},
+        )
+    assert small_run.names() == []
+
+
+def test_opening_with_other_components_than_saved_is_refused_and_names_them(small_run) -> None:
+    small_run.save(small_run.store(), 1)
+    components = ("optimizer", "ledger", "scaler")
+    store = CheckpointStore(small_run.directory, keep_last=None, keep_bytes=None, run_id="run-a", components=components)
+    with pytest.raises(CheckpointError, match="components missing: scaler; unexpected: schedule"):
+        store.open(1)
+    with pytest.raises(CheckpointError, match="components missing: scaler"):
+        store.newest_verified()
+
+
+def test_a_component_that_was_not_saved_is_named(small_run) -> None:
+    small_run.save(small_run.store(), 1)
+    checkpoint = small_run.store().open(1)
+    assert checkpoint.has_tensors("optimizer")
+    assert not checkpoint.has_records("optimizer")
+    with pytest.raises(CheckpointError, match=r"no state/ema\.safetensors; it holds ledger, optimizer, schedule"):
+        checkpoint.tensors("ema")
+
+
+@pytest.mark.parametrize("value", [{1: "a"}, {"a": math.nan}, {"a": b"bytes"}, {"a": {"b": [{2: 3}]}}])
+def test_a_record_that_json_cannot_hold_is_refused_before_anything_is_written(small_run, value) -> None:
+    store = small_run.store()
+    with pytest.raises(CheckpointError, match="'ledger'"):
+        store.save(
+            1,
+            tensors=small_run.tensors(1),
+            records={"ledger": value, "schedule": {}},
+            model_writer=small_run.model_writer(1),
+            metadata={},
+        )
+    assert small_run.names() == []
+
+
+@pytest.mark.parametrize("name", ["../ledger", "a/b", ".hidden", ""])
+def test_a_component_name_that_is_a_path_is_refused(small_run, name) -> None:
+    store = CheckpointStore(small_run.directory, keep_last=None, keep_bytes=None, run_id="run-a")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        store.save(1, tensors={}, records={name: {}}, model_writer=small_run.model_writer(1), metadata={})
+    assert small_run.names() == []
+
+
+def test_a_link_in_the_model_directory_is_refused(small_run, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("not of this run")
+    store = small_run.store()
+    small_run.save(store, 1)
+
+    def write(directory: Path) -> None:
+        (directory / "weights").symlink_to(secret)
+
+    with pytest.raises(StorageError, match="cannot save step 2"):
+        store.save(2, tensors=small_run.tensors(2), records=small_run.records(2), model_writer=write, metadata={})
+    assert small_run.names() == ["step_000001"]
+    assert secret.read_text() == "not of this run"
+
+
+def test_a_step_that_is_not_there_is_an_error_that_lists_those_that_are(small_run) -> None:
+    store = small_run.store()
+    small_run.save(store, 4)
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 5 .* there are \[4\]"):
+        store.open(5)
+
+
+@pytest.mark.parametrize(("keep_last", "keep_bytes"), [(0, None), (None, 0), (-1, None)])
+def test_limits_below_one_are_refused(small_run, keep_last, keep_bytes) -> None:
+    with pytest.raises(OptionsError, match="keep_"):
+        small_run.store(keep_last=keep_last, keep_bytes=keep_bytes)
+
+
+def test_records_with_tensors_under_one_name_are_one_component(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "c", keep_last=1, keep_bytes=None, run_id="r", components=["replay"])
+    replay = {"tokens": torch.arange(5)}
+    info = store.save(
+        1, tensors={"replay": replay}, records={"replay": {"n": 5}}, model_writer=lambda _: None, metadata={}
+    )
+    checkpoint = store.open(1)
+    assert info.components == ("replay",)
+    assert torch.equal(checkpoint.tensors("replay")["tokens"], torch.arange(5))
+    assert checkpoint.records("replay") == {"n": 5}
+    assert json.loads((info.path / "state" / "replay.json").read_text()) == {"n": 5}

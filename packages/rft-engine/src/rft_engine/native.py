@@ -1,0 +1,243 @@
+"""The in-process engine: continuous batching over a model's own decode forward, in the trainer's process."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Generic
+
+import torch
+
+from rft_algos.errors import OptionsError
+from rft_engine.admission import AdmissionQueue
+from rft_engine.batch import ContinuousBatch
+from rft_engine.lists import floats, integers
+from rft_engine.protocols import CacheT, DecodableModel
+from rft_engine.records import Completion, EngineStats
+from rft_engine.sampling import SamplingOptions
+from rft_engine.states import EngineState, StateMachine, Transition
+
+_LENGTH_STEP = 64  # caches are made for whole multiples of this, so that similar calls share one
+
+
+class NativeEngine(Generic[CacheT]):
+    """Samples from a model that lives in this process; there are no weights to copy.
+
+    A sample's tokens depend on its prompt, its key and the options only: not on the other
+    samples, on `max_rows` or on the order of prompts (up to rounding, where a uniform falls
+    within float noise of the boundary between two tokens). One owner at a time: calls from
+    several threads must be serialised by the caller.
+    """
+
+    def __init__(
+        self, model: DecodableModel[CacheT], *, max_rows: int, max_len: int, device: torch.device | str = "cpu"
+    ) -> None:
+        """
+        Args:
+            model: decode forward; its parameters are those that are being trained.
+            max_rows: sequences decoded at once.
+            max_len: tokens of the longest prompt with its completion.
+            device: where the model is.
+
+        Raises:
+            OptionsError: `max_rows` below 1, `max_len` below 2 or above what the model can place.
+        """
+        if max_rows < 1:
+            raise _refusal("engine.max_rows", f"max_rows = {max_rows}", "at least one row is needed", "max_rows=1")
+        most = model.max_positions or max_len  # 0 = no limit
+        if not 2 <= max_len <= most:
+            allowed = f"a prompt and its completion have at least 2 tokens, and the model places {most}"
+            raise _refusal("engine.max_len", f"max_len = {max_len}", allowed, f"max_len={max(2, most)}")
+        self._model, self._max_rows, self._max_len = model, max_rows, max_len
+        self._device = torch.device(device)
+        self._states = StateMachine()
+        self._cache: CacheT | None = None
+        self._cache_shape = (0, 0)
+        self._stats = EngineStats()
+
+    @property
+    def state(self) -> EngineState:
+        return self._states.state
+
+    @property
+    def weight_version(self) -> int:
+        """Version that the next completions carry; 0 until `load_weights`."""
+        return self._states.weight_version
+
+    @property
+    def last_transitions(self) -> tuple[Transition, ...]:
+        """The last five things the engine was asked to do about its state, oldest first."""
+        return self._states.history
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sample_keys: Sequence[Sequence[int]],
+        *,
+        temperature: float,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        max_new_tokens: int,
+        min_new_tokens: int = 0,
+        stop_token_ids: Sequence[int] = (),
+    ) -> list[list[Completion]]:
+        """Continue every prompt once for each of its keys.
+
+        Args:
+            prompts: token ids, at least one each.
+            sample_keys: for each prompt the keys of its samples; token number t of the sample with
+                key k is drawn with `keyed_random.uniforms([k], ...)[0, t]`.
+            temperature: divides the logits; 0 = greedy, which uses no key.
+            top_p, top_k, min_p: draw only among the likeliest tokens; 1, 0, 0 = among all.
+            max_new_tokens: budget of each completion.
+            min_new_tokens: tokens before which no stop token is drawn. The mass that this takes
+                away counts in `log_kept_mass`; `logprobs` are not changed by it.
+            stop_token_ids: each ends its completion and is part of it.
+
+        Returns:
+            One list a prompt, one completion a key, in the order given.
+
+        Raises:
+            OptionsError: an option out of range; a prompt that is empty, has an unknown token or
+                leaves no room for `max_new_tokens`.
+            ServiceError: the engine is asleep, closed, or waits for weights.
+        """
+        self._states.require_ready("generate")
+        options = SamplingOptions(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=min_new_tokens,
+            stop_token_ids=tuple(stop_token_ids),
+        )
+        options.check(self._model.vocab_size)
+        self._check_prompts(prompts, sample_keys, max_new_tokens)
+        started = time.perf_counter()
+        keys = [key for prompt_keys in sample_keys for key in prompt_keys]
+        if not keys:
+            self._stats = EngineStats()
+            return [[] for _ in prompts]
+        lengths = [len(prompt) for prompt in prompts]
+        queue = AdmissionQueue(lengths, [len(prompt_keys) for prompt_keys in sample_keys], self._max_rows)
+        with torch.inference_mode():
+            cache = self._take_cache(min(self._max_rows, len(keys)), max(lengths) + max_new_tokens)
+            batch = ContinuousBatch(self._model, cache, prompts, keys, options, self._device)
+            batch.run(queue)
+            self._cache = cache
+        completions = _completions(batch, self.weight_version)
+        self._stats = _stats(batch, queue.num_prefill_tokens, cache.max_rows, time.perf_counter() - started)
+        flat = iter(completions)
+        return [[next(flat) for _ in prompt_keys] for prompt_keys in sample_keys]
+
+    def load_weights(self, version: int) -> None:
+        """Serve the model's present parameters as `version`.
+
+        Raises:
+            ServiceError: `version` is not above the present one, or the engine is closed.
+        """
+        self._states.load_weights(version)
+        self._model.refresh()
+
+    def sleep(self, level: int = 1) -> None:
+        """Free the cache until `wake`; at level 2 weights must be loaded again too. Does nothing when asleep."""
+        self._states.sleep(level)
+        self._drop_cache()
+
+    def wake(self) -> None:
+        """Be ready again; the cache is made at the next `generate`. Does nothing when awake."""
+        self._states.wake()
+
+    def close(self) -> None:
+        """Free the cache for good. Does nothing when closed."""
+        self._states.close()
+        self._drop_cache()
+
+    def stats(self) -> EngineStats:
+        """Figures of the last `generate`."""
+        return self._stats
+
+    def _take_cache(self, num_rows: int, length: int) -> CacheT:
+        """The cache of the last call where its shape fits, else a new one; an error leaves none behind."""
+        shape = (num_rows, min(-(-length // _LENGTH_STEP) * _LENGTH_STEP, self._max_len))
+        cache, self._cache = self._cache, None
+        if cache is None or self._cache_shape != shape:
+            del cache  # before the new one is made: both together may not fit
+            cache = self._model.new_cache(*shape)
+            self._cache_shape = shape
+        return cache
+
+    def _drop_cache(self) -> None:
+        self._cache = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _check_prompts(
+        self, prompts: Sequence[Sequence[int]], sample_keys: Sequence[Sequence[int]], max_new_tokens: int
+    ) -> None:
+        if len(prompts) != len(sample_keys):
+            what = f"{len(prompts)} prompts, {len(sample_keys)} lists of sample keys"
+            raise _refusal("engine.sample_keys", what, "every prompt has its list of keys", "one list of keys a prompt")
+        room = self._max_len - max_new_tokens
+        for index, prompt in enumerate(prompts):
+            if not prompt:
+                remedy = f"leave prompt {index} out"
+                raise _refusal(
+                    "engine.empty_prompt", f"prompt {index} has no tokens", "there is nothing to continue", remedy
+                )
+            if len(prompt) > room:
+                raise _refusal(
+                    "engine.prompt_too_long",
+                    f"prompt {index} has {len(prompt)} tokens, max_len - max_new_tokens = "
+                    f"{self._max_len} - {max_new_tokens} = {room}",
+                    "a prompt and its completion share max_len tokens",
+                    f"max_len={len(prompt) + max_new_tokens}",
+                )
+            if min(prompt) < 0 or max(prompt) >= self._model.vocab_size:
+                token = min(prompt) if min(prompt) < 0 else max(prompt)
+                raise _refusal(
+                    "engine.unknown_token",
+                    f"prompt {index} holds token {token}, the model knows 0 to {self._model.vocab_size - 1}",
+                    "a prompt consists of the model's tokens",
+                    "encode the prompts with the tokenizer of this model",
+                )
+
+
+def _completions(batch: ContinuousBatch[CacheT], weight_version: int) -> list[Completion]:
+    """The results as records, on the host; one copy from the device for each of the three tables."""
+    tokens_SM, logprobs_SM, mass_SM = batch.tokens_SM.cpu(), batch.logprobs_SM.cpu(), batch.log_kept_mass_SM.cpu()
+    completions: list[Completion] = []
+    for sample, (length, stopped) in enumerate(zip(batch.lengths_S, batch.stopped_S, strict=True)):
+        completions.append(
+            Completion(
+                token_ids=tuple(integers(tokens_SM[sample, :length])),
+                logprobs=tuple(floats(logprobs_SM[sample, :length])),
+                log_kept_mass=tuple(floats(mass_SM[sample, :length])),
+                finish_reason="stop" if stopped else "length",
+                weight_version=weight_version,
+            )
+        )
+    return completions
+
+
+def _stats(batch: ContinuousBatch[CacheT], num_prefill_tokens: int, num_slots: int, seconds: float) -> EngineStats:
+    num_tokens, num_samples = sum(batch.lengths_S), len(batch.lengths_S)
+    slots = batch.num_steps * num_slots
+    return EngineStats(
+        num_generated_tokens=num_tokens,
+        num_prefill_tokens=num_prefill_tokens,
+        num_decode_steps=batch.num_steps,
+        # the first token of a sample comes from the prefill
+        mean_occupancy=(num_tokens - num_samples) / slots if slots else 0.0,
+        tail_ratio=max(batch.lengths_S) / statistics.median(batch.lengths_S),
+        seconds=seconds,
+    )
+
+
+def _refusal(code: str, what: str, why: str, remedy: str) -> OptionsError:
+    return OptionsError(
+        code=code, what=what, where="in-process engine", why=why, state="nothing was generated", do=remedy
+    )

@@ -1,0 +1,134 @@
+"""How one token is drawn for every row: options, their limits, and the draw itself.
+
+Order of what takes tokens away: stop tokens before `min_new_tokens`, then top-k, top-p and min-p
+over what is left. Log-probabilities stay those of the whole temperature distribution, and the
+log of the mass that was left is handed out beside them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rft_algos import sampling
+from rft_algos.errors import OptionsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """What one `generate` call asks for; see `NativeEngine.generate`."""
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+
+    def check(self, vocab_size: int) -> None:
+        """Raise `OptionsError` for the first value that is out of its range."""
+        limits = (
+            ("temperature", self.temperature, 0.0 <= self.temperature < math.inf, "0 (greedy) or above", "1.0"),
+            ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0, at most 1 (all)", "1.0"),
+            ("top_k", self.top_k, self.top_k >= -1, "1 or above, 0 or -1 (all)", "0"),
+            ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "0 (all) to 1", "0.0"),
+            ("max_new_tokens", self.max_new_tokens, self.max_new_tokens >= 1, "1 or above", "1"),
+            (
+                "min_new_tokens",
+                self.min_new_tokens,
+                0 <= self.min_new_tokens <= self.max_new_tokens,
+                f"0 to max_new_tokens = {self.max_new_tokens}",
+                "0",
+            ),
+        )
+        for name, value, is_allowed, allowed, remedy in limits:
+            if not is_allowed:
+                raise _refusal(name, f"{name} = {value}", f"allowed: {allowed}", f"{name}={remedy}")
+        outside = [token for token in self.stop_token_ids if not 0 <= token < vocab_size]
+        if outside:
+            allowed = f"a stop token is one of the model's {vocab_size} tokens, 0 to {vocab_size - 1}"
+            kept = tuple(token for token in self.stop_token_ids if token not in outside)
+            raise _refusal("stop_token_ids", f"stop token {outside[0]}", allowed, f"stop_token_ids={kept}")
+        if self.min_new_tokens > 0 and len(set(self.stop_token_ids)) == vocab_size:
+            allowed = "min_new_tokens needs a token that does not stop"
+            raise _refusal("stop_token_ids", "every token is a stop token", allowed, "min_new_tokens=0")
+
+
+def _refusal(name: str, what: str, why: str, remedy: str) -> OptionsError:
+    return OptionsError(
+        code="engine.sampling_option",
+        what=what,
+        where=f"generate({name}=...)",
+        why=why,
+        state="nothing was generated",
+        do=remedy,
+    )
+
+
+class TokenSampler:
+    """Draws tokens under fixed options. Shapes: B rows, V vocabulary."""
+
+    def __init__(self, options: SamplingOptions, vocab_size: int, device: torch.device) -> None:
+        self._options = options
+        self.has_stop_tokens = bool(options.stop_token_ids)
+        self.is_stop_V = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        self.is_stop_V[list(options.stop_token_ids)] = True
+        self._truncates = options.top_p < 1.0 or options.top_k > 0 or options.min_p > 0.0
+
+    def draw(self, logits_BV: Tensor, uniforms_B: Tensor, may_stop_B: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """One token a row.
+
+        Args:
+            logits_BV: [B, V] float32.
+            uniforms_B: [B] float64 in [0, 1); not used by greedy decoding.
+            may_stop_B: [B] bool, False where a stop token may not be drawn yet; None = everywhere True.
+
+        Returns:
+            token ids [B] int64, their log-probabilities [B], the log of the mass they were drawn
+            from [B]. Greedy takes the likeliest token; its log-probabilities are those at
+            temperature 1 and its mass is not truncated: 0.
+        """
+        if self._options.temperature == 0.0:
+            return self._take_likeliest(logits_BV, may_stop_B)
+        logprobs_BV = sampling.temperature_scaled_logprobs(logits_BV, self._options.temperature)
+        if may_stop_B is not None:
+            return self._draw_without_stops(logprobs_BV, uniforms_B, may_stop_B)
+        return sampling.draw(logprobs_BV, self._kept(logprobs_BV), uniforms_B)
+
+    def _kept(self, logprobs_BV: Tensor) -> Tensor | None:
+        """[B, V] bool, or None where every token may be drawn."""
+        if not self._truncates:
+            return None
+        return sampling.kept_tokens(logprobs_BV, self._options.top_p, max(self._options.top_k, 0), self._options.min_p)
+
+    def _draw_without_stops(
+        self, logprobs_BV: Tensor, uniforms_B: Tensor, may_stop_B: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Truncate and draw within the distribution that is left when stop tokens are taken away.
+
+        It is normalised first: top-p of the whole could keep stop tokens alone, and where stopping
+        is nearly certain the mass of everything else is 0 in float32.
+        """
+        masked_BV = logprobs_BV.masked_fill(self._forbidden(may_stop_B), -math.inf)
+        log_left_B1 = masked_BV.logsumexp(-1, keepdim=True)
+        left_BV = masked_BV - log_left_B1
+        tokens_B, _, log_kept_of_left_B = sampling.draw(left_BV, self._kept(left_BV), uniforms_B)
+        logprobs_B = logprobs_BV.gather(1, tokens_B.unsqueeze(1)).squeeze(1)
+        # rounding may leave a trace above 0 in rows that lose nothing
+        return tokens_B, logprobs_B, (log_kept_of_left_B + log_left_B1.squeeze(1)).clamp(max=0.0)
+
+    def _take_likeliest(self, logits_BV: Tensor, may_stop_B: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        if may_stop_B is None:
+            tokens_B, logprobs_B = sampling.greedy(logits_BV)
+            return tokens_B, logprobs_B, torch.zeros_like(logprobs_B)
+        tokens_B, _ = sampling.greedy(logits_BV.masked_fill(self._forbidden(may_stop_B), -math.inf))
+        logprobs_BV = sampling.temperature_scaled_logprobs(logits_BV, 1.0)
+        logprobs_B = logprobs_BV.gather(1, tokens_B.unsqueeze(1)).squeeze(1)
+        return tokens_B, logprobs_B, torch.zeros_like(logprobs_B)
+
+    def _forbidden(self, may_stop_B: Tensor) -> Tensor:
+        return self.is_stop_V & ~may_stop_B.unsqueeze(1)

@@ -1,0 +1,63 @@
+"""What a person chooses about inference: the engine, its size, and how tokens are drawn.
+
+Metadata keys of a field, read by the command line: `minimum`, `maximum` (inclusive), `above`
+(exclusive), `bare` (the value of the flag given without one). No torch is imported here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+EngineType = Literal["auto", "native"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingEngineSettings:
+    """The inference engine."""
+
+    engine_type: EngineType = "auto"
+    """Inference engine; native = in this process, with the weights being trained; auto = native."""
+
+    engine_tp_size: int = field(default=1, metadata={"minimum": 1})
+    """GPUs that share one engine (tensor parallel); the native engine takes 1."""
+
+    engine_mem_util: float | None = field(default=None, metadata={"above": 0.0, "maximum": 1.0})
+    """Share of the GPU's memory that the engine reserves; the native engine reserves none: leave it out."""
+
+    engine_max_rows: int = field(default=512, metadata={"minimum": 1})
+    """Sequences decoded at once; fewer rows take less memory for keys and values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings(DecodingEngineSettings):
+    """The inference engine, beside a trainer."""
+
+    enable_engine_sleep: bool = True
+    """Give the engine's memory back while training; native: drop its keys and values between rollouts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSettings:
+    """How completions are drawn, and how long texts may be (in tokens)."""
+
+    temperature: float = field(default=1.0, metadata={"minimum": 0.0})
+    """Divides the logits before sampling; 0 = greedy (not for training)."""
+
+    top_p: float = field(default=1.0, metadata={"above": 0.0, "maximum": 1.0})
+    """Sample among the likeliest tokens that hold this probability together; 1 = all."""
+
+    top_k: int = field(default=0, metadata={"minimum": -1})
+    """Sample among this many likeliest tokens; 0 or -1 = all."""
+
+    min_p: float = field(default=0.0, metadata={"minimum": 0.0, "maximum": 1.0})
+    """Sample among tokens at least this share as likely as the likeliest; 0 = all."""
+
+    prompt_max_len: int = field(default=1024, metadata={"minimum": 1})
+    """Longest prompt, in tokens."""
+
+    generate_max_len: int = field(default=1024, metadata={"minimum": 1})
+    """Longest response, in tokens."""
+
+    max_len: int | None = field(default=None, metadata={"minimum": 2})
+    """Cap on prompt plus response for engine and trainer, in tokens; none = the sum of the two above."""

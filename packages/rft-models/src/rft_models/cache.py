@@ -1,0 +1,225 @@
+"""Key-value caches of the decode forward.
+
+Rows are independent sequences. Both caches take new rows at the end, advance all rows by one token
+a step, and `keep` a subset in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class DecodeCache(Protocol):
+    """What an engine sees of a cache."""
+
+    max_rows: int
+    max_len: int
+
+    @property
+    def num_rows(self) -> int:
+        """Active rows."""
+        ...
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop every row but these (int64, ascending); they become rows 0, 1, ... in the same order."""
+        ...
+
+
+class StaticCache:
+    """Keys and values of `FunctionalDecoder`: a prompt once for all its samples, and each row's own tokens.
+
+    A step reads every key and value, and on a CPU waits for memory while it does; samples of one
+    prompt share its columns, which leaves their own tokens to read. Per layer:
+
+    - `prompt_keys`, `prompt_values` [P, G, Lp, D]: prompts in use, zero behind the shorter ones;
+    - `keys`, `values` [max_rows, G, max_len, D]: column j of row r is its j-th token after the prompt,
+      and zero up to the number of own tokens of the row that has most.
+
+    Rows of a prompt are neighbours and prompts are in the order of their rows.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        max_rows: int,
+        num_kv_heads: int,
+        max_len: int,
+        head_dim: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.max_rows, self.max_len = max_rows, max_len
+        shape = (max_rows, num_kv_heads, max_len, head_dim)
+        self.keys = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self.values = [torch.empty(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        nothing = torch.empty((0, num_kv_heads, 0, head_dim), dtype=dtype, device=device)
+        self.prompt_keys = [nothing] * num_layers
+        self.prompt_values = [nothing] * num_layers
+        # On the CPU: the shapes of a step follow from these, and must not wait for a device.
+        self.prompt_lengths_P = torch.empty(0, dtype=torch.int64)
+        self.prompt_of_row_B = torch.empty(0, dtype=torch.int64)
+        self.own_lengths_B = torch.empty(0, dtype=torch.int64)
+        self.group_size = 0
+        """Rows of the prompt that has most of them."""
+        self.place_B: Tensor | None = None
+        """Place of each row in [P, group_size]; None where every prompt has `group_size` rows."""
+
+    @property
+    def num_rows(self) -> int:
+        """Active rows."""
+        return self.own_lengths_B.shape[0]
+
+    @property
+    def lengths_B(self) -> Tensor:
+        """Tokens of each row, prompt included."""
+        return self.prompt_lengths_P[self.prompt_of_row_B] + self.own_lengths_B
+
+    def longest(self) -> int:
+        """Tokens of the longest row, 0 without rows."""
+        return int(self.lengths_B.max()) if self.num_rows else 0
+
+    def append(self, lengths_P: Tensor, copies_P: Tensor) -> None:
+        """Claim `copies_P[p]` rows for each prompt (at least 1 each); `write_prompts` fills each layer."""
+        num_rows = int(copies_P.sum())
+        check_room(self.num_rows + num_rows, self.max_rows, int(lengths_P.max()), self.max_len)
+        first, columns = self.num_rows, int(self.own_lengths_B.max()) if self.num_rows else 0
+        for store in (*self.keys, *self.values) if columns else ():
+            store[first : first + num_rows, :, :columns] = 0
+        numbers_P = torch.arange(lengths_P.shape[0]) + self.prompt_lengths_P.shape[0]
+        self.prompt_lengths_P = torch.cat([self.prompt_lengths_P, lengths_P])
+        self.prompt_of_row_B = torch.cat([self.prompt_of_row_B, numbers_P.repeat_interleave(copies_P)])
+        self.own_lengths_B = torch.cat([self.own_lengths_B, torch.zeros(num_rows, dtype=torch.int64)])
+        self._find_places()
+
+    def write_prompts(self, layer: int, keys_PGLD: Tensor, values_PGLD: Tensor) -> None:
+        """The newest prompts' keys and values in one layer, zero behind the shorter ones."""
+        for store, new in ((self.prompt_keys, keys_PGLD), (self.prompt_values, values_PGLD)):
+            old = store[layer]
+            columns = max(old.shape[2], new.shape[2])
+            store[layer] = torch.cat([_lengthen(old, columns), _lengthen(new, columns)]) if old.shape[0] else new
+
+    def clear_next_column(self) -> None:
+        """Zero the column that the rows with most own tokens write next, in the rows that have fewer.
+
+        Such a column is masked, and weight 0 times what a former row left there must be 0: after
+        a step with broken weights it could be NaN.
+        """
+        column = int(self.own_lengths_B.max())
+        if int(self.own_lengths_B.min()) < column:
+            for store in (*self.keys, *self.values):
+                store[: self.num_rows, :, column] = 0
+
+    @torch.inference_mode()
+    def keep(self, rows: Tensor) -> None:
+        """Drop every row but these (int64, ascending); only rows that move are copied."""
+        rows = rows.to("cpu")
+        check_ascending(rows, self.num_rows)
+        moved = int((rows == torch.arange(rows.shape[0])).sum())
+        self.own_lengths_B = self.own_lengths_B[rows]
+        used_Q, self.prompt_of_row_B = torch.unique_consecutive(self.prompt_of_row_B[rows], return_inverse=True)
+        if used_Q.shape[0] < self.prompt_lengths_P.shape[0]:
+            self._keep_prompts(used_Q)
+        self._find_places()
+        sources, live = rows[moved:].to(self.keys[0].device), int(self.own_lengths_B.max()) if rows.shape[0] else 0
+        if not sources.shape[0] or not live:
+            return
+        for store in (*self.keys, *self.values):
+            store[moved : rows.shape[0], :, :live] = store[sources, :, :live]
+
+    def _keep_prompts(self, used_Q: Tensor) -> None:
+        self.prompt_lengths_P = self.prompt_lengths_P[used_Q]
+        columns = int(self.prompt_lengths_P.max()) if used_Q.shape[0] else 0
+        index = used_Q.to(self.keys[0].device)
+        self.prompt_keys = [layer[index, :, :columns] for layer in self.prompt_keys]
+        self.prompt_values = [layer[index, :, :columns] for layer in self.prompt_values]
+
+    def _find_places(self) -> None:
+        if not self.num_rows:
+            self.group_size, self.place_B = 0, None
+            return
+        counts_P = torch.bincount(self.prompt_of_row_B)
+        self.group_size = int(counts_P.max())
+        first_P = counts_P.cumsum(0) - counts_P
+        rank_B = torch.arange(self.num_rows) - first_P[self.prompt_of_row_B]
+        full = int(counts_P.min()) == self.group_size
+        place_B = self.prompt_of_row_B * self.group_size + rank_B
+        self.place_B = None if full else place_B.to(self.keys[0].device)
+
+
+def _lengthen(layer_PGLD: Tensor, columns: int) -> Tensor:
+    missing = columns - layer_PGLD.shape[2]
+    return torch.nn.functional.pad(layer_PGLD, (0, 0, 0, missing)) if missing else layer_PGLD
+
+
+class GrowingCache:
+    """Keys and values of `GeneralDecoder`: rows end at a common last column, zeros to the left of the shorter ones.
+
+    Every row's tokens are consecutive columns, so a distance in columns is a distance in tokens
+    and a sliding-window mask that transformers makes from columns is exact.
+    """
+
+    def __init__(self, max_rows: int, max_len: int) -> None:
+        self.max_rows, self.max_len = max_rows, max_len
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.lengths = torch.empty(0, dtype=torch.int64)
+
+    @property
+    def num_rows(self) -> int:
+        """Active rows."""
+        return self.lengths.shape[0]
+
+    @property
+    def num_columns(self) -> int:
+        """Columns in use: the length of the longest row."""
+        return self.keys[0].shape[2] if self.keys else 0
+
+    def append(self, keys: list[Tensor], values: list[Tensor], lengths_B: Tensor) -> None:
+        """Add right-aligned rows [B, G, L, D] of these lengths, one tensor a layer."""
+        check_room(self.num_rows + lengths_B.shape[0], self.max_rows, int(lengths_B.max()), self.max_len)
+        self.keys = _join(self.keys, keys) if self.num_rows else keys
+        self.values = _join(self.values, values) if self.num_rows else values
+        self.lengths = torch.cat([self.lengths, lengths_B])
+
+    @torch.inference_mode()
+    def keep(self, rows: Tensor) -> None:
+        """Drop every row but these (int64, ascending), and the columns that none of them uses."""
+        rows = rows.to("cpu")
+        check_ascending(rows, self.num_rows)
+        self.lengths = self.lengths[rows]
+        unused = self.num_columns - (int(self.lengths.max()) if rows.shape[0] else 0)
+        index = rows.to(self.keys[0].device) if self.keys else rows
+        self.keys = [layer[index, :, unused:] for layer in self.keys]
+        self.values = [layer[index, :, unused:] for layer in self.values]
+
+
+def _join(old: list[Tensor], new: list[Tensor]) -> list[Tensor]:
+    columns = max(old[0].shape[2], new[0].shape[2])
+    return [torch.cat([_widen(a, columns), _widen(b, columns)]) for a, b in zip(old, new, strict=True)]
+
+
+def _widen(layer_BGLD: Tensor, columns: int) -> Tensor:
+    missing = columns - layer_BGLD.shape[2]
+    return torch.nn.functional.pad(layer_BGLD, (0, 0, missing, 0)) if missing else layer_BGLD
+
+
+def dynamic_layers(cache: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """Keys and values of a transformers cache, one tensor a layer."""
+    return [layer.keys for layer in cache.layers], [layer.values for layer in cache.layers]
+
+
+def check_room(num_rows: int, max_rows: int, length: int, max_len: int) -> None:
+    """`ValueError` where a cache would hold more rows or longer rows than it was made for."""
+    if num_rows > max_rows or length > max_len:
+        raise ValueError(f"the cache holds {max_rows} rows of {max_len} tokens, asked for {num_rows} of {length}")
+
+
+def check_ascending(rows: Tensor, num_rows: int) -> None:
+    """`ValueError` where `rows` is not an ascending choice of the active rows."""
+    good = rows.dim() == 1 and bool((rows[1:] > rows[:-1]).all())
+    if not good or (rows.shape[0] and (int(rows[0]) < 0 or int(rows[-1]) >= num_rows)):
+        raise ValueError(f"rows to keep must ascend within 0 .. {num_rows - 1}, got {rows.tolist()[:20]}")

@@ -1,0 +1,98 @@
+"""Decoding of any causal model with a key-value cache, through its transformers forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rft_algos.errors import OptionsError
+from rft_models.cache import GrowingCache, check_room, dynamic_layers
+from rft_models.families import ATTENTION_LAYERS
+
+if TYPE_CHECKING:
+    from rft_models.policy import CausalPolicy
+
+
+class GeneralDecoder:
+    """Left-padded rows, explicit positions and a 2D mask: exact for every causal attention model.
+
+    Slower than `FunctionalDecoder`: the cache is copied as it grows and the module tree is walked
+    for every token.
+    """
+
+    def __init__(self, policy: CausalPolicy) -> None:
+        config = policy.model.config.get_text_config(decoder=True)
+        self._head = policy.head
+        self._model = policy.model
+        self._backbone = policy.model.get_decoder()
+        self._takes_positions = policy.accepts("position_ids")
+        self.vocab_size = policy.head.weight.shape[0]
+        self.max_positions = int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", 0))
+        layer_types = set(getattr(config, "layer_types", None) or ())
+        if not policy.accepts("past_key_values") or not layer_types <= ATTENTION_LAYERS:
+            kinds = sorted(layer_types - ATTENTION_LAYERS) or ["no past_key_values argument"]
+            raise OptionsError(
+                code="models.no_decode",
+                what=f"{type(policy.model).__name__} cannot be decoded in process: {', '.join(kinds)}",
+                where=policy.where,
+                why="rows are added to and dropped from a key-value cache; a recurrent state has no such columns",
+                do="generate with the vllm or sglang engine",
+            )
+
+    def refresh(self) -> None:
+        """Nothing is derived from the weights: the module itself is run."""
+
+    def new_cache(self, max_rows: int, max_len: int) -> GrowingCache:
+        """An empty cache; memory grows with the rows and columns in use."""
+        if self.max_positions:
+            check_room(0, max_rows, max_len, self.max_positions)
+        return GrowingCache(max_rows, max_len)
+
+    @torch.inference_mode()
+    def prefill(self, cache: GrowingCache, token_ids_PL: Tensor, lengths_P: Tensor, copies_P: Sequence[int]) -> Tensor:
+        """See `DecodableModel.prefill`."""
+        from transformers import DynamicCache
+
+        lengths = lengths_P.to("cpu", torch.int64)
+        longest = int(lengths.max())
+        prompt_of_row_B = torch.repeat_interleave(torch.arange(lengths.shape[0]), torch.tensor(list(copies_P)))
+        check_room(cache.num_rows + prompt_of_row_B.shape[0], cache.max_rows, longest, cache.max_len)
+        # Right-aligned: column c of prompt p is its token c - (longest - length).
+        place_PL = torch.arange(longest) - (longest - lengths)[:, None]
+        ids_PL = token_ids_PL.to("cpu").gather(1, place_PL.clamp(min=0))
+        fresh = DynamicCache()
+        hidden = self._run(ids_PL, place_PL.clamp(min=0), lengths, fresh)
+        index = prompt_of_row_B.to(hidden.device)
+        keys, values = dynamic_layers(fresh)
+        cache.append([key[index] for key in keys], [value[index] for value in values], lengths[prompt_of_row_B])
+        return self._head.logits(hidden[:, -1])
+
+    @torch.inference_mode()
+    def step(self, cache: GrowingCache, token_ids_B: Tensor) -> Tensor:
+        """See `DecodableModel.step`."""
+        from transformers import DynamicCache
+
+        check_room(cache.num_rows, cache.max_rows, cache.num_columns + 1, cache.max_len)
+        past = DynamicCache()
+        for number, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
+            past.update(keys, values, number)
+        hidden = self._run(token_ids_B[:, None], cache.lengths[:, None], cache.lengths + 1, past)
+        cache.keys, cache.values = dynamic_layers(past)
+        cache.lengths = cache.lengths + 1
+        return self._head.logits(hidden[:, -1])
+
+    def _run(self, ids_BQ: Tensor, positions_BQ: Tensor, lengths_B: Tensor, past: Any) -> Tensor:
+        """[B, Q, D] final hidden states; rows are right-aligned and `lengths_B` long after these tokens."""
+        device = self._head.weight.device
+        columns = past.get_seq_length() + ids_BQ.shape[1]
+        mask_BK = (torch.arange(columns) >= columns - lengths_B[:, None]).to(torch.int64)
+        given: dict[str, Any] = {"position_ids": positions_BQ.to(device)} if self._takes_positions else {}
+        given |= {"past_key_values": past, "use_cache": True}
+        training = self._model.training
+        self._model.eval()
+        output = self._backbone(input_ids=ids_BQ.to(device), attention_mask=mask_BK.to(device), **given)
+        self._model.train(training)
+        return output.last_hidden_state

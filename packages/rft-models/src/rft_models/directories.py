@@ -1,0 +1,114 @@
+"""Model directories: checks before anything is read from one, each with its own error, and quiet reading."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rft_algos.errors import DataError
+
+
+def existing_directory(directory: str | Path) -> Path:
+    """The path, if it is a directory; otherwise `DataError` naming what is there instead."""
+    path = Path(directory).expanduser()
+    if path.is_dir():
+        return path
+    parent = next(candidate for candidate in path.absolute().parents if candidate.is_dir())
+    names = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
+    missing = path.absolute().relative_to(parent).parts[0]
+    near = difflib.get_close_matches(missing, names, n=1, cutoff=0.5)
+    listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+    raise DataError(
+        code="models.no_directory",
+        what=f"{path} is {'a file' if path.is_file() else 'not there'}; {parent} holds {listed or 'no directories'}",
+        where=str(path),
+        why="a model is a local Hugging Face directory; nothing is downloaded",
+        do=f"use {parent / near[0]}" if near else f"put the model's directory at {path}",
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; `DataError` with line and column where it is damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(
+            code="models.damaged_json",
+            what=f"{path.name} is not valid JSON: {error}",
+            where=str(path),
+            why="the file was cut off or edited by hand",
+            do=f"copy {path.name} of the model again",
+        ) from error
+    if not isinstance(value, dict):
+        raise DataError(
+            code="models.damaged_json",
+            what=f"{path.name} holds a {type(value).__name__}, a JSON object is needed",
+            where=str(path),
+            why="this file maps names to values",
+            do=f"copy {path.name} of the model again",
+        )
+    return value
+
+
+def checked_model_directory(directory: str | Path) -> tuple[Path, dict[str, Any]]:
+    """(path, config.json) of a directory with a configuration and a complete set of safetensors files."""
+    path = existing_directory(directory)
+    if not (path / "config.json").is_file():
+        inside = sorted(entry.name for entry in path.iterdir())
+        below = [entry.name for entry in path.iterdir() if (entry / "config.json").is_file()]
+        raise DataError(
+            code="models.no_config",
+            what=f"no config.json in {path}; it holds {', '.join(inside[:8]) or 'nothing'}",
+            where=str(path),
+            why="config.json names the architecture and its sizes",
+            do=f"use {path / below[0]}" if below else f"copy the model's config.json into {path}",
+        )
+    config = read_json(path / "config.json")
+    _refuse_missing_weights(path)
+    return path, config
+
+
+def _refuse_missing_weights(path: Path) -> None:
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        shards = set(read_json(index).get("weight_map", {}).values())
+        absent = sorted(name for name in shards if not (path / name).is_file())
+        if absent:
+            raise DataError(
+                code="models.missing_shard",
+                what=f"{len(absent)} of {len(shards)} weight files are absent, the first is {absent[0]}",
+                where=str(index),
+                why="the index names every file that holds a part of the weights",
+                do=f"copy {absent[0]} into {path}",
+            )
+        return
+    if any(path.glob("*.safetensors")):
+        return
+    pickled = sorted(entry.name for pattern in ("*.bin", "*.pt", "*.pth") for entry in path.glob(pattern))
+    raise DataError(
+        code="models.no_weights",
+        what=f"no *.safetensors in {path}" + (f", only {pickled[0]}" if pickled else ""),
+        where=str(path),
+        why="weights are read from safetensors; a pickled file can run code when it is opened"
+        if pickled
+        else "a model directory holds its weights as safetensors",
+        do=f"convert {pickled[0]} to model.safetensors" if pickled else f"copy model.safetensors into {path}",
+    )
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing bars on stderr while it reads or writes weights."""
+    from transformers.utils import logging
+
+    were_on = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if were_on:
+            logging.enable_progress_bar()

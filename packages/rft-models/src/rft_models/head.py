@@ -1,0 +1,102 @@
+"""The output head: from final hidden states to logits, with what architectures add around the matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rft_algos.errors import PreflightError
+from rft_models.linear import linear
+from rft_models.logprobs import linear_logprobs
+
+_MULTIPLIERS = ("logit_scale", "lm_head_multiplier")
+_DIVISORS = ("logits_scaling",)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputHead:
+    """logits = softcap(scale (h W^T + b)), softcap(z) = c tanh(z / c)."""
+
+    layer: nn.Module
+    """Holds `weight` [V, D] and perhaps `bias` [V]; asked anew each time, since training replaces values."""
+    scale: float = 1.0
+    """Cohere's `logit_scale`, or one over Granite's `logits_scaling`."""
+    softcap: float | None = None
+    """Gemma 2's `final_logit_softcapping`."""
+
+    @property
+    def weight(self) -> Tensor:
+        """[V, D]."""
+        weight = self.layer.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[V] with the scale applied, or None."""
+        bias = getattr(self.layer, "bias", None)
+        return bias if bias is None or self.scale == 1.0 else bias * self.scale
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """[R, V] float32 (float64 for float64 weights)."""
+        logits_RV = linear(self._scaled(hidden_RD), self.weight, self.bias)
+        logits_RV = logits_RV if logits_RV.dtype is torch.float64 else logits_RV.float()
+        return logits_RV if self.softcap is None else self.softcap * torch.tanh(logits_RV / self.softcap)
+
+    def logprobs(
+        self,
+        hidden_RD: Tensor,
+        targets_R: Tensor,
+        *,
+        temperature: float,
+        with_entropy: bool,
+        entropy_gradient: bool = False,
+        chunk_size: int | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probability of each target and the entropy, see `linear_logprobs`."""
+        return linear_logprobs(
+            self._scaled(hidden_RD),
+            self.weight,
+            targets_R,
+            bias=self.bias,
+            temperature=temperature,
+            softcap=self.softcap,
+            chunk_size=chunk_size,
+            with_entropy=with_entropy,
+            entropy_gradient=entropy_gradient,
+        )
+
+    def _scaled(self, hidden_RD: Tensor) -> Tensor:
+        return hidden_RD if self.scale == 1.0 else hidden_RD * self.scale
+
+
+def head_of(model: Any, where: str) -> OutputHead:
+    """The head of a transformers causal language model.
+
+    Raises `PreflightError` where the model has no single output matrix. Whether the reading of the
+    configuration is complete is settled by `CausalPolicy.verify`, which compares with the model.
+    """
+    layer = model.get_output_embeddings()
+    if layer is None or not isinstance(getattr(layer, "weight", None), Tensor):
+        raise PreflightError(
+            code="models.no_output_matrix",
+            what=f"{type(model).__name__} has no output matrix of shape [vocabulary, hidden]",
+            where=where,
+            why="log-probabilities are computed from hidden states and one output matrix",
+            do="use a model whose class ends in ForCausalLM and has an lm_head",
+        )
+    config = model.config.get_text_config(decoder=True)
+    return OutputHead(layer, _scale(config.to_dict()), getattr(config, "final_logit_softcapping", None))
+
+
+def _scale(config: Mapping[str, Any]) -> float:
+    scale = 1.0
+    for name in _MULTIPLIERS:
+        scale *= float(config.get(name) or 1.0)
+    for name in _DIVISORS:
+        scale /= float(config.get(name) or 1.0)
+    return scale

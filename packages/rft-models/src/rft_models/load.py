@@ -1,0 +1,186 @@
+"""Hugging Face directories -> policies. Local files, safetensors, no code from the directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+
+from rft_algos.errors import DataError, OptionsError
+from rft_models.directories import checked_model_directory, no_progress_bars
+from rft_models.families import PACKED_FAMILIES
+from rft_models.linear import use_fast_linears
+from rft_models.packed_attention import IMPLEMENTATION, register
+from rft_models.policy import CausalPolicy
+from rft_models.text import HfTextCodec, load_tokenizer
+
+Attention = Literal["auto", "packed", "native"]
+
+
+def load_policy(
+    directory: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    gradient_checkpointing: bool = False,
+    attention: Attention = "auto",
+    head_chunk_size: int | None = None,
+    codec: HfTextCodec | None = None,
+) -> CausalPolicy:
+    """The causal language model in `directory`, ready to train, in eval mode.
+
+    Args:
+        directory: a Hugging Face model directory (config.json, *.safetensors, tokenizer files).
+        dtype: type of the weights.
+        device: where they go.
+        gradient_checkpointing: recompute each layer in the backward pass (in `train()` mode).
+        attention: "packed" attends inside packed segments, "native" pads segments and uses the
+            model's own attention, "auto" takes packed for the families that are known to be exact.
+        head_chunk_size: rows whose logits are formed at a time, never whole in memory; None picks by size.
+        codec: a tokenizer that was loaded already.
+
+    Raises:
+        DataError: directory, configuration, weights or tokenizer absent, damaged or of another kind.
+        OptionsError: attention="packed" for an architecture without it.
+        PreflightError: the architecture computes something that is not known here.
+    """
+    path, config = checked_model_directory(directory)
+    refuse_other_kinds(path, config)
+    codec = codec if codec is not None else load_tokenizer(path)
+    packed = _choose_packed(config["model_type"], attention, path)
+    model = _load_model(path, dtype, native_attention(config))
+    model.to(device)
+    return make_policy(
+        model,
+        codec,
+        packed=packed,
+        gradient_checkpointing=gradient_checkpointing,
+        head_chunk_size=head_chunk_size,
+        where=str(path),
+    )
+
+
+def load_reference(
+    directory: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    attention: Attention = "auto",
+    head_chunk_size: int | None = None,
+    codec: HfTextCodec | None = None,
+) -> CausalPolicy:
+    """`load_policy`, frozen: eval mode and no parameter requires a gradient."""
+    policy = load_policy(
+        directory, dtype=dtype, device=device, attention=attention, head_chunk_size=head_chunk_size, codec=codec
+    )
+    policy.model.requires_grad_(False)
+    return policy
+
+
+def make_policy(
+    model: Any,
+    codec: HfTextCodec | None,
+    *,
+    packed: bool,
+    gradient_checkpointing: bool = False,
+    head_chunk_size: int | None = None,
+    where: str = "model",
+) -> CausalPolicy:
+    """A policy from a transformers model in memory; checks it against the model's own forward."""
+    if packed:
+        register()
+        model.set_attn_implementation(IMPLEMENTATION)
+    use_fast_linears(model)
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.eval()
+    policy = CausalPolicy(model, codec, packed=packed, head_chunk_size=head_chunk_size, where=where)
+    policy.verify()
+    return policy
+
+
+def native_attention(config: dict[str, Any]) -> str:
+    """Implementation to load with: fused, except that transformers' fused one leaves out softcapping."""
+    return "eager" if config.get("attn_logit_softcapping") else "sdpa"
+
+
+def refuse_other_kinds(path: Path, config: dict[str, Any]) -> None:
+    """Raise a DataError unless the configuration is that of a causal language model of transformers."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    where = str(path / "config.json")
+    model_type = config.get("model_type")
+    architectures = config.get("architectures") or []
+    if "auto_map" in config and model_type not in CONFIG_MAPPING:
+        raise DataError(
+            code="models.needs_remote_code",
+            what=f"model_type {model_type!r} is Python code in the directory (auto_map in config.json)",
+            where=where,
+            why="code from a model directory is never run",
+            do="use a model whose architecture is part of transformers",
+        )
+    causal_classes = {name for value in CAUSAL.values() for name in ([value] if isinstance(value, str) else value)}
+    if model_type in CAUSAL and (not architectures or causal_classes.intersection(architectures)):
+        return
+    known = model_type in CONFIG_MAPPING
+    raise DataError(
+        code="models.not_causal" if known else "models.unknown_architecture",
+        what=f"model_type {model_type!r} with architectures {architectures} is not a causal language model",
+        where=where,
+        why="tokens are generated and scored left to right: the class must be one of transformers' causal models"
+        if known
+        else "this transformers does not know the architecture",
+        do="use the model's ...ForCausalLM directory" if known else "install a transformers that has it",
+    )
+
+
+def _choose_packed(model_type: str, attention: Attention, path: Path) -> bool:
+    known = model_type in PACKED_FAMILIES
+    if attention == "packed" and not known:
+        raise OptionsError(
+            code="models.no_packed_attention",
+            what=f'attention "packed" for model_type {model_type!r}; known are {", ".join(sorted(PACKED_FAMILIES))}',
+            where=str(path),
+            why="packing is exact only where nothing but the attention mixes tokens",
+            do='attention "auto"',
+        )
+    return known and attention != "native"
+
+
+def _load_model(path: Path, dtype: torch.dtype, attention: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with no_progress_bars():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                str(path),
+                dtype=dtype,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                attn_implementation=attention,
+                output_loading_info=True,
+            )
+    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise DataError(
+            code="models.damaged_weights",
+            what=f"the weights do not load: {lines[0]}",
+            where=str(path),
+            why="a file is damaged, or its tensors do not have the sizes that config.json states",
+            do=f"copy the *.safetensors and config.json of the model into {path} again",
+        ) from error
+    model, report = loaded
+    missing = sorted(str(name) for name in report["missing_keys"])
+    if missing:
+        raise DataError(
+            code="models.missing_weights",
+            what=f"{len(missing)} tensors of the architecture are not in the files, the first is {missing[0]}",
+            where=str(path),
+            why="a tensor that is not loaded would start from random values",
+            do=f"copy the *.safetensors that belong to this config.json into {path}",
+        )
+    return model

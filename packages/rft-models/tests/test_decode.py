@@ -1,0 +1,171 @@
+"""Both decode paths against the packed training forward, with ragged prompts, copies and dropped rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rft_algos.errors import OptionsError
+from rft_models.decode import FunctionalDecoder
+from rft_models.decode_general import GeneralDecoder
+from rft_models.families import FAST_DECODE_FAMILIES, PACKED_FAMILIES
+from rft_models.load import make_policy
+from rft_models.policy import CausalPolicy
+
+Build = Callable[..., Any]
+VOCAB = 61
+FAST = sorted(FAST_DECODE_FAMILIES)
+EVERY = [(FunctionalDecoder, name) for name in FAST] + [
+    (GeneralDecoder, name) for name in sorted({*PACKED_FAMILIES, "gpt2"})
+]
+
+
+def logits_after(policy: CausalPolicy, tokens: list[int]) -> Tensor:
+    """[V] from the training forward of one whole sequence."""
+    ids = torch.tensor(tokens)
+    with torch.no_grad():
+        hidden = policy.hidden_states(ids, torch.arange(len(ids)), torch.zeros_like(ids))
+        return policy.head.logits(hidden[-1:])[0]
+
+
+def pad(prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    ids = torch.full((len(prompts), int(lengths.max())), 7)
+    for number, prompt in enumerate(prompts):
+        ids[number, : len(prompt)] = torch.tensor(prompt)
+    return ids, lengths
+
+
+class Session:
+    """Feeds a decoder and remembers what every row holds, to be held against the training forward."""
+
+    def __init__(self, policy: CausalPolicy, decoder: Any, max_rows: int = 16, max_len: int = 40) -> None:
+        self.policy, self.decoder = policy, decoder
+        self.cache = decoder.new_cache(max_rows, max_len)
+        self.rows: list[list[int]] = []
+        self.generator = torch.Generator().manual_seed(5)
+
+    def prefill(self, lengths: list[int], copies: list[int]) -> None:
+        prompts = [torch.randint(0, VOCAB, (n,), generator=self.generator).tolist() for n in lengths]
+        logits = self.decoder.prefill(self.cache, *pad(prompts), copies)
+        for prompt, row, count in zip(prompts, logits, copies, strict=True):
+            self.check(row, prompt)
+            self.rows += [list(prompt) for _ in range(count)]
+        assert self.cache.num_rows == len(self.rows)
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            tokens = torch.randint(0, VOCAB, (len(self.rows),), generator=self.generator)
+            logits = self.decoder.step(self.cache, tokens)
+            for row, token in zip(self.rows, tokens.tolist(), strict=True):
+                row.append(token)
+            for row, found in zip(self.rows, logits, strict=True):
+                self.check(found, row)
+
+    def keep(self, rows: list[int]) -> None:
+        self.cache.keep(torch.tensor(rows, dtype=torch.int64))
+        self.rows = [self.rows[number] for number in rows]
+        assert self.cache.num_rows == len(rows)
+
+    def check(self, found: Tensor, tokens: list[int]) -> None:
+        assert found.dtype is torch.float32
+        expected = torch.log_softmax(logits_after(self.policy, tokens), -1)
+        torch.testing.assert_close(torch.log_softmax(found, -1), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "model_type"), EVERY)
+def test_decoding_equals_the_training_forward(kind: type, model_type: str, tiny_model: Build) -> None:
+    policy = make_policy(tiny_model(model_type), None, packed=model_type in PACKED_FAMILIES)
+    session = Session(policy, kind(policy))
+    session.prefill([4, 9, 1], [2, 1, 3])
+    session.step(3)
+    session.keep([0, 2, 4])
+    session.step()
+    session.prefill([11, 2], [1, 2])
+    session.step(2)
+    session.keep([1, 4, 5])
+    session.step()
+    session.keep([])
+    session.prefill([3, 3], [1, 1])
+    session.step(2)
+
+
+@pytest.mark.parametrize("model_type", FAST)
+def test_known_families_take_the_fast_path(model_type: str, tiny_model: Build) -> None:
+    assert isinstance(make_policy(tiny_model(model_type), None, packed=True).decoder(), FunctionalDecoder)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("qwen3", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 3}),
+        ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+        ("qwen2", {"num_key_value_heads": 4, "use_sliding_window": False}),
+        ("mistral", {"num_key_value_heads": 1, "sliding_window": None}),
+    ],
+)
+def test_variants_of_the_fast_families(model_type: str, changes: dict[str, Any], tiny_model: Build) -> None:
+    policy = make_policy(tiny_model(model_type, **changes), None, packed=True)
+    session = Session(policy, FunctionalDecoder(policy))
+    session.prefill([4, 9], [2, 1])
+    session.step(4)
+
+
+def test_length_dependent_rotary_frequencies_take_the_general_path(tiny_model: Build) -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    policy = make_policy(tiny_model("llama", rope_parameters=rope), None, packed=True)
+    assert isinstance(policy.decoder(), GeneralDecoder)
+
+
+def test_refresh_takes_over_changed_weights(tiny_model: Build) -> None:
+    policy = make_policy(tiny_model("qwen2"), None, packed=True)
+    decoder = policy.decoder()
+    with torch.no_grad():
+        for _, parameter in policy.named_parameters():
+            parameter.mul_(1.3).add_(0.01)
+    decoder.refresh()
+    session = Session(policy, decoder)
+    session.prefill([5, 3], [1, 2])
+    session.step(2)
+
+
+def test_rows_of_an_earlier_use_leave_no_trace_even_if_they_were_not_finite(tiny_model: Build) -> None:
+    policy = make_policy(tiny_model("llama"), None, packed=True)
+    session = Session(policy, FunctionalDecoder(policy))
+    with torch.inference_mode():
+        for layer in (*session.cache.keys, *session.cache.values):
+            layer.fill_(torch.nan)
+    session.prefill([6, 2], [2, 2])
+    session.step(3)
+    session.keep([0, 3])
+    session.prefill([4], [2])
+    session.step(3)
+
+
+@pytest.mark.parametrize("kind", [FunctionalDecoder, GeneralDecoder])
+def test_a_full_cache_and_wrong_rows_are_refused(kind: type, tiny_model: Build) -> None:
+    policy = make_policy(tiny_model("qwen2"), None, packed=True)
+    session = Session(policy, kind(policy), max_rows=3, max_len=5)
+    session.prefill([4], [2])
+    with pytest.raises(ValueError, match="3 rows of 5 tokens, asked for 4 of 4"):
+        session.prefill([4], [2])
+    session.step()
+    with pytest.raises(ValueError, match="asked for 2 of 6"):
+        session.step()
+    with pytest.raises(ValueError, match="ascend"):
+        session.cache.keep(torch.tensor([1, 0]))
+    with pytest.raises(ValueError, match="ascend"):
+        session.cache.keep(torch.tensor([2]))
+    with pytest.raises(ValueError, match="asked for 0 of 97"):
+        session.decoder.new_cache(1, 97)
+
+
+def test_a_model_with_recurrent_state_is_refused_with_the_reason(tiny_model: Build) -> None:
+    policy = make_policy(tiny_model("qwen2"), None, packed=True)
+    policy.model.config.layer_types = ["linear_attention", "full_attention"]
+    with pytest.raises(OptionsError, match="linear_attention"):
+        GeneralDecoder(policy)

@@ -1,0 +1,121 @@
+"""Opening a data file and turning its bytes into text, with every failure named by its place."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from rft_algos.errors import DataError
+from rft_algos.fault_points import declare, fault_point
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_OPEN = declare("data.open", "before a data file is opened")
+_READ_END = declare("data.read_end", "after the last byte of a data file was read")
+
+
+def unreadable(file: Path, error: OSError) -> DataError:
+    """The error for a file that the operating system will not give."""
+    name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    return DataError(
+        code="data.unreadable",
+        what=f"cannot read {file}: {name} ({error.strerror or error})",
+        where=str(file),
+        why="a data file must be a regular file that this user can read",
+        do=f"ls -l {file}",
+    )
+
+
+@contextmanager
+def open_data_file(file: Path) -> Iterator[BinaryIO]:
+    """The file open for reading bytes; a `DataError` when it cannot be read or changes meanwhile."""
+    try:
+        fault_point(_OPEN)
+        with file.open("rb") as stream:
+            before = os.fstat(stream.fileno())
+            if before.st_size == 0:
+                raise _empty(file)
+            yield stream
+            fault_point(_READ_END)
+            after = file.stat()
+    except OSError as error:
+        raise unreadable(file, error) from error
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise DataError(
+            code="data.changed",
+            what=f"{file} changed while it was read: {before.st_size} bytes before, {after.st_size} after",
+            where=str(file),
+            why="a run needs one fixed version of its data",
+            do=f"wait until nothing writes to {file}, then start again",
+        )
+
+
+def _empty(file: Path) -> DataError:
+    return DataError(
+        code="data.empty",
+        what=f"{file} has 0 bytes",
+        where=f"{file}:1",
+        why="a data file must hold at least one row",
+        do=f"write rows to {file} or leave it out of --prompt_data",
+    )
+
+
+def no_rows(file: Path) -> DataError:
+    """The error for a file that is well formed and holds nothing."""
+    return DataError(
+        code="data.no_rows",
+        what=f"{file} holds 0 rows",
+        where=f"{file}:1",
+        why="a data file must hold at least one row",
+        do=f"write rows to {file} or leave it out of --prompt_data",
+    )
+
+
+def decode_text(raw: bytes, file: Path, *, first_line: int = 1, offset: int = 0) -> str:
+    """UTF-8 text of `raw`, which begins at `first_line` and byte `offset` of the file.
+
+    Refuses bytes that are not UTF-8 and NUL characters, naming line, column and byte.
+    """
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = first_line + raw.count(b"\n", 0, error.start)
+        column = error.start - (raw.rfind(b"\n", 0, error.start) + 1) + 1
+        raise DataError(
+            code="data.not_utf8",
+            what=f"byte {offset + error.start} of {file} is 0x{raw[error.start]:02x}: {error.reason}",
+            where=f"{file}:{line}:{column}",
+            why=_why_not_utf8(raw if offset == 0 else b""),
+            do=_how_to_convert(raw if offset == 0 else b"", file),
+        ) from error
+    position = text.find("\0")
+    if position >= 0:
+        line = first_line + text.count("\n", 0, position)
+        column = position - (text.rfind("\n", 0, position) + 1) + 1
+        raise DataError(
+            code="data.nul",
+            what=f"character {column} of line {line} is NUL",
+            where=f"{file}:{line}:{column}",
+            why="a NUL in a text file is the mark of a damaged copy or of a binary file",
+            do=f"copy {file} again from its source",
+        )
+    return text
+
+
+def _why_not_utf8(head: bytes) -> str:
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "the file starts as UTF-16 does; text must be UTF-8"
+    if head[:2] == b"\x1f\x8b":
+        return "the file starts as gzip does; compressed files are not read"
+    return "text must be UTF-8"
+
+
+def _how_to_convert(head: bytes, file: Path) -> str:
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return f"iconv -f UTF-16 -t UTF-8 {file} > {file}.utf8{file.suffix}"
+    if head[:2] == b"\x1f\x8b":
+        return f"gunzip -c {file} > {file.with_suffix('')}.plain{file.suffix}"
+    return f"iconv -f LATIN1 -t UTF-8 {file} > {file}.utf8{file.suffix}"

@@ -1,0 +1,155 @@
+"""The prompt of a row: which field is the input, which the label, which the wanted output."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from rft_algos.errors import DataError
+
+from .rows import Row, SkipLog, shown
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation; `role` is one of `ROLES`."""
+
+    role: str
+    content: str
+
+    def as_dict(self) -> dict[str, str]:
+        """The form that chat templates take."""
+        return {"role": self.role, "content": self.content}
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """What to ask, and what an answer is judged by; exactly one of `text` and `messages` is there.
+
+    `prompt_id` is "<source>:<row index>", where the index counts the rows of the source from 0.
+    `label` goes to the rewards as it stands (a whole solution is fine), `output` is the text that
+    supervised training imitates.
+
+    Example: `PromptRow("gsm8k:0", "What is 1+1?", None, "#### 2", None, "gsm8k", 0)`
+    """
+
+    prompt_id: str
+    text: str | None
+    messages: tuple[Message, ...] | None
+    label: str | None
+    output: str | None
+    source: str
+    index: int
+
+    def __post_init__(self) -> None:
+        if (self.text is None) == (self.messages is None):
+            raise ValueError(f"{self.prompt_id}: exactly one of text and messages must be given")
+
+
+def prompts_from_rows(
+    rows: Sequence[Row],
+    *,
+    source: str,
+    input_key: str,
+    label_key: str | None = None,
+    output_key: str | None = None,
+    skips: SkipLog | None = None,
+) -> list[PromptRow]:
+    """One prompt a row. A key may be dotted to reach into nested objects (`reward_model.ground_truth`).
+
+    Numbers become text. Raises `DataError` for a missing, null or wrongly typed field.
+    """
+    skips = skips if skips is not None else SkipLog()
+    prompts: list[PromptRow] = []
+    for index, row in enumerate(rows):
+        try:
+            text, messages = _text_or_messages(row, input_key)
+            label = _as_text(row, label_key, "--label_key") if label_key else None
+            output = _as_text(row, output_key, "--output_key") if output_key else None
+        except DataError as error:
+            skips.take(error)
+            continue
+        prompts.append(PromptRow(f"{source}:{index}", text, messages, label, output, source, index))
+    return prompts
+
+
+def content_hash(prompts: Sequence[PromptRow]) -> str:
+    """SHA-256 of ids, inputs, labels and outputs in order: equal exactly if a resumed run sees the same data."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        messages = None if prompt.messages is None else [[m.role, m.content] for m in prompt.messages]
+        record = [prompt.prompt_id, prompt.text, messages, prompt.label, prompt.output]
+        digest.update(json.dumps(record).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _text_or_messages(row: Row, key: str) -> tuple[str | None, tuple[Message, ...] | None]:
+    value = _field(row, key, "--input_key")
+    if isinstance(value, list | tuple):
+        return None, _messages(value, row, key)
+    text = _as_text(row, key, "--input_key")
+    if not text.strip():
+        raise _wrong(row, key, "an empty text", "a prompt must say something")
+    return text, None
+
+
+def _messages(value: Sequence[Any], row: Row, key: str) -> tuple[Message, ...]:
+    messages: list[Message] = []
+    for number, item in enumerate(value):
+        place = f"{key}[{number}]"
+        if not isinstance(item, Mapping) or not {"role", "content"} <= item.keys():
+            raise _wrong(row, place, shown(item), "a message is an object with the keys role and content")
+        if item["role"] not in ROLES:
+            raise _wrong(row, f"{place}.role", shown(item["role"]), f"a role is one of {', '.join(ROLES)}")
+        if not isinstance(item["content"], str):
+            raise _wrong(row, f"{place}.content", shown(item["content"]), "the content of a message is text")
+        messages.append(Message(item["role"], item["content"]))
+    if not messages or messages[-1].role not in ("user", "tool"):
+        last = messages[-1].role if messages else "nothing"
+        why = "a prompt ends with the turn to be answered: user or tool"
+        raise _wrong(row, key, f"messages that end with {last}", why)
+    return tuple(messages)
+
+
+def _as_text(row: Row, key: str, flag: str) -> str:
+    value = _field(row, key, flag)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        return str(value)
+    raise _wrong(row, key, f"{type(value).__name__} {shown(value)}", "the field must be text or a number")
+
+
+def _field(row: Row, key: str, flag: str) -> Any:
+    if key in row.fields:
+        return row.fields[key]
+    value: Any = row.fields
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise _missing(row, key, flag)
+        value = value[part]
+    return value
+
+
+def _missing(row: Row, key: str, flag: str) -> DataError:
+    keys = list(row.fields)
+    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.4)
+    hint = f"; nearest {near[0]}" if near else ""
+    return DataError(
+        code="data.missing_field",
+        what=f"no field {shown(key)}; the row has {', '.join(keys)}{hint}",
+        where=row.where(key),
+        why=f"every row must have the field that {flag} names",
+        do=f"{flag} {near[0] if near else (keys[0] if keys else key)}",
+    )
+
+
+def _wrong(row: Row, key: str, what: str, why: str) -> DataError:
+    return DataError(code="data.wrong_type", what=what, where=row.where(key), why=why, do=f"correct {row.where(key)}")

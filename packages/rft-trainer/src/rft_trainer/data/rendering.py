@@ -1,0 +1,226 @@
+"""From a prompt to the text and the token ids that the model sees, and the choice of those that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rft_algos.errors import DataError, OptionsError
+
+from .prompts import Message, PromptRow
+from .rows import shown
+
+
+class TextCodec(Protocol):
+    """What a run needs of a tokenizer."""
+
+    @property
+    def has_chat_template(self) -> bool: ...
+
+    @property
+    def pad_id(self) -> int: ...
+
+    @property
+    def eos_ids(self) -> Sequence[int]: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of `text`."""
+        ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Text of `ids`."""
+        ...
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+        """The conversation as one text, by the tokenizer's own template."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A prompt ready for the engine: `text` is exactly what was turned into `token_ids`."""
+
+    prompt_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    label: str | None
+    output: str | None
+    source: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRenderer:
+    """How prompts become text: template, then system prompt and chat template.
+
+    `input_template` holds one placeholder, `{input}` or, where that does not occur, `{}`; all
+    other braces stand for themselves, so that LaTeX needs no escapes. A system prompt takes the
+    place of one that the data bring. The text of a chat template already holds its special
+    tokens, so none are added to it; `add_special_tokens` concerns plain text.
+
+    Raises `OptionsError` at construction for a combination in which a setting has no effect.
+
+    Example: `PromptRenderer(codec, input_template="Q: {}\\nA:").render(prompt).text`
+    """
+
+    codec: TextCodec
+    input_template: str | None = None
+    system_prompt: str | None = None
+    apply_chat_template: bool = False
+    add_special_tokens: bool = False
+
+    def __post_init__(self) -> None:
+        if self.input_template is not None:
+            check_input_template(self.input_template)
+        if self.system_prompt is not None and not self.apply_chat_template:
+            raise OptionsError(
+                code="prompt.system_without_chat",
+                what=f"system_prompt = {shown(self.system_prompt)} without apply_chat_template",
+                where="--system_prompt",
+                why="a system prompt is a message, and messages become text through the chat template only",
+                do="--apply_chat_template",
+            )
+        if self.apply_chat_template and not self.codec.has_chat_template:
+            raise OptionsError(
+                code="prompt.no_chat_template",
+                what="apply_chat_template is set and the tokenizer has no chat template",
+                where="--apply_chat_template",
+                why="the text of a conversation is defined by the tokenizer's own template",
+                do="--input_template 'Question: {input} Answer:'",
+            )
+
+    def render(self, prompt: PromptRow) -> RenderedPrompt:
+        """Text and token ids of one prompt; `DataError` when they come out empty."""
+        text = self.text(prompt)
+        special = self.add_special_tokens and not self.apply_chat_template
+        token_ids = tuple(self.codec.encode(text, add_special_tokens=special))
+        if not token_ids:
+            raise DataError(
+                code="prompt.no_tokens",
+                what=f"the prompt {shown(text)} has 0 tokens",
+                where=prompt.prompt_id,
+                why="a model answers at least one token",
+                do=f"correct or remove row {prompt.index} of {prompt.source}",
+            )
+        return RenderedPrompt(
+            prompt.prompt_id, text, token_ids, prompt.label, prompt.output, prompt.source, prompt.index
+        )
+
+    def text(self, prompt: PromptRow) -> str:
+        """The text of one prompt."""
+        if prompt.text is not None:
+            text = fill_template(self.input_template, prompt.text)
+            if not self.apply_chat_template:
+                return text
+            return self._chat((Message("user", text),))
+        assert prompt.messages is not None
+        self._check_messages_allowed(prompt)
+        return self._chat(prompt.messages)
+
+    def _chat(self, messages: tuple[Message, ...]) -> str:
+        if self.system_prompt is not None:
+            others = tuple(message for message in messages if message.role != "system")
+            messages = (Message("system", self.system_prompt), *others)
+        return self.codec.render_chat([message.as_dict() for message in messages], add_generation_prompt=True)
+
+    def _check_messages_allowed(self, prompt: PromptRow) -> None:
+        if not self.apply_chat_template:
+            raise OptionsError(
+                code="prompt.messages_without_chat",
+                what=f"{prompt.prompt_id} is a list of messages and apply_chat_template is off",
+                where="--apply_chat_template",
+                why="messages become text through the chat template only",
+                do="--apply_chat_template",
+            )
+        if self.input_template is not None:
+            raise OptionsError(
+                code="prompt.template_with_messages",
+                what=f"input_template is set and {prompt.prompt_id} is a list of messages",
+                where="--input_template",
+                why="a template wraps a text; messages are already divided into turns",
+                do="leave --input_template out",
+            )
+
+
+def check_input_template(template: str) -> None:
+    """Refuse, as an `OptionsError`, a template in which the place of the prompt is not clear."""
+    named, bare = template.count("{input}"), template.count("{}")
+    if named == 1 or (named == 0 and bare == 1):
+        return
+    raise OptionsError(
+        code="prompt.input_template",
+        what=f"input_template = {shown(template)} has {named} times {{input}} and {bare} times {{}}",
+        where="--input_template",
+        why="the place of the prompt is marked once, by {input}, or by {} where {input} does not occur",
+        do="--input_template '{input}'",
+    )
+
+
+def fill_template(template: str | None, text: str) -> str:
+    """`text` in the place that the template marks; without a template `text` itself."""
+    if template is None:
+        return text
+    mark = "{input}" if "{input}" in template else "{}"
+    before, after = template.split(mark)
+    return before + text + after
+
+
+@dataclass(frozen=True, slots=True)
+class TooLong:
+    """A prompt that is left out, with its length in tokens."""
+
+    prompt_id: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LengthSelection:
+    """The prompts that fit into `prompt_max_len` tokens, and those that do not; none is cut."""
+
+    kept: tuple[PromptRow, ...]
+    dropped: tuple[TooLong, ...]
+    prompt_max_len: int
+    longest_kept: int
+
+    def lines(self) -> list[str]:
+        """For the plan of the run: the counts, then every prompt that was left out."""
+        total = len(self.kept) + len(self.dropped)
+        head = f"{len(self.kept):,} of {total:,} prompts have at most {self.prompt_max_len} tokens"
+        longest = f"longest {self.longest_kept}; {len(self.dropped):,} left out"
+        return [f"{head} ({longest})", *(f"left out {d.prompt_id}: {d.num_tokens} tokens" for d in self.dropped)]
+
+
+def select_by_length(prompts: Sequence[PromptRow], renderer: PromptRenderer, *, prompt_max_len: int) -> LengthSelection:
+    """Render every prompt once and keep those of at most `prompt_max_len` tokens.
+
+    Raises `DataError` when none is left.
+    """
+    kept: list[PromptRow] = []
+    dropped: list[TooLong] = []
+    longest_kept = 0
+    for prompt in prompts:
+        num_tokens = len(renderer.render(prompt).token_ids)
+        if num_tokens > prompt_max_len:
+            dropped.append(TooLong(prompt.prompt_id, num_tokens))
+        else:
+            kept.append(prompt)
+            longest_kept = max(longest_kept, num_tokens)
+    if not kept:
+        raise _nothing_fits(dropped, prompt_max_len)
+    return LengthSelection(tuple(kept), tuple(dropped), prompt_max_len, longest_kept)
+
+
+def _nothing_fits(dropped: Sequence[TooLong], prompt_max_len: int) -> DataError:
+    lengths = [prompt.num_tokens for prompt in dropped]
+    span = f"{min(lengths)} to {max(lengths)} tokens" if lengths else "none is there"
+    return DataError(
+        code="prompt.all_too_long",
+        what=f"0 of {len(dropped)} prompts have at most prompt_max_len = {prompt_max_len} tokens ({span})",
+        where="--prompt_max_len",
+        why="a prompt is used whole or left out, and here all would be left out",
+        do=f"--prompt_max_len {max(lengths, default=prompt_max_len)}",
+    )

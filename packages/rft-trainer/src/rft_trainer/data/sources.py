@@ -1,0 +1,125 @@
+"""The prompt sources of a run as they are named on the command line, and the prompts they give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rft_algos.errors import OptionsError
+
+from .prompts import PromptRow, content_hash, prompts_from_rows
+from .readers import read_rows, resolve_files
+from .rows import SkipLog
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpec:
+    """One source: where it is, what it is called in prompt ids, how likely it is drawn."""
+
+    path: str
+    name: str
+    probability: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPrompts:
+    """All prompts of a run in global order (source after source), and what they were read from."""
+
+    prompts: tuple[PromptRow, ...]
+    specs: tuple[SourceSpec, ...]
+    files: tuple[str, ...]
+    content_hash: str
+    skipped: SkipLog
+
+    def lines(self) -> list[str]:
+        """For the plan of the run: prompts of each source, files, and skipped rows."""
+        rows: list[str] = []
+        for spec in self.specs:
+            num = sum(prompt.source == spec.name for prompt in self.prompts)
+            share = "" if spec.probability is None else f", drawn with probability {spec.probability:g}"
+            rows.append(f"source {spec.name}: {num:,} prompts from {spec.path}{share}")
+        return rows + self.skipped.lines()
+
+
+def parse_sources(prompt_data: str, prompt_data_probs: str | None = None) -> tuple[SourceSpec, ...]:
+    """Sources of `a.jsonl,b.jsonl` with probabilities `0.7,0.3`.
+
+    Names are file stems, made longer by their directories where two would be equal. A single
+    source has no probability; the value "1.0" for it is accepted.
+    """
+    from .mixture import check_probabilities  # brings torch, which a page of help must not
+
+    paths = [part.strip() for part in prompt_data.split(",") if part.strip()]
+    if not paths:
+        raise _bad_list("prompt_data", prompt_data, "name at least one file", "--prompt_data train.jsonl")
+    probabilities: tuple[float | None, ...] = (None,) * len(paths)
+    if prompt_data_probs is not None and prompt_data_probs.strip():
+        numbers = check_probabilities(_numbers(prompt_data_probs), len(paths))
+        probabilities = numbers if len(paths) > 1 else (None,)
+    names = _names(paths)
+    return tuple(SourceSpec(*spec) for spec in zip(paths, names, probabilities, strict=True))
+
+
+def load_prompts(
+    specs: Sequence[SourceSpec],
+    *,
+    split: str | None = None,
+    input_key: str,
+    label_key: str | None = None,
+    output_key: str | None = None,
+    skips: SkipLog | None = None,
+) -> LoadedPrompts:
+    """Read every source; errors as `read_rows` and `prompts_from_rows` raise them."""
+    skips = skips if skips is not None else SkipLog()
+    prompts: list[PromptRow] = []
+    files: list[str] = []
+    for spec in specs:
+        files.extend(str(file) for file in resolve_files(spec.path, split=split))
+        rows = read_rows(spec.path, split=split, skips=skips)
+        prompts.extend(
+            prompts_from_rows(
+                rows, source=spec.name, input_key=input_key, label_key=label_key, output_key=output_key, skips=skips
+            )
+        )
+    return LoadedPrompts(tuple(prompts), tuple(specs), tuple(files), content_hash(prompts), skips)
+
+
+def source_sizes(prompts: Sequence[PromptRow], specs: Sequence[SourceSpec]) -> tuple[int, ...]:
+    """Prompts of each source, in the order of `specs`; what `Mixture` needs."""
+    counts = dict.fromkeys((spec.name for spec in specs), 0)
+    for prompt in prompts:
+        counts[prompt.source] += 1
+    return tuple(counts.values())
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise _bad_list(
+            "prompt_data_probs", text, "numbers with commas between", "--prompt_data_probs 0.5,0.5"
+        ) from None
+
+
+def _names(paths: Sequence[str]) -> list[str]:
+    depth = 1
+    parts = [Path(path).with_suffix("").parts for path in paths]
+    while True:
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+        if depth > max(map(len, parts)):
+            return [str(Path(path)) if len(set(paths)) == len(paths) else _twice(paths) for path in paths]
+        depth += 1
+
+
+def _twice(paths: Sequence[str]) -> str:
+    double = next(path for path in paths if paths.count(path) > 1)
+    raise _bad_list(
+        "prompt_data", double, "each source is named once", f"--prompt_data {','.join(dict.fromkeys(paths))}"
+    )
+
+
+def _bad_list(name: str, value: str, why: str, do: str) -> OptionsError:
+    return OptionsError(code=f"data.{name}", what=f"{name} = {value!r}", where=f"--{name}", why=why, do=do)

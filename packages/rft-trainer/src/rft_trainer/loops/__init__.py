@@ -1,0 +1,1 @@
+"""The loops: reinforcement and supervised training, each one page."""

@@ -1,0 +1,255 @@
+"""Reinforcement fine-tuning: sample, score, compare, update; read `run` from top to bottom.
+
+All collaborators come ready-built. Nothing here knows a flag, a device or the name of an algorithm.
+A step is atomic for checkpoints: it is either whole in the saved state or not in it at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rft_algos.errors import NumericsError, SavedAfterSignal, ServiceError
+from rft_algos.fault_points import declare, fault_point
+from rft_trainer.annotate import LogprobAnnotator
+from rft_trainer.evaluation import EvaluationResult, Evaluator
+from rft_trainer.ledger import EntryState, Ledger, LedgerEntry
+from rft_trainer.metrics import MetricTotals
+from rft_trainer.packing import count
+from rft_trainer.protocols import Collectives, Engine
+from rft_trainer.records import Prompt, RolloutGroup, TrainingSample
+from rft_trainer.report import Reporter, rollout_metrics
+from rft_trainer.rollouts import RolloutCollector
+from rft_trainer.samples import (
+    AdvantageFunction,
+    Kept,
+    build_samples,
+    flat_rewards,
+    flat_rollouts,
+    keep_scored,
+    keep_with_signal,
+    optimizer_batches,
+    with_gradient,
+)
+from rft_trainer.saving import Progress, Saver
+from rft_trainer.stopping import StopSignals, agree
+from rft_trainer.throughput import Phase, PhaseTimer
+from rft_trainer.update import Updater
+
+POINT_ROLLED_OUT = declare("rl.rolled_out", "rollouts are scored, no weight has changed")
+POINT_UPDATED = declare("rl.updated", "one optimizer step of a training step is applied")
+POINT_LOGGED = declare("rl.logged", "the row of a step is written, its checkpoint is not")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRules:
+    """The numbers of one training step.
+
+    `skip_zero_advantage` holds where the objective's only term is the advantage's: samples of
+    advantage zero then have a gradient of exactly zero and take part in the denominators alone.
+    """
+
+    prompts_per_rollout: int
+    rollouts_per_step: int
+    train_batch_size: int
+    epochs_per_step: int
+    skip_zero_advantage: bool
+    filter_groups: bool
+    max_steps: int
+    eval_every: int
+    max_refused_in_a_row: int
+    max_unscored_share: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Reinforcement:
+    """The collaborators of a run, and the run."""
+
+    ledger: Ledger
+    prompts: Sequence[Prompt]
+    engine: Engine
+    collector: RolloutCollector
+    advantages: AdvantageFunction
+    reference: LogprobAnnotator | None
+    old_policy: LogprobAnnotator | None
+    shape_rewards: (
+        Callable[[torch.Tensor, Sequence[tuple[float, ...]], Sequence[tuple[float, ...]]], torch.Tensor] | None
+    )
+    control: Callable[[Sequence[RolloutGroup]], list[RolloutGroup]] | None
+    updater: Updater
+    evaluator: Evaluator | None
+    saver: Saver
+    reporter: Reporter
+    collectives: Collectives
+    rules: StepRules
+    progress: Progress
+    timer: PhaseTimer
+    resume_command: str
+    sleep_engine: bool
+
+    def run(self, signals: StopSignals) -> Mapping[str, EvaluationResult]:
+        """Train until the ledger or `max_steps` ends; the evaluations before and after by name."""
+        results: dict[str, EvaluationResult] = {}
+        if self.progress.step == 0:
+            self._evaluate(results, "before")
+            self.saver.save(0, episode=0)
+        while not self.finished:
+            entries = self._reserve()
+            groups = self._roll_out(entries)
+            if agree(self.collectives, signals.received is not None)[0]:
+                self._save_and_stop(signals)
+            record = self._learn(groups)
+            self.ledger.advance(entries, EntryState.TRAINED)
+            self.progress.step += 1
+            ended = self.ledger.epoch if self.ledger.epoch > entries[-1].epoch else None
+            self._finish_step(record, groups, results, ended)
+            if agree(self.collectives, signals.received is not None)[0]:
+                self._save_and_stop(signals)
+        self.saver.save(self.progress.step, episode=self.ledger.epoch)
+        return results
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.ledger.finished or bool(self.rules.max_steps and self.progress.step >= self.rules.max_steps)
+
+    def _reserve(self) -> list[LedgerEntry]:
+        """Prompts of one step: `rollouts_per_step` batches, never across the end of an epoch."""
+        return self.ledger.reserve(self.rules.prompts_per_rollout * self.rules.rollouts_per_step)
+
+    def _roll_out(self, entries: Sequence[LedgerEntry]) -> list[RolloutGroup]:
+        self.engine.wake()
+        size = self.rules.prompts_per_rollout
+        groups: list[RolloutGroup] = []
+        for start in range(0, len(entries), size):
+            batch = entries[start : start + size]
+            groups += self.collector.collect(batch, [self.prompts[entry.prompt_index] for entry in batch], self.timer)
+        self.ledger.advance(entries, EntryState.GENERATED)
+        self.ledger.advance(entries, EntryState.SCORED)
+        if self.sleep_engine:
+            self.engine.sleep(1)
+        fault_point(POINT_ROLLED_OUT)
+        return groups
+
+    def _learn(self, groups: Sequence[RolloutGroup]) -> dict[str, object]:
+        """Advantages, then `epochs_per_step` passes of optimizer steps over the samples."""
+        kept = self._keep(groups)
+        samples = self._annotate(kept)
+        totals = MetricTotals()
+        outcomes = []
+        with self.timer.phase(Phase.TRAIN):
+            for _ in range(self.rules.epochs_per_step):
+                for batch in optimizer_batches(samples, self.rules.train_batch_size):
+                    trained = with_gradient(batch) if self.rules.skip_zero_advantage else batch
+                    outcome = self.updater(trained, self.progress.updates, totals, count(batch))
+                    self._check_applied(outcome.applied, batch)
+                    self.progress.updates += 1
+                    outcomes.append(outcome)
+                    fault_point(POINT_UPDATED)
+            merged = totals.merged(self.collectives)
+        with self.timer.phase(Phase.SYNC):
+            self.engine.load_weights(self.progress.step + 1)
+        applied = [o for o in outcomes if o.applied]
+        norms = [o.gradient_norm for o in applied]
+        return {
+            **rollout_metrics(groups, kept),
+            **merged,
+            "policy/gradient_norm": sum(norms) / len(norms) if norms else math.nan,
+            "policy/learning_rate": outcomes[-1].learning_rate if outcomes else math.nan,
+            "policy/updates": len(applied),
+            "policy/updates_refused": len(outcomes) - len(applied),
+            "policy/micro_batches": sum(o.num_micro_batches for o in outcomes),
+        }
+
+    def _keep(self, groups: Sequence[RolloutGroup]) -> Kept:
+        controlled = self.control(groups) if self.control else groups
+        kept = keep_scored(controlled)
+        total = sum(len(group.rollouts) for group in groups)
+        unscored = kept.reasons.get("unscored", 0)
+        if total and unscored / total > self.rules.max_unscored_share:
+            raise ServiceError(
+                code="reward.too_many_failed",
+                what=f"{unscored} of {total} rollouts of step {self.progress.step + 1} have no reward",
+                where=f"reward function; first: {_first_unscored(groups)}",
+                why=f"more than the share {self.rules.max_unscored_share} that --max_unscored_share allows",
+                state=f"no weight was changed by this step; resume: {self.resume_command}",
+                do=f"repair the reward, then {self.resume_command}",
+            )
+        return keep_with_signal(kept) if self.rules.filter_groups else kept
+
+    def _annotate(self, kept: Kept) -> list[TrainingSample]:
+        if not kept.groups:
+            return []
+        behaviour = [rollout.behaviour_logprobs for _, rollout in flat_rollouts(kept.groups)]
+        with self.timer.phase(Phase.LOGPROB):
+            old = self.old_policy(kept.groups) if self.old_policy else behaviour
+            reference = self.reference(kept.groups) if self.reference else []
+        rewards_N, group_ids_N = flat_rewards(kept.groups)
+        if self.shape_rewards:
+            rewards_N = self.shape_rewards(rewards_N, old, reference)
+        advantages = self.advantages(rewards_N, group_ids_N).tolist()
+        return build_samples(kept.groups, advantages, old, reference)
+
+    def _check_applied(self, applied: bool, batch: Sequence[TrainingSample]) -> None:
+        """A refused step leaves the weights as they were; several in a row end the run."""
+        self.progress.refused_in_a_row = 0 if applied else self.progress.refused_in_a_row + 1
+        if self.progress.refused_in_a_row > self.rules.max_refused_in_a_row:
+            raise NumericsError(
+                code="numerics.non_finite",
+                what=f"{self.progress.refused_in_a_row} optimizer steps in a row had a gradient that is not finite",
+                where=f"step {self.progress.step + 1}, update {self.progress.updates + 1}; samples "
+                + ", ".join(sample.sample_id for sample in batch[:3]),
+                why=f"at most {self.rules.max_refused_in_a_row} in a row are passed over (--max_refused_steps)",
+                state=f"weights are those of the last finite update; last checkpoint: step {self.saver.saved_step}",
+                do=f"{self.resume_command} --actor_learning_rate <a tenth of the present one>",
+            )
+
+    def _finish_step(
+        self,
+        record: dict[str, object],
+        groups: Sequence[RolloutGroup],
+        results: dict[str, EvaluationResult],
+        ended_episode: int | None,
+    ) -> None:
+        step, last = self.progress.step, self.finished
+        flat = flat_rollouts(groups)
+        tokens = sum(len(group.prompt.token_ids) + len(rollout.completion_ids) for group, rollout in flat)
+        self.reporter.step(record, self.progress, self.timer, num_tokens=tokens, num_samples=len(flat))
+        self.reporter.rollouts(groups, self.progress)
+        fault_point(POINT_LOGGED)
+        if last or (self.rules.eval_every and step % self.rules.eval_every == 0):
+            self._evaluate(results, "after" if last else f"step {step}")
+        if self.saver.due(step, ended_episode=ended_episode) or last:
+            with self.timer.phase(Phase.SAVE):
+                self.saver.save(step, episode=self.ledger.epoch)
+
+    def _evaluate(self, results: dict[str, EvaluationResult], name: str) -> None:
+        if self.evaluator is None:
+            return
+        with self.timer.phase(Phase.EVAL):
+            self.engine.wake()
+            result = results[name] = self.evaluator()
+        lists = {"rewards": result.rewards, "correct": result.correct}
+        self.reporter.evaluation(name, result.as_record(), self.progress, **lists)
+
+    def _save_and_stop(self, signals: StopSignals) -> None:
+        """Save the last whole step; prompts of an unfinished one go back to the ledger."""
+        self.saver.save(self.progress.step, episode=self.ledger.epoch)
+        raise SavedAfterSignal(
+            code="run.stopped",
+            what=f"{signals.received or 'a signal on another rank'} received; saved at step {self.progress.step}",
+            where=f"rank {self.collectives.rank}",
+            why="the run was asked to stop",
+            state=f"nothing is lost: checkpoint of step {self.progress.step}",
+            do=self.resume_command,
+        )
+
+
+def _first_unscored(groups: Sequence[RolloutGroup]) -> str:
+    for _, rollout in flat_rollouts(groups):
+        if rollout.reward is None:
+            return f"{rollout.prompt_id}#{rollout.sample_index} ({rollout.status}): {rollout.response_text[:80]!r}"
+    return "none"

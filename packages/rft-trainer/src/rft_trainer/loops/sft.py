@@ -1,0 +1,232 @@
+"""Supervised fine-tuning: the same samples, cuts, optimizer and checkpoints as the RL loop, with a likelihood."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rft_algos.errors import NumericsError, SavedAfterSignal
+from rft_algos.fault_points import declare, fault_point
+from rft_algos.reductions import token_mean, weighted_sum
+from rft_trainer.evaluation import Evaluator
+from rft_trainer.ledger import EntryState, Ledger
+from rft_trainer.metrics import MetricTotals
+from rft_trainer.packing import assign_to_ranks, cut_in_order, pack
+from rft_trainer.protocols import Collectives, Engine, Policy
+from rft_trainer.records import Counts, TokenBatch, TrainingSample
+from rft_trainer.report import Reporter
+from rft_trainer.saving import Progress, Saver
+from rft_trainer.stopping import StopSignals, agree
+from rft_trainer.throughput import Phase, PhaseTimer
+from rft_trainer.update import Updater
+
+POINT_LOGGED = declare("sft.logged", "the row of a step is written, its checkpoint is not")
+
+
+@dataclass(frozen=True, slots=True)
+class LikelihoodOutput:
+    """Loss and its (total, count)."""
+
+    loss: Tensor
+    metrics: Mapping[str, tuple[Tensor, Tensor]]
+
+
+class TokenLikelihood:
+    """Cross-entropy per response token: -sum_t m_t log p_t / sum m over the whole optimizer step."""
+
+    needs_entropy = False
+
+    def __call__(
+        self, batch: TokenBatch, logprobs_T: Tensor, entropy_T: Tensor | None, counts: Counts
+    ) -> LikelihoodOutput:
+        weights_T = token_mean(batch.loss_mask_T, counts.num_loss_tokens)
+        total = -weighted_sum(batch.loss_mask_T.to(logprobs_T.dtype), logprobs_T)
+        return LikelihoodOutput(
+            loss=-weighted_sum(weights_T, logprobs_T), metrics={"sft/loss": (total, batch.loss_mask_T.sum())}
+        )
+
+
+@torch.no_grad()
+def mean_loss(
+    policy: Policy,
+    samples: Sequence[TrainingSample],
+    collectives: Collectives,
+    *,
+    max_sequences: int,
+    max_tokens: int,
+    device: str = "cpu",
+) -> float:
+    """Mean negative log-likelihood a response token over `samples`, in nats, over all ranks."""
+    mine = assign_to_ranks([s.num_tokens for s in samples], collectives.world_size)[collectives.rank]
+    share = [samples[i] for i in mine]
+    total = torch.zeros(2, dtype=torch.float64)
+    for cut in cut_in_order([s.num_tokens for s in share], max_sequences, max_tokens):
+        batch = pack([share[i] for i in cut], device)
+        logprobs_T, _ = policy.token_logprobs(
+            batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T
+        )
+        total += torch.stack([-logprobs_T.double().sum(), batch.loss_mask_T.sum().double()]).cpu()
+    summed, num_tokens = collectives.sum(total).tolist()
+    return summed / num_tokens if num_tokens else math.nan
+
+
+@dataclass(slots=True)
+class EarlyStop:
+    """Ends a run when the validation loss has not fallen for `patience` evaluations; 0 never ends it."""
+
+    patience: int
+    best: float = math.inf
+    best_step: int = 0
+    waited: int = 0
+
+    def observe(self, loss: float, step: int) -> bool:
+        """Whether to stop."""
+        if loss < self.best:
+            self.best, self.best_step, self.waited = loss, step, 0
+        else:
+            self.waited += 1
+        return bool(self.patience) and self.waited >= self.patience
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON; no loss seen yet is null."""
+        best = None if math.isinf(self.best) else self.best
+        return {"best": best, "best_step": self.best_step, "waited": self.waited}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()`."""
+        self.best = math.inf if state["best"] is None else float(state["best"])
+        self.best_step, self.waited = int(state["best_step"]), int(state["waited"])
+
+
+@dataclass(slots=True, kw_only=True)
+class SupervisedRun:
+    """The collaborators of a run, and the run."""
+
+    ledger: Ledger
+    samples: Sequence[TrainingSample]
+    held_out: Sequence[TrainingSample]
+    policy: Policy
+    updater: Updater
+    evaluator: Evaluator | None
+    engine: Engine | None
+    saver: Saver
+    reporter: Reporter
+    collectives: Collectives
+    progress: Progress
+    timer: PhaseTimer
+    early_stop: EarlyStop
+    train_batch_size: int
+    max_steps: int
+    eval_every: int
+    max_refused_in_a_row: int
+    eval_max_sequences: int
+    eval_max_tokens: int
+    resume_command: str
+    device: str = "cpu"
+    _stopped: bool = field(default=False)
+
+    def run(self, signals: StopSignals) -> None:
+        """Train until the epochs, `max_steps` or patience end."""
+        if self.progress.step == 0:
+            self._evaluate("before")
+            self.saver.save(0, episode=0)
+        self._stopped = self.early_stop.patience > 0 and self.early_stop.waited >= self.early_stop.patience
+        while not self.finished:
+            entries = self.ledger.reserve(self.train_batch_size)
+            batch = [self.samples[entry.prompt_index] for entry in entries]
+            record = self._learn(batch)
+            for state in (EntryState.GENERATED, EntryState.SCORED, EntryState.TRAINED):
+                self.ledger.advance(entries, state)
+            self.progress.step += 1
+            ended = self.ledger.epoch if self.ledger.epoch > entries[-1].epoch else None
+            self._finish_step(record, batch, ended)
+            if agree(self.collectives, signals.received is not None)[0]:
+                self._save_and_stop(signals)
+        self.saver.save(self.progress.step, episode=self.ledger.epoch)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to train."""
+        at_limit = bool(self.max_steps and self.progress.step >= self.max_steps)
+        return self._stopped or at_limit or self.ledger.finished
+
+    def _learn(self, batch: Sequence[TrainingSample]) -> dict[str, object]:
+        totals = MetricTotals()
+        with self.timer.phase(Phase.TRAIN):
+            outcome = self.updater(batch, self.progress.updates, totals)
+            merged = totals.merged(self.collectives)
+        self.progress.updates += 1
+        self.progress.refused_in_a_row = 0 if outcome.applied else self.progress.refused_in_a_row + 1
+        if self.progress.refused_in_a_row > self.max_refused_in_a_row:
+            raise NumericsError(
+                code="numerics.non_finite",
+                what=f"{self.progress.refused_in_a_row} optimizer steps in a row had a gradient that is not finite",
+                where=f"step {self.progress.step + 1}; samples " + ", ".join(s.sample_id for s in batch[:3]),
+                why=f"at most {self.max_refused_in_a_row} in a row are passed over (--max_refused_steps)",
+                state=f"weights are those of the last finite update; last checkpoint: step {self.saver.saved_step}",
+                do=f"{self.resume_command} --actor_learning_rate <a tenth of the present one>",
+            )
+        return {
+            **merged,
+            "policy/gradient_norm": outcome.gradient_norm,
+            "policy/learning_rate": outcome.learning_rate,
+            "policy/micro_batches": outcome.num_micro_batches,
+            "data/samples": len(batch),
+        }
+
+    def _finish_step(
+        self,
+        record: dict[str, object],
+        batch: Sequence[TrainingSample],
+        ended_episode: int | None,
+    ) -> None:
+        step, last = self.progress.step, self.finished
+        tokens = sum(sample.num_tokens for sample in batch)
+        self.reporter.step(record, self.progress, self.timer, num_tokens=tokens, num_samples=len(batch))
+        fault_point(POINT_LOGGED)
+        due = bool(self.eval_every) and step % self.eval_every == 0
+        if last or due or (not self.eval_every and ended_episode is not None):
+            self._evaluate("after" if last else f"step {step}")
+        if self.saver.due(step, ended_episode=ended_episode) or last or self._stopped:
+            with self.timer.phase(Phase.SAVE):
+                self.saver.save(step, episode=self.ledger.epoch)
+
+    def _evaluate(self, name: str) -> None:
+        """Validation loss, and greedy answers where there is an evaluator; patience looks at the loss."""
+        measured: dict[str, object] = {}
+        lists: dict[str, object] = {}
+        with self.timer.phase(Phase.EVAL):
+            if self.held_out:
+                measured["eval/loss"] = mean_loss(
+                    self.policy,
+                    self.held_out,
+                    self.collectives,
+                    max_sequences=self.eval_max_sequences,
+                    max_tokens=self.eval_max_tokens,
+                    device=self.device,
+                )
+            if self.evaluator is not None and self.engine is not None:
+                self.engine.load_weights(self.progress.step)
+                self.engine.wake()
+                result = self.evaluator()
+                measured |= result.as_record()
+                lists = {"rewards": result.rewards, "correct": result.correct}
+        self.reporter.evaluation(name, measured, self.progress, **lists)
+        if "eval/loss" in measured:
+            self._stopped = self.early_stop.observe(float(str(measured["eval/loss"])), self.progress.step)
+
+    def _save_and_stop(self, signals: StopSignals) -> None:
+        self.saver.save(self.progress.step, episode=self.ledger.epoch)
+        raise SavedAfterSignal(
+            code="run.stopped",
+            what=f"{signals.received or 'a signal on another rank'} received; saved at step {self.progress.step}",
+            where=f"rank {self.collectives.rank}",
+            why="the run was asked to stop",
+            state=f"nothing is lost: checkpoint of step {self.progress.step}",
+            do=self.resume_command,
+        )

@@ -1,0 +1,53 @@
+"""Metrics as (total, count) pairs: adding micro-batches or ranks is exact, and nothing syncs before the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from rft_trainer.protocols import Collectives
+
+
+class MetricTotals:
+    """Running (total, count) of each name in float64, turned into means once a step."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[str, Tensor] = {}
+        self._peaks: dict[str, Tensor] = {}
+
+    def add(self, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Add the (total, count) of one micro-batch."""
+        for name, (total, count) in pairs.items():
+            pair = torch.stack([total.detach().double(), count.detach().double()])
+            self._pairs[name] = self._pairs[name] + pair if name in self._pairs else pair
+
+    def peak(self, name: str, value: Tensor) -> None:
+        """Keep the largest value of a name."""
+        value = value.detach().double()
+        self._peaks[name] = torch.maximum(self._peaks[name], value) if name in self._peaks else value
+
+    def merged(self, collectives: Collectives) -> dict[str, float]:
+        """Mean (or peak) of each name over micro-batches and ranks; what nothing counted is left out.
+
+        Exchanged as JSON, so that a rank that had no micro-batch takes part without knowing the names.
+        """
+        own = {
+            "pairs": {name: pair.tolist() for name, pair in sorted(self._pairs.items())},
+            "peaks": {name: float(value) for name, value in sorted(self._peaks.items())},
+        }
+        shares = [own]
+        if collectives.world_size > 1:
+            shares = [json.loads(part) for part in collectives.gather_bytes(json.dumps(own).encode())]
+        totals: dict[str, list[float]] = {}
+        peaks: dict[str, float] = {}
+        for share in shares:
+            for name, (total, count) in share["pairs"].items():
+                known = totals.setdefault(name, [0.0, 0.0])
+                known[0] += total
+                known[1] += count
+            for name, value in share["peaks"].items():
+                peaks[name] = max(value, peaks.get(name, value))
+        return {name: total / count for name, (total, count) in sorted(totals.items()) if count > 0} | peaks

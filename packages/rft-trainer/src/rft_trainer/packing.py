@@ -1,0 +1,110 @@
+"""From samples to tensors: who trains what, in which micro-batch, laid end to end without padding.
+
+Nothing here changes a result: losses take denominators counted over the whole optimizer step,
+so any cut and any assignment to ranks adds up to the same gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+import torch
+
+from rft_algos.errors import OptionsError
+from rft_trainer.records import Counts, TokenBatch, TrainingSample
+
+
+def count(samples: Sequence[TrainingSample]) -> Counts:
+    """Denominators of one optimizer step: tokens in the loss, and sequences that have any."""
+    lengths = [sample.num_loss_tokens for sample in samples]
+    return Counts(num_loss_tokens=sum(lengths), num_sequences=sum(length > 0 for length in lengths))
+
+
+def assign_to_ranks(num_tokens: Sequence[int], world_size: int) -> list[list[int]]:
+    """Indices of the samples of each rank, balanced by tokens: longest first to the lightest rank.
+
+    Deterministic, so every rank computes the same answer; within a rank the given order is kept.
+    """
+    ranks: list[list[int]] = [[] for _ in range(world_size)]
+    loads = [0] * world_size
+    for index in sorted(range(len(num_tokens)), key=lambda i: (-num_tokens[i], i)):
+        lightest = min(range(world_size), key=lambda rank: (loads[rank], rank))
+        ranks[lightest].append(index)
+        loads[lightest] += num_tokens[index]
+    return [sorted(indices) for indices in ranks]
+
+
+def cut_in_order(num_tokens: Sequence[int], max_sequences: int, max_tokens: int) -> list[list[int]]:
+    """Micro-batches in the given order, closed when the next sample would pass either cap.
+
+    `max_tokens` 0 means no cap on tokens.
+    """
+    _check_fits(num_tokens, max_tokens)
+    cuts: list[list[int]] = []
+    tokens = 0
+    for index, length in enumerate(num_tokens):
+        full = cuts and (len(cuts[-1]) == max_sequences or (max_tokens and tokens + length > max_tokens))
+        if not cuts or full:
+            cuts.append([])
+            tokens = 0
+        cuts[-1].append(index)
+        tokens += length
+    return cuts
+
+
+def cut_by_tokens(num_tokens: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Micro-batches filled to `max_tokens`: longest first into the first one with room (first-fit decreasing)."""
+    _check_fits(num_tokens, max_tokens)
+    cuts: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(num_tokens)), key=lambda i: (-num_tokens[i], i)):
+        slot = next((s for s, free in enumerate(room) if free >= num_tokens[index]), None)
+        if slot is None:
+            cuts.append([])
+            room.append(max_tokens)
+            slot = len(cuts) - 1
+        cuts[slot].append(index)
+        room[slot] -= num_tokens[index]
+    return [sorted(indices) for indices in cuts]
+
+
+def _check_fits(num_tokens: Sequence[int], max_tokens: int) -> None:
+    longest = max(num_tokens, default=0)
+    if max_tokens and longest > max_tokens:
+        raise OptionsError(
+            code="batch.sample_over_token_cap",
+            what=f"one sample has {longest} tokens, max_tokens_per_micro_batch = {max_tokens}",
+            where="--max_tokens_per_micro_batch",
+            why="a sample is never cut in two, so the cap must hold the longest one",
+            state="the step was not taken",
+            do=f"--max_tokens_per_micro_batch {longest}",
+        )
+
+
+def pack(samples: Sequence[TrainingSample], device: torch.device | str = "cpu") -> TokenBatch:
+    """Lay samples end to end. Response-only lists are placed at the response, zeros at the prompt."""
+    lengths = torch.tensor([sample.num_tokens for sample in samples])
+    prompt_lengths = torch.tensor([max(sample.prompt_length, 1) for sample in samples])
+    starts = lengths.cumsum(0) - lengths
+    segment_ids = torch.repeat_interleave(torch.arange(len(samples)), lengths)
+    positions = torch.arange(int(lengths.sum())) - starts[segment_ids]
+    advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)
+    return TokenBatch(
+        token_ids_T=torch.tensor(list(chain.from_iterable(s.token_ids for s in samples))).to(device),
+        positions_T=positions.to(device),
+        segment_ids_T=segment_ids.to(device),
+        loss_mask_T=(positions >= prompt_lengths[segment_ids]).to(device),
+        advantages_T=advantages[segment_ids].to(device),
+        old_logprobs_T=_spread(samples, "old_logprobs", device),
+        behaviour_logprobs_T=_spread(samples, "behaviour_logprobs", device),
+        reference_logprobs_T=_spread(samples, "reference_logprobs", device),
+    )
+
+
+def _spread(samples: Sequence[TrainingSample], name: str, device: torch.device | str) -> torch.Tensor | None:
+    """[T] float32 of a response-only field, or None when no sample carries it."""
+    if not any(getattr(sample, name) for sample in samples):
+        return None
+    rows = ((0.0,) * sample.prompt_length + getattr(sample, name) for sample in samples)
+    return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.float32).to(device)

@@ -1,0 +1,128 @@
+"""What the loops need from others, as the loops see it; `rft_cli` connects the implementations.
+
+Three-line fakes that satisfy these are in `rft_trainer.testing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+
+class SampledCompletion(Protocol):
+    """One completion of the engine; the three sequences have one entry a token."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def logprobs(self) -> Sequence[float]: ...
+    @property
+    def log_kept_mass(self) -> Sequence[float]: ...
+    @property
+    def finish_reason(self) -> str: ...
+    @property
+    def weight_version(self) -> int: ...
+
+
+class Engine(Protocol):
+    """Samples completions from the policy of one weight version."""
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sample_keys: Sequence[Sequence[int]],
+        *,
+        temperature: float,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        max_new_tokens: int,
+        min_new_tokens: int = 0,
+        stop_token_ids: Sequence[int] = (),
+    ) -> Sequence[Sequence[SampledCompletion]]:
+        """One list a prompt, one completion a key."""
+        ...
+
+    def load_weights(self, version: int) -> None:
+        """Serve the policy's present weights under this version."""
+        ...
+
+    def sleep(self, level: int = 1) -> None:
+        """Give up memory until `wake`."""
+        ...
+
+    def wake(self) -> None: ...
+
+
+class Policy(Protocol):
+    """Log-probabilities of packed tokens; the gradient follows torch's grad mode."""
+
+    def token_logprobs(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        segment_ids_T: Tensor,
+        wanted_T: Tensor,
+        *,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+
+class SavablePolicy(Policy, Protocol):
+    """A policy that can be written as a complete Hugging Face directory."""
+
+    def save_pretrained(self, directory: Path) -> None: ...
+
+
+class StepOutcome(Protocol):
+    """What one optimizer step did."""
+
+    @property
+    def gradient_norm(self) -> float: ...
+    @property
+    def applied(self) -> bool: ...
+
+
+class Optimizer(Protocol):
+    """Gradients summed over ranks, clipped, refused when not finite, then applied."""
+
+    def backward(self, loss: Tensor) -> None: ...
+    def step(self, learning_rate: float) -> StepOutcome: ...
+    def state_tensors(self) -> dict[str, Tensor]: ...
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
+
+
+class Collectives(Protocol):
+    """Sums and exchanges over ranks."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    def sum(self, tensor: Tensor) -> Tensor: ...
+    def max(self, tensor: Tensor) -> Tensor: ...
+    def gather_bytes(self, data: bytes) -> list[bytes]: ...
+
+
+class ResponseDecoder(Protocol):
+    """Token ids of responses to text, special tokens left out."""
+
+    def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]: ...
+
+
+class CheckpointWriter(Protocol):
+    """Writes one checkpoint so that a kill at any instant leaves the old one or the new one."""
+
+    def save(
+        self,
+        step: int,
+        *,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        records: Mapping[str, object],
+        policy: SavablePolicy,
+        metadata: Mapping[str, object],
+    ) -> None: ...

@@ -1,0 +1,156 @@
+"""What one step of training passes along: frozen records of plain lists, tensors only after packing.
+
+```
+Prompt -> Completion (engine) -> Rollout (reward, status) -> RolloutGroup
+       -> TrainingSample (advantage, masks, log-probs) -> TokenBatch (tensors)
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from rft_trainer.rewards.records import RewardStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One thing to solve, as the model sees it.
+
+    Example::
+
+        Prompt("train.jsonl:17", (5, 8, 1, 3, 9, 12), text="47+25=", label="072", source="train.jsonl")
+    """
+
+    prompt_id: str
+    token_ids: tuple[int, ...]
+    text: str
+    label: str | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One sampled answer with what the reward said of it.
+
+    `completion_ids`, `behaviour_logprobs` and `log_kept_mass` have one entry a sampled token;
+    the stop token is one of them when it was sampled. `reward` is None unless `status` is ok.
+    """
+
+    prompt_id: str
+    sample_index: int
+    completion_ids: tuple[int, ...]
+    behaviour_logprobs: tuple[float, ...]
+    log_kept_mass: tuple[float, ...]
+    finish_reason: str
+    weight_version: int
+    response_text: str
+    reward: float | None
+    status: RewardStatus
+    breakdown: Mapping[str, float] = field(default_factory=dict[str, float])
+
+    def __post_init__(self) -> None:
+        lengths = (len(self.completion_ids), len(self.behaviour_logprobs), len(self.log_kept_mass))
+        if len(set(lengths)) != 1:
+            raise ValueError(
+                f"rollout {self.prompt_id}#{self.sample_index}: completion_ids, behaviour_logprobs, "
+                f"log_kept_mass have lengths {lengths}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGroup:
+    """All rollouts of one prompt, in sample order."""
+
+    prompt: Prompt
+    epoch: int
+    position: int
+    rollouts: tuple[Rollout, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSample:
+    """One sequence to learn from; every list spans prompt and response and has the same length.
+
+    `loss_mask[t]` is 1 where token t is learned. `old_logprobs[t]` is its log-probability under
+    the policy that starts the step, `behaviour_logprobs[t]` under the engine that sampled it,
+    both 0 at the prompt. `advantage` is the one number that outcome rewards give a sequence.
+
+    Example: prompt of 2 tokens, response of 3::
+
+        TrainingSample("p:0#1", token_ids=(5, 6, 7, 8, 1), prompt_length=2, advantage=0.7, ...)
+    """
+
+    sample_id: str
+    token_ids: tuple[int, ...]
+    prompt_length: int
+    advantage: float
+    behaviour_logprobs: tuple[float, ...] = ()
+    old_logprobs: tuple[float, ...] = ()
+    reference_logprobs: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        expected = len(self.token_ids) - self.prompt_length
+        if not 0 <= self.prompt_length <= len(self.token_ids):
+            raise ValueError(
+                f"sample {self.sample_id}: prompt_length {self.prompt_length} of {len(self.token_ids)} tokens"
+            )
+        for name in ("behaviour_logprobs", "old_logprobs", "reference_logprobs"):
+            values = getattr(self, name)
+            if values and len(values) != expected:
+                raise ValueError(
+                    f"sample {self.sample_id}: {name} has {len(values)} entries, {expected} response tokens"
+                )
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and response together."""
+        return len(self.token_ids)
+
+    @property
+    def num_loss_tokens(self) -> int:
+        """Response tokens that can be predicted: the first token of a sequence has nothing before it."""
+        return len(self.token_ids) - max(self.prompt_length, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The denominators of one optimizer step, over all micro-batches and ranks."""
+
+    num_loss_tokens: int
+    num_sequences: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """A packed micro-batch: T tokens of several sequences one after another, no padding.
+
+    `positions_T` restarts at 0 with each sequence, `segment_ids_T` numbers them. All [T];
+    log-prob fields are 0 where `loss_mask_T` is False. Optional fields are None when the
+    objective does not use them.
+    """
+
+    token_ids_T: Tensor
+    positions_T: Tensor
+    segment_ids_T: Tensor
+    loss_mask_T: Tensor
+    advantages_T: Tensor
+    old_logprobs_T: Tensor | None
+    behaviour_logprobs_T: Tensor | None
+    reference_logprobs_T: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How completions are drawn; `temperature` 0 is greedy."""
+
+    temperature: float
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...]
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    min_new_tokens: int = 0

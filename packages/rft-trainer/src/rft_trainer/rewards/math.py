@@ -1,0 +1,146 @@
+"""Rewards for answers that are mathematics: `math` for any, `gsm8k` for numbers with a required form.
+
+Most answers are settled in this process by comparing letters and exact numbers. The rest is
+compared by algebra (`math_check`) in processes that can be killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from rft_trainer.rewards import answers
+from rft_trainer.rewards.pool import Job, Outcome, WorkerPool
+from rft_trainer.rewards.records import RewardItem, RewardStatus, Score
+
+_MEMORY_BYTES = 1 << 30
+_NO_LABEL = "the label holds no answer that can be read"
+
+CORRECTNESS_WEIGHT = 0.9
+FORMAT_WEIGHT = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The two answers of one item; `prediction` is None where the response marks none."""
+
+    gold: str
+    prediction: str | None
+
+
+class MathReward:
+    """1 where the last answer that the response marks equals the label, else 0.
+
+    The answer is looked for in the response alone, after `####` or in `\\\\boxed{...}`; the label is
+    an answer, or a text that marks one. A response without an answer is wrong; a label without one
+    is unparsable.
+    """
+
+    def __init__(self, *, num_workers: int = 1, timeout: float = 10.0) -> None:
+        """`timeout`: seconds that one comparison may take."""
+        self._equality = Equality(answers.parse_number, num_workers=num_workers, timeout=timeout)
+
+    def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
+        verdicts = self._equality.judge([question_of(item) for item in items])
+        return [_math_score(verdict) for verdict in verdicts]
+
+    def close(self) -> None:
+        self._equality.close()
+
+
+class Gsm8kReward:
+    """0.9 x correct + 0.1 x well-formed, for word problems whose answer is a number.
+
+    Correct as in `MathReward`, with units after the number ignored (`#### 18 dollars`).
+    Well-formed: the response ended with a stop token and marks exactly one number, nothing behind
+    it on its line.
+    """
+
+    def __init__(self, *, num_workers: int = 1, timeout: float = 10.0) -> None:
+        """`timeout`: seconds that one comparison may take."""
+        self._equality = Equality(answers.parse_quantity, num_workers=num_workers, timeout=timeout)
+
+    def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
+        verdicts = self._equality.judge([question_of(item) for item in items])
+        return [_gsm8k_score(verdict, item) for verdict, item in zip(verdicts, items, strict=True)]
+
+    def close(self) -> None:
+        self._equality.close()
+
+
+def is_well_formed(item: RewardItem) -> bool:
+    """Ended by itself, and exactly one of the marked answers is a number."""
+    numbers = [
+        answer for answer in answers.marked_answers(item.response_text) if answers.parse_number(answer) is not None
+    ]
+    return item.finish_reason == "stop" and len(numbers) == 1
+
+
+def question_of(item: RewardItem) -> Question | None:
+    """None where the item has no label that can be read."""
+    gold = answers.label_answer(item.label or "")
+    if not answers.is_readable(gold):
+        return None
+    marked = answers.marked_answers(item.response_text)
+    return Question(gold, marked[-1] if marked else None)
+
+
+class Equality:
+    """Decides which predictions equal their gold answer: here where that is easy, else in the pool."""
+
+    def __init__(self, read: Callable[[str], Fraction | None], *, num_workers: int, timeout: float) -> None:
+        """`read` gives the number that a text is, or None."""
+        self._read, self._timeout = read, timeout
+        self._pool = WorkerPool("math", num_workers=num_workers, memory_bytes=_MEMORY_BYTES)
+
+    def judge(self, questions: Sequence[Question | None]) -> list[Outcome]:
+        """Result True or False with status ok, else the status that says why there is none."""
+        settled = {question: self._judge_here(question) for question in questions}
+        hard = [question for question, outcome in settled.items() if outcome is None and question is not None]
+        jobs = [Job({"gold": q.gold, "prediction": q.prediction}, self._timeout) for q in hard]
+        settled.update(zip(hard, map(_checked, self._pool.run(jobs)), strict=True))
+        return [settled[question] or _unreadable() for question in questions]
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.close()
+
+    def _judge_here(self, question: Question | None) -> Outcome | None:
+        """None where algebra has to decide."""
+        if question is None:
+            return _unreadable()
+        if question.prediction is None or not question.prediction:
+            return Outcome(RewardStatus.OK, False)
+        gold, prediction = self._read(question.gold), self._read(question.prediction)
+        if gold is not None and prediction is not None:
+            return Outcome(RewardStatus.OK, gold == prediction)
+        if answers.without_spaces(question.gold) == answers.without_spaces(question.prediction):
+            return Outcome(RewardStatus.OK, True)
+        return None if answers.is_readable(question.prediction) else Outcome(RewardStatus.OK, False)
+
+
+def _checked(outcome: Outcome) -> Outcome:
+    """The pool's answer, where it is one of those that `math_check` gives."""
+    if outcome.status is not RewardStatus.OK or isinstance(outcome.result, bool):
+        return outcome
+    return _unreadable()
+
+
+def _unreadable() -> Outcome:
+    return Outcome(RewardStatus.UNPARSABLE, detail=_NO_LABEL)
+
+
+def _math_score(verdict: Outcome) -> Score:
+    if verdict.status is not RewardStatus.OK:
+        return Score(None, verdict.status, detail=verdict.detail)
+    correctness = float(verdict.result is True)
+    return Score(correctness, breakdown={"correctness": correctness})
+
+
+def _gsm8k_score(verdict: Outcome, item: RewardItem) -> Score:
+    if verdict.status is not RewardStatus.OK:
+        return Score(None, verdict.status, detail=verdict.detail)
+    correctness, well_formed = float(verdict.result is True), float(is_well_formed(item))
+    value = CORRECTNESS_WEIGHT * correctness + FORMAT_WEIGHT * well_formed
+    return Score(value, breakdown={"correctness": correctness, "format": well_formed})

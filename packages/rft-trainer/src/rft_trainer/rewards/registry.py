@@ -1,0 +1,52 @@
+"""Rewards by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from rft_algos.errors import OptionsError
+from rft_trainer.rewards.exact import ExactReward
+from rft_trainer.rewards.file_reward import FileReward
+from rft_trainer.rewards.math import Gsm8kReward, MathReward
+from rft_trainer.rewards.records import Reward
+
+_BY_NAME: dict[str, Callable[[int, float], Reward]] = {
+    "exact": lambda num_workers, timeout: ExactReward(),
+    "math": lambda num_workers, timeout: MathReward(num_workers=num_workers, timeout=timeout),
+    "gsm8k": lambda num_workers, timeout: Gsm8kReward(num_workers=num_workers, timeout=timeout),
+}
+
+
+def reward_names() -> tuple[str, ...]:
+    """The rewards that need no file."""
+    return tuple(_BY_NAME)
+
+
+def reward_by_name(name: str, *, num_workers: int = 1, timeout: float = 10.0) -> Reward:
+    """The reward called `name`, or the function of a file given as `path/to/file.py:function`.
+
+    Args:
+        name: one of `reward_names()`, or file.py:function (the last colon separates the two).
+        num_workers: scoring processes, for the rewards that use any.
+        timeout: seconds that one response may take; beyond it the response has no reward.
+
+    Raises:
+        OptionsError: no such name, file or function, or a function that cannot be called.
+        DataError: the file raises while it is imported.
+    """
+    if name in _BY_NAME:
+        return _BY_NAME[name](num_workers, timeout)
+    path, colon, function = name.rpartition(":")
+    if colon and path and function:
+        return FileReward(path, function, num_workers=num_workers, timeout=timeout)
+    nearest = difflib.get_close_matches(name, _BY_NAME, n=1)
+    remedy = f"{name}:reward_fn" if name.endswith(".py") else (nearest[0] if nearest else "exact")
+    raise OptionsError(
+        code="reward.unknown",
+        what=f"reward {name!r}; there are {', '.join(_BY_NAME)}, and file.py:function",
+        where="--reward",
+        why="a reward is one of these names or a function of your own",
+        state="nothing was started",
+        do=f"--reward {remedy}",
+    )

@@ -1,0 +1,135 @@
+"""A reward function from a file of the user's own; this module's `load` runs in a scoring process.
+
+```python
+def reward_fn(responses, labels):                # one float a response; None = no score
+    return [float(label in response) for response, label in zip(responses, labels)]
+
+def reward_fn(responses, labels, *, prompts):    # any of the extras by name
+    ...
+```
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+
+from rft_algos.errors import OptionsError
+
+EXTRAS = ("prompts", "prompt_ids", "finish_reasons", "num_tokens")
+"""Keyword-only parameters that a reward function may ask for: lists, one entry a response."""
+
+_STATE = "no response was scored and nothing was started"
+
+
+def load(path: str, function: str) -> Callable[[Mapping[str, object]], object]:
+    """The function, checked, as a handler of {"responses", "labels", *EXTRAS} -> list of numbers and None.
+
+    Raises:
+        OptionsError: no such file or function, or a signature that cannot be called. What the file
+            itself raises while it is imported is not caught; the pool makes a `DataError` of it.
+    """
+    module = _import(path)
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise _no_function(module, path, function)
+    extras = _extras(found, path, function)
+
+    def handle(payload: Mapping[str, object]) -> object:
+        values = found(payload["responses"], payload["labels"], **{name: payload[name] for name in extras})
+        responses = payload["responses"]
+        assert isinstance(responses, list)
+        return _as_numbers(values, len(responses), function)
+
+    return handle
+
+
+def _import(path: str) -> ModuleType:
+    file = Path(path)
+    if not file.is_file():
+        raise OptionsError(
+            code="reward.file_missing",
+            what=f"reward file {path} is not there (looked in {Path.cwd()})",
+            where="--reward",
+            why="a reward of your own is given as file.py:function",
+            state=_STATE,
+            do=f"--reward {Path(path).name}:reward_fn, from the directory that holds the file",
+        )
+    spec = importlib.util.spec_from_file_location("rft_user_reward", file)
+    if spec is None or spec.loader is None:
+        raise OptionsError(
+            code="reward.not_python",
+            what=f"reward file {path} is not a Python file",
+            where="--reward",
+            why="the file is imported, so its name ends in .py",
+            state=_STATE,
+            do=f"--reward {file.with_suffix('.py')}:reward_fn",
+        )
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(file.resolve().parent))  # its neighbours, as when it is run as a script
+    spec.loader.exec_module(module)
+    return module
+
+
+def _no_function(module: ModuleType, path: str, function: str) -> OptionsError:
+    functions = [name for name, value in vars(module).items() if inspect.isfunction(value) and name[0] != "_"]
+    nearest = difflib.get_close_matches(function, functions, n=1, cutoff=0.0)
+    return OptionsError(
+        code="reward.function_missing",
+        what=f"{path} has no function {function!r}; it has: {', '.join(functions) or 'none'}",
+        where="--reward",
+        why="a reward of your own is given as file.py:function",
+        state=_STATE,
+        do=f"--reward {path}:{nearest[0] if nearest else 'reward_fn'}",
+    )
+
+
+def _extras(found: Callable[..., object], path: str, function: str) -> tuple[str, ...]:
+    """Names of the extras that the function takes, or why it cannot be called."""
+    parameters = inspect.signature(found).parameters.values()
+    names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    unknown = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in EXTRAS]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    num_required = sum(p.default is p.empty for p in positional)
+    takes_two = num_required <= 2 and (len(positional) >= 2 or takes_any)
+    if unknown or not takes_two or inspect.iscoroutinefunction(found):
+        kind = "async def" if inspect.iscoroutinefunction(found) else "def"
+        written = f"{kind} {function}{inspect.signature(found)}"
+        raise OptionsError(
+            code="reward.signature",
+            what=f"{path}: {written} cannot be called as {function}(responses, labels)",
+            where="--reward",
+            why=f"two lists are given by position; after * it may ask for {', '.join(EXTRAS)} by name",
+            state=_STATE,
+            do=f"def {function}(responses, labels) -> list[float]",
+        )
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return EXTRAS
+    return tuple(name for name in names if name in EXTRAS)
+
+
+def _as_numbers(values: object, num_responses: int, function: str) -> list[float | str]:
+    """Numbers; in the place of one that is missing or not finite, what was there instead."""
+    to_list = getattr(values, "tolist", None)  # numpy and torch
+    listed = to_list() if callable(to_list) else values
+    if not isinstance(listed, list | tuple):
+        raise TypeError(f"{function} returned {type(values).__name__}, wanted a list of {num_responses} numbers")
+    if len(listed) != num_responses:
+        raise ValueError(f"{function} returned {len(listed)} values for {num_responses} responses")
+    return [_as_number(value) for value in listed]
+
+
+def _as_number(value: object) -> float | str:
+    item = getattr(value, "item", None)  # a number of numpy or torch
+    number = item() if callable(item) else value
+    if isinstance(number, bool | int | float) and math.isfinite(number):
+        return float(number)
+    return f"the reward function returned {str(value)[:100]!r}"

@@ -1,0 +1,278 @@
+"""The directory of a run: its files by name, how they are written, and how they are cut back for a resume.
+
+Everything that shows, resumes, reports or compares a run reads only this. One process writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rft_algos.errors import DataError, OptionsError
+
+from .durable_files import (
+    LineAppender,
+    Records,
+    encode_record,
+    read_records,
+    remove_file,
+    replace_record,
+    replace_text,
+    storage_errors,
+)
+
+_MARKS = ("config.yaml", "metrics.jsonl", "evals.jsonl", "summary.json", "checkpoints", "rollouts")
+_ROLLOUT_FILE = re.compile(r"step_(\d{6,})\.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class CutReport:
+    """What `RunDirectory.cut_after` took away."""
+
+    metrics: int
+    evaluations: int
+    rollout_files: int
+    unreadable_lines: int
+    """Torn or damaged lines, removed as well."""
+
+
+class RunDirectory:
+    """One run on disk; make it with `create` or `open`.
+
+    Layout: config.yaml, recipe.yaml, command.txt, env.json, metrics.jsonl (a record a step),
+    evals.jsonl, rollouts/step_000010.jsonl, logs/rank_0.log, checkpoints/, summary.json.
+    """
+
+    def __init__(self, path: Path, *, sync_every: int = 1) -> None:
+        self.path = path
+        self._metrics = LineAppender(self.metrics_file, sync_every=sync_every)
+        self._evaluations = LineAppender(self.evaluations_file, sync_every=sync_every)
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        *,
+        config_text: str,
+        command: Sequence[str],
+        environment: Mapping[str, Any],
+        recipe_text: str | None = None,
+        resume_command: str | None = None,
+        sync_every: int = 1,
+    ) -> RunDirectory:
+        """Start a run at `path`, which holds none yet.
+
+        `config_text` and `recipe_text` are YAML as the caller wrote it, `command` the argument
+        list, `environment` JSON. `sync_every` is the number of metric lines between two fsyncs.
+        Raises `OptionsError` where a run is already, naming the command that resumes it
+        (`resume_command`); `StorageError` where the disk refuses.
+        """
+        run = cls(Path(path).expanduser(), sync_every=sync_every)
+        found = [name for name in _MARKS if (run.path / name).exists()]
+        if found:
+            raise _already_there(run.path, found, resume_command)
+        with storage_errors("make", run.path):
+            for directory in (run.path, run.rollouts_directory, run.logs_directory, run.checkpoints_directory):
+                directory.mkdir(parents=True, exist_ok=True)
+        replace_text(run.path / "command.txt", shlex.join(command) + "\n")
+        replace_record(run.path / "env.json", environment)
+        if recipe_text is not None:
+            replace_text(run.path / "recipe.yaml", recipe_text)
+        replace_text(run.config_file, config_text)
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path, *, sync_every: int = 1) -> RunDirectory:
+        """An existing run, to be read or continued; `OptionsError` where there is none."""
+        run = cls(Path(path).expanduser(), sync_every=sync_every)
+        if not run.config_file.is_file():
+            raise _not_a_run(run.path)
+        return run
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def evaluations_file(self) -> Path:
+        return self.path / "evals.jsonl"
+
+    @property
+    def summary_file(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def rollouts_directory(self) -> Path:
+        return self.path / "rollouts"
+
+    @property
+    def logs_directory(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def checkpoints_directory(self) -> Path:
+        return self.path / "checkpoints"
+
+    def log_file(self, rank: int) -> Path:
+        """Where one rank writes its log."""
+        return self.logs_directory / f"rank_{rank}.log"
+
+    def rollout_file(self, step: int) -> Path:
+        """Where the rollouts of a step are."""
+        return self.rollouts_directory / f"step_{step:06d}.jsonl"
+
+    def append_metrics(self, record: Mapping[str, Any]) -> None:
+        """One record of a step, flat slash names; it must have an integer "step"."""
+        _step_of(record)
+        self._metrics.append(record)
+
+    def append_evaluation(self, record: Mapping[str, Any]) -> None:
+        """One record of an evaluation; it must have the integer "step" after which it was made."""
+        _step_of(record)
+        self._evaluations.append(record)
+
+    def write_rollouts(self, step: int, records: Iterable[Mapping[str, Any]]) -> Path:
+        """The rollouts of a step, one a line; a file of the same step is replaced."""
+        file = self.rollout_file(step)
+        replace_text(file, "".join(encode_record(record) + "\n" for record in records))
+        return file
+
+    def read_metrics(self) -> Records:
+        return read_records(self.metrics_file)
+
+    def read_evaluations(self) -> Records:
+        return read_records(self.evaluations_file)
+
+    def read_rollouts(self, step: int) -> Records:
+        """Rollouts of a step; `DataError` where none were kept."""
+        file = self.rollout_file(step)
+        if not file.exists():
+            steps = self.rollout_steps()
+            raise DataError(
+                code="run.no_rollouts",
+                what=f"no rollouts of step {step}; kept are {_listed(steps)}",
+                where=str(file),
+                why="rollouts are read from the run directory",
+                do=f"ask for step {min(steps, key=lambda kept: abs(kept - step))}" if steps else f"ls {file.parent}",
+            )
+        return read_records(file)
+
+    def rollout_steps(self) -> list[int]:
+        """Steps whose rollouts were kept, in order."""
+        if not self.rollouts_directory.is_dir():
+            return []
+        matches = [_ROLLOUT_FILE.fullmatch(file.name) for file in self.rollouts_directory.iterdir()]
+        return sorted(int(match.group(1)) for match in matches if match)
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Outcome, seed, seconds, steps, tokens, evaluation before and after; replaced at once."""
+        replace_record(self.summary_file, summary)
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """The summary, or None where none was written; `DataError` where it is damaged."""
+        if not self.summary_file.exists():
+            return None
+        with storage_errors("read", self.summary_file):
+            raw = self.summary_file.read_bytes()
+        try:
+            summary = json.loads(raw.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise _bad_summary(self.summary_file, str(error)) from error
+        if not isinstance(summary, dict):
+            raise _bad_summary(self.summary_file, f"it is a {type(summary).__name__}")
+        return summary
+
+    def cut_after(self, step: int) -> CutReport:
+        """Take away what was recorded after the checkpoint of `step`, so that a resume writes it once.
+
+        Keeps records of steps up to and including `step`. Files are rewritten at once or left as
+        they are; a second call finds nothing more to do.
+        """
+        self.close()
+        metrics, bad_metrics = _cut(self.metrics_file, step)
+        evaluations, bad_evaluations = _cut(self.evaluations_file, step)
+        late = [kept for kept in self.rollout_steps() if kept > step]
+        for kept in late:
+            remove_file(self.rollout_file(kept))
+        return CutReport(metrics, evaluations, len(late), bad_metrics + bad_evaluations)
+
+    def sync(self) -> None:
+        """Make every record durable; call it before a checkpoint is published."""
+        self._metrics.sync()
+        self._evaluations.sync()
+
+    def close(self) -> None:
+        """Sync and give the files back; safe to call twice."""
+        self._metrics.close()
+        self._evaluations.close()
+
+
+def _step_of(record: Mapping[str, Any]) -> int:
+    step = record.get("step")
+    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        raise ValueError(f'a record needs an integer "step" of at least 0, not {step!r}')
+    return step
+
+
+def _cut(file: Path, step: int) -> tuple[int, int]:
+    """Rewrite a file of records up to `step`; the number of late and of unusable lines taken away."""
+    records = read_records(file)
+    dated = [row for row in records.rows if isinstance(row.get("step"), int)]
+    kept = [row for row in dated if row["step"] <= step]
+    num_bad = records.num_unreadable + int(records.torn) + len(records.rows) - len(dated)
+    num_late = len(dated) - len(kept)
+    if num_late or num_bad:
+        replace_text(file, "".join(encode_record(row) + "\n" for row in kept))
+    return num_late, num_bad
+
+
+def _listed(steps: Sequence[int]) -> str:
+    if len(steps) <= 10:
+        return ", ".join(map(str, steps)) or "none"
+    return f"{len(steps)} steps, {steps[0]} to {steps[-1]}"
+
+
+def _already_there(path: Path, found: Sequence[str], resume_command: str | None) -> OptionsError:
+    return OptionsError(
+        code="run.exists",
+        what=f"{path} already holds a run: {', '.join(found)}",
+        where="--save_path",
+        why="a fresh start never writes over an earlier run",
+        state="the earlier run is untouched; nothing was started",
+        do=resume_command or f"rft-train resume {shlex.quote(str(path))}",
+    )
+
+
+def _not_a_run(path: Path) -> OptionsError:
+    there = "does not exist"
+    if path.is_dir():
+        names = sorted(entry.name for entry in path.iterdir())[:10]
+        there = f"holds {', '.join(names)}" if names else "is empty"
+    elif path.exists():
+        there = "is a file"
+    return OptionsError(
+        code="run.not_found",
+        what=f"no run at {path}: it {there}",
+        where=str(path),
+        why="a run directory has a config.yaml",
+        do=f"rft-train runs {shlex.quote(str(path.parent))}",
+    )
+
+
+def _bad_summary(file: Path, why: str) -> DataError:
+    return DataError(
+        code="run.bad_summary",
+        what=f"{file} is not readable: {why}",
+        where=f"{file}:1",
+        why="a summary is one JSON object",
+        do=f"mv {file} {file}.damaged",
+    )

@@ -1,0 +1,45 @@
+"""Names of runs: `<recipe>-<date>-<word>`, easy to say and not used before."""
+
+from __future__ import annotations
+
+import datetime
+import random
+import re
+from pathlib import Path
+
+_WORDS = """
+acorn amber anchor apple arrow aspen autumn badger bamboo barley basil beacon beaver birch bison blossom
+breeze brook butter candle canyon carrot castle cedar cherry chestnut clover cobalt comet copper coral cotton
+cricket crystal daisy dawn desert dolphin dragon eagle echo elder ember falcon feather fennel fern fjord flint
+forest fossil fox garden garnet ginger glacier granite grove hamlet harbor hazel hedge heron hickory hollow
+honey horizon indigo iris island ivory ivy jade jasmine juniper kelp kestrel lagoon lantern larch laurel
+lavender lemon lichen lilac linden lotus lupine lynx magnet mango maple marble marsh meadow melon meteor mint
+mirror moss mulberry nectar nettle nickel oak oasis ocean olive onyx opal orchard orchid osprey otter owl
+oyster paprika pearl pebble pepper pine planet plum pollen poplar poppy prairie quartz quill rabbit raven reed
+river robin rocket rose rowan saffron sage sandal sapphire shadow shell silver sparrow spruce squirrel
+starling stone summit sunrise swallow sycamore teal thistle thunder thyme tiger topaz tulip turtle valley
+velvet violet walnut willow winter wren yarrow zephyr zinc
+"""
+WORDS = tuple(_WORDS.split())
+
+
+def run_name(recipe: str, *, today: datetime.date | None = None, under: Path | None = None) -> str:
+    """A name whose directory does not exist under `under`; letters, digits, dots, dashes and underscores only.
+
+    Not a function of the run's seed: two runs of one recipe and seed need two names.
+    """
+    date = (today or datetime.date.today()).isoformat()
+    stem = f"{_safe(recipe)}-{date}"
+    order = random.SystemRandom().sample(WORDS, len(WORDS))
+    candidates = [f"{stem}-{word}" for word in order]
+    for name in candidates:
+        if under is None or not (under / name).exists():
+            return name
+    number = 2
+    while under is not None and (under / f"{candidates[0]}-{number}").exists():
+        number += 1
+    return f"{candidates[0]}-{number}"
+
+
+def _safe(recipe: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", recipe).strip("-.") or "run"

@@ -1,0 +1,111 @@
+"""From scored groups to training samples: what is kept, and the advantage of each rollout."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rft_algos.keyed_random import derive_key, permutation
+from rft_trainer.records import Rollout, RolloutGroup, TrainingSample
+
+AdvantageFunction = Callable[[Tensor, Tensor], Tensor]
+"""(rewards_N float64, group_ids_N int64) -> advantages_N."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Groups that go on, and how many rollouts were left out for which reason."""
+
+    groups: tuple[RolloutGroup, ...]
+    reasons: dict[str, int]
+
+
+def keep_scored(groups: Sequence[RolloutGroup]) -> Kept:
+    """Leave out rollouts without a score, then groups that have fewer than two left to compare."""
+    reasons: Counter[str] = Counter()
+    kept: list[RolloutGroup] = []
+    for group in groups:
+        scored = tuple(rollout for rollout in group.rollouts if rollout.reward is not None)
+        reasons["unscored"] += len(group.rollouts) - len(scored)
+        if len(scored) < 2:
+            reasons["alone_in_group"] += len(scored)
+        else:
+            kept.append(replace(group, rollouts=scored))
+    return Kept(tuple(kept), {name: count for name, count in reasons.items() if count})
+
+
+def keep_with_signal(kept: Kept) -> Kept:
+    """Leave out groups in which every rollout has the same reward, in the denominators too (DAPO, 2503.14476)."""
+    groups = tuple(g for g in kept.groups if len({rollout.reward for rollout in g.rollouts}) > 1)
+    dropped = sum(len(g.rollouts) for g in kept.groups) - sum(len(g.rollouts) for g in groups)
+    return Kept(groups, kept.reasons | ({"no_signal": dropped} if dropped else {}))
+
+
+def shuffle_rewards(groups: Sequence[RolloutGroup], seed: int) -> list[RolloutGroup]:
+    """The control experiment: within each group the rewards change places, so that they carry no information."""
+    shuffled: list[RolloutGroup] = []
+    for group in groups:
+        key = derive_key(seed, "shuffle-rewards", group.epoch, group.position)
+        order = permutation(key, len(group.rollouts)).tolist()
+        shuffled.append(
+            replace(
+                group,
+                rollouts=tuple(
+                    replace(rollout, reward=group.rollouts[j].reward, status=group.rollouts[j].status)
+                    for rollout, j in zip(group.rollouts, order, strict=True)
+                ),
+            )
+        )
+    return shuffled
+
+
+def flat_rollouts(groups: Sequence[RolloutGroup]) -> list[tuple[RolloutGroup, Rollout]]:
+    """Every rollout with its group, in group order: the order of all flat lists below."""
+    return [(group, rollout) for group in groups for rollout in group.rollouts]
+
+
+def flat_rewards(groups: Sequence[RolloutGroup]) -> tuple[Tensor, Tensor]:
+    """(rewards_N float64, group_ids_N int64) over `flat_rollouts`; every reward must be there."""
+    rewards = [rollout.reward for _, rollout in flat_rollouts(groups)]
+    assert all(reward is not None for reward in rewards), "unscored rollouts must be left out before advantages"
+    sizes = torch.tensor([len(group.rollouts) for group in groups], dtype=torch.int64)
+    return torch.tensor(rewards, dtype=torch.float64), torch.repeat_interleave(torch.arange(len(groups)), sizes)
+
+
+def build_samples(
+    groups: Sequence[RolloutGroup],
+    advantages: Sequence[float],
+    old_logprobs: Sequence[tuple[float, ...]],
+    reference_logprobs: Sequence[tuple[float, ...]],
+) -> list[TrainingSample]:
+    """One sample a rollout, in `flat_rollouts` order; `reference_logprobs` may be empty."""
+    flat = flat_rollouts(groups)
+    reference = reference_logprobs or [()] * len(flat)
+    return [
+        TrainingSample(
+            sample_id=f"{group.epoch}/{group.position}/{rollout.prompt_id}#{rollout.sample_index}",
+            token_ids=group.prompt.token_ids + rollout.completion_ids,
+            prompt_length=len(group.prompt.token_ids),
+            advantage=advantage,
+            behaviour_logprobs=rollout.behaviour_logprobs,
+            old_logprobs=old,
+            reference_logprobs=ref,
+        )
+        for (group, rollout), advantage, old, ref in zip(flat, advantages, old_logprobs, reference, strict=True)
+    ]
+
+
+def with_gradient(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """Samples whose advantage is not zero: where the objective has no term besides the advantage's,
+    the others have a gradient of exactly zero and need no forward. They stay in the denominators.
+    """
+    return [sample for sample in samples if sample.advantage != 0.0]
+
+
+def optimizer_batches(samples: Sequence[TrainingSample], batch_size: int) -> list[list[TrainingSample]]:
+    """Samples of each optimizer step, in order; the last may be smaller and has its own denominator."""
+    return [list(samples[start : start + batch_size]) for start in range(0, len(samples), batch_size)]

@@ -1,0 +1,124 @@
+"""When a run is saved, and what of it: every part that changes while training is in the checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rft_algos.errors import CheckpointError
+from rft_trainer.protocols import CheckpointWriter, Collectives, Optimizer, SavablePolicy
+from rft_trainer.stopping import agree
+
+
+class Stateful(Protocol):
+    """A part of the run that changes while training and is plain JSON."""
+
+    def state(self) -> dict[str, Any]: ...
+    def load_state(self, state: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the run is. `updates` counts optimizer steps and drives the learning-rate schedule."""
+
+    step: int = 0
+    updates: int = 0
+    refused_in_a_row: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            "step": self.step,
+            "updates": self.updates,
+            "refused_in_a_row": self.refused_in_a_row,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()`."""
+        self.step = int(state["step"])
+        self.updates = int(state["updates"])
+        self.refused_in_a_row = int(state["refused_in_a_row"])
+        self.tokens = int(state["tokens"])
+        self.seconds = float(state["seconds"])
+
+
+@dataclass(frozen=True, slots=True)
+class SaveSchedule:
+    """A save every so many steps, episodes and seconds; 0 turns one off."""
+
+    every_steps: int
+    every_episodes: int
+    every_seconds: float
+
+
+class Saver:
+    """Collects the state of every registered part and hands it to the checkpoint writer on rank 0."""
+
+    def __init__(
+        self,
+        writer: CheckpointWriter,
+        policy: SavablePolicy,
+        optimizer: Optimizer,
+        parts: Mapping[str, Stateful],
+        collectives: Collectives,
+        *,
+        schedule: SaveSchedule,
+        before_save: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._writer = writer
+        self._policy = policy
+        self._optimizer = optimizer
+        self._parts = parts
+        self._collectives = collectives
+        self._schedule = schedule
+        self._before_save = before_save
+        self._clock = clock
+        self._saved_at = clock()
+        self.saved_step: int | None = None
+
+    def due(self, step: int, *, ended_episode: int | None) -> bool:
+        """Whether to save after `step`; time is rank 0's, so that ranks agree."""
+        late = bool(self._schedule.every_seconds) and self._clock() - self._saved_at >= self._schedule.every_seconds
+        (late,) = agree(self._collectives, late and self._collectives.rank == 0)
+        by_step = bool(self._schedule.every_steps) and step % self._schedule.every_steps == 0
+        every = self._schedule.every_episodes
+        by_episode = ended_episode is not None and bool(every) and ended_episode % every == 0
+        return late or by_step or by_episode
+
+    def save(self, step: int, *, episode: int) -> None:
+        """Save unless this step is saved already; rows logged so far are on disk before the checkpoint is."""
+        if self.saved_step == step:
+            return
+        if self._collectives.rank == 0:
+            self._before_save()
+            self._writer.save(
+                step,
+                tensors={"optimizer": self._optimizer.state_tensors()},
+                records={name: part.state() for name, part in self._parts.items()},
+                policy=self._policy,
+                metadata={"episode": episode},
+            )
+        self.saved_step = step
+        self._saved_at = self._clock()
+
+    def restore(self, step: int, records: Mapping[str, Mapping[str, Any]]) -> None:
+        """Hand every part its saved state; a part without one, or a state without a part, is an error."""
+        missing, unexpected = sorted(set(self._parts) - set(records)), sorted(set(records) - set(self._parts))
+        if missing or unexpected:
+            raise CheckpointError(
+                code="checkpoint.components",
+                what=f"step {step} lacks {missing or 'nothing'} and has {unexpected or 'nothing'} that this run does not know",
+                where=f"checkpoint of step {step}",
+                why="a run continues exactly only when every part of it that changes is restored",
+                do="resume with the version of the program that wrote it",
+            )
+        for name, part in self._parts.items():
+            part.load_state(records[name])
+        self.saved_step = step

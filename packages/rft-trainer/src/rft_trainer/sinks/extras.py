@@ -1,0 +1,24 @@
+"""Importing a tracker at the moment it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from rft_algos.errors import PreflightError
+
+
+def import_extra(module: str, *, extra: str, flag: str) -> ModuleType:
+    """The module, or one `PreflightError`: what is missing, what for, and the command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        missing = error.name or module
+        broken = "" if missing.split(".")[0] == extra else f" (it is installed, but needs {missing})"
+        raise PreflightError(
+            code=f"extra.{extra}",
+            what=f"{extra} cannot be imported{broken}: {error}",
+            where=flag,
+            why=f"{flag} sends the records of the run to {extra}, an optional dependency",
+            do=f"uv sync --extra {extra}",
+        ) from error

@@ -1,0 +1,30 @@
+"""The sink that is always on: metrics.jsonl, evals.jsonl and summary.json of the run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rft_trainer.run_directory import RunDirectory
+
+from .protocol import RunInfo
+
+
+class JsonlSink:
+    """Writes through the run directory, which needs no account and no network."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+
+    def start(self, info: RunInfo) -> None:
+        """Nothing: the directory was made, or cut back to the checkpoint, before."""
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        self._run.append_metrics(record)
+
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        self._run.append_evaluation(record)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._run.write_summary(summary)
+        self._run.close()

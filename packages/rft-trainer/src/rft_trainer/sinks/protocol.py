@@ -1,0 +1,73 @@
+"""What a place for a run's records must offer, and the fan-out to several of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What a tracker shows of a run as a whole; `config` is the resolved configuration as plain JSON."""
+
+    name: str
+    directory: Path
+    config: Mapping[str, Any] = field(default_factory=dict)
+    resumed_from_step: int | None = None
+
+
+class Sink(Protocol):
+    """Takes the records of a run, in the order start, (step | evaluation)*, finish.
+
+    A record of a step or an evaluation has an integer "step"; its other names are flat, with
+    slashes. Values are numbers, texts, lists or null.
+    """
+
+    def start(self, info: RunInfo) -> None: ...
+
+    def step(self, record: Mapping[str, Any]) -> None: ...
+
+    def evaluation(self, record: Mapping[str, Any]) -> None: ...
+
+    def finish(self, summary: Mapping[str, Any]) -> None: ...
+
+
+class Sinks:
+    """Several sinks as one, called in order; put the run directory first, so that its record is never missing."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = tuple(sinks)
+
+    def start(self, info: RunInfo) -> None:
+        for sink in self._sinks:
+            sink.start(info)
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        for sink in self._sinks:
+            sink.step(record)
+
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        for sink in self._sinks:
+            sink.evaluation(record)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        for sink in self._sinks:
+            sink.finish(summary)
+
+
+def scalars(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of a record by name, nested records flattened with slashes, "step" left out."""
+    found: dict[str, float] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            found |= scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool) and (prefix or name != "step"):
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def evaluation_scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of an evaluation under "eval/", so that they never meet a step's own names."""
+    return {name if name.startswith("eval/") else f"eval/{name}": value for name, value in scalars(record).items()}

@@ -1,0 +1,40 @@
+"""Records to TensorBoard event files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .extras import import_extra
+from .protocol import RunInfo, evaluation_scalars, scalars
+
+
+class TensorboardSink:
+    """Scalars into event files under `directory`, by default `<run>/tensorboard`."""
+
+    def __init__(self, directory: str | Path | None = None) -> None:
+        import_extra("tensorboard", extra="tensorboard", flag="--use_tensorboard")
+        self._writers = import_extra("torch.utils.tensorboard", extra="tensorboard", flag="--use_tensorboard")
+        self._directory = directory
+        self._writer: Any = None
+
+    def start(self, info: RunInfo) -> None:
+        """Open the event file; what an earlier attempt wrote beyond the resumed step is hidden."""
+        purge = None if info.resumed_from_step is None else info.resumed_from_step + 1
+        directory = self._directory or info.directory / "tensorboard"
+        self._writer = self._writers.SummaryWriter(log_dir=str(directory), purge_step=purge)
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        self._add(scalars(record), record["step"])
+
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        self._add(evaluation_scalars(record), record["step"])
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._writer.close()
+
+    def _add(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()

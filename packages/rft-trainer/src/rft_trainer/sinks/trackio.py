@@ -1,0 +1,29 @@
+"""Records to Trackio, a local tracker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .extras import import_extra
+from .protocol import RunInfo, evaluation_scalars, scalars
+
+
+class TrackioSink:
+    """One Trackio run of a project; a resumed run goes on under its name."""
+
+    def __init__(self, project: str) -> None:
+        self._project = project
+        self._trackio = import_extra("trackio", extra="trackio", flag="--use_trackio")
+
+    def start(self, info: RunInfo) -> None:
+        self._trackio.init(project=self._project, name=info.name, config=dict(info.config), resume="allow")
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        self._trackio.log(scalars(record), step=record["step"])
+
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        self._trackio.log(evaluation_scalars(record), step=record["step"])
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._trackio.finish()

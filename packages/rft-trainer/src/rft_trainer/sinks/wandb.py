@@ -1,0 +1,85 @@
+"""Records to Weights & Biases, and the check that a project name is not a key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rft_algos.errors import OptionsError
+
+from .extras import import_extra
+from .protocol import RunInfo, evaluation_scalars, scalars
+
+DEFAULT_PROJECT = "rft"
+_KEY = re.compile(r"(?<![0-9a-zA-Z])[0-9a-fA-F]{40}(?![0-9a-zA-Z])|wandb_v\d+_", re.IGNORECASE)
+_FORBIDDEN = set("/\\#?%:")
+_MAX_NAME = 128
+
+
+def wandb_name(value: str | bool, flag: str = "--use_wandb") -> str:
+    """The project (or organisation, or run name) that a flag's value names; a bare flag means the default project.
+
+    Raises `OptionsError` for what looks like an API key, without showing it, and for characters
+    that Weights & Biases does not allow.
+    """
+    if value is True or (isinstance(value, str) and not value.strip()):
+        return DEFAULT_PROJECT
+    name = str(value).strip()
+    if _KEY.search(name):
+        raise OptionsError(
+            code="tracker.key_as_name",
+            what=f"the value of {flag} looks like an API key (not shown)",
+            where=flag,
+            why=f"{flag} takes a name; keys are read from the environment or from `wandb login`, never from flags",
+            do="export WANDB_API_KEY and give --use_wandb the name of a project",
+        )
+    bad = sorted(_FORBIDDEN & set(name))
+    if bad or len(name) > _MAX_NAME:
+        fault = f"holds {' '.join(bad)}" if bad else f"has {len(name)} characters"
+        raise OptionsError(
+            code="tracker.bad_name",
+            what=f"{flag} {name[:80]} {fault}",
+            where=flag,
+            why=f"a name has at most {_MAX_NAME} characters and none of {' '.join(sorted(_FORBIDDEN))}",
+            do=f"{flag} {re.sub(r'[^A-Za-z0-9_.-]+', '-', name)[:_MAX_NAME]}",
+        )
+    return name
+
+
+class WandbSink:
+    """One Weights & Biases run; the package is imported at construction, so that a missing one is known at once."""
+
+    def __init__(self, project: str | bool, *, entity: str | None = None, run_name: str | None = None) -> None:
+        self._project = wandb_name(project)
+        self._entity = None if entity is None else wandb_name(entity, "--wandb_org")
+        self._run_name = None if run_name is None else wandb_name(run_name, "--wandb_run_name")
+        self._wandb = import_extra("wandb", extra="wandb", flag="--use_wandb")
+        self._run: Any = None
+
+    def start(self, info: RunInfo) -> None:
+        """Open the run; the name of the run directory is its id, so that a resumed run goes on in place.
+
+        The step is a metric of its own: Weights & Biases drops, with a warning, what is logged at a step below
+        its last one, and a run resumed from a checkpoint repeats steps.
+        """
+        self._run = self._wandb.init(
+            project=self._project,
+            entity=self._entity,
+            name=self._run_name or info.name,
+            id=info.name[:_MAX_NAME],
+            resume="allow",
+            dir=str(info.directory),
+            config=dict(info.config),
+        )
+        self._run.define_metric("*", step_metric="step")
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        self._run.log({"step": record["step"], **scalars(record)})
+
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        self._run.log({"step": record["step"], **evaluation_scalars(record)})
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._run.summary.update(scalars(summary))
+        self._run.finish(exit_code=0 if summary.get("outcome") in (None, "finished") else 1)

@@ -1,0 +1,44 @@
+"""Being asked to stop: a signal sets a flag, the loop looks at it where stopping loses nothing."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+import torch
+
+from rft_trainer.protocols import Collectives
+
+
+class StopSignals:
+    """While open, SIGTERM, SIGINT and SIGUSR1 ask for a save and an orderly end; a second SIGINT stops at once.
+
+    SIGUSR1 is what SLURM sends ahead of a time limit.
+    """
+
+    _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        self._previous: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> StopSignals:
+        for number in self._SIGNALS:
+            self._previous[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number).name
+
+
+def agree(collectives: Collectives, *votes: bool) -> tuple[bool, ...]:
+    """True where any rank votes so: what one rank alone decides would leave the others waiting."""
+    if collectives.world_size == 1:
+        return votes
+    return tuple(bool(x) for x in collectives.max(torch.tensor([float(vote) for vote in votes])).tolist())

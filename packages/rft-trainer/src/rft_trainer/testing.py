@@ -1,0 +1,203 @@
+"""Test doubles that satisfy the loops' protocols: a bigram policy that learns, and an engine that samples it.
+
+They let the loops run in milliseconds with exact arithmetic; nothing in a real run imports them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from rft_algos.keyed_random import uniforms
+
+
+class BigramPolicy(nn.Module):
+    """log p(next | token) is a row of one trainable [V, V] table of logits."""
+
+    def __init__(self, vocab_size: int, *, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(vocab_size, vocab_size, dtype=dtype))
+
+    def token_logprobs(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        segment_ids_T: Tensor,
+        wanted_T: Tensor,
+        *,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The contract of `protocols.Policy`."""
+        previous_T = torch.cat([token_ids_T[:1], token_ids_T[:-1]])
+        rows_TV = (self.table[previous_T] / temperature).log_softmax(-1)
+        logprobs_T = rows_TV.gather(-1, token_ids_T[:, None])[:, 0]
+        entropy_T = -(rows_TV.exp() * rows_TV).sum(-1)
+        zero = logprobs_T.new_zeros(())
+        return torch.where(wanted_T, logprobs_T, zero), torch.where(wanted_T, entropy_T, zero) if with_entropy else None
+
+    def save_pretrained(self, directory: Path) -> None:
+        """The table as JSON."""
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "table.json").write_text(json.dumps(self.table.tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class FakeCompletion:
+    """What an engine returns for one sample."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    log_kept_mass: tuple[float, ...]
+    finish_reason: str
+    weight_version: int
+
+
+class BigramEngine:
+    """Samples a `BigramPolicy` token by token with keyed randomness."""
+
+    def __init__(self, policy: BigramPolicy) -> None:
+        self._policy = policy
+        self.version = 0
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sample_keys: Sequence[Sequence[int]],
+        *,
+        temperature: float,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        max_new_tokens: int,
+        min_new_tokens: int = 0,
+        stop_token_ids: Sequence[int] = (),
+    ) -> list[list[FakeCompletion]]:
+        """One completion a key; temperature 0 takes the most likely token."""
+        del top_p, top_k, min_p, min_new_tokens
+        table = (self._policy.table / (temperature or 1.0)).log_softmax(-1)
+        return [
+            [self._one(table, prompt[-1], key, temperature, max_new_tokens, stop_token_ids) for key in keys]
+            for prompt, keys in zip(prompts, sample_keys, strict=True)
+        ]
+
+    def _one(
+        self, table: Tensor, last: int, key: int, temperature: float, limit: int, stops: Sequence[int]
+    ) -> FakeCompletion:
+        draws = uniforms([key], limit)[0].tolist()
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        for draw in draws:
+            cumulative = table[last].double().exp().cumsum(0)
+            sampled = int(torch.searchsorted(cumulative, draw * cumulative[-1], right=True))
+            chosen = sampled if temperature else int(table[last].argmax())
+            logprobs.append(float(table[last, chosen]))
+            tokens.append(chosen)
+            last = chosen
+            if last in stops:
+                break
+        reason = "stop" if tokens[-1] in stops else "length"
+        return FakeCompletion(tuple(tokens), tuple(logprobs), (0.0,) * len(tokens), reason, self.version)
+
+    def load_weights(self, version: int) -> None:
+        """The table is shared, so only the version changes."""
+        self.version = version
+
+    def sleep(self, level: int = 1) -> None:
+        """Nothing to give up."""
+
+    def wake(self) -> None:
+        """Nothing to bring back."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainOutcome:
+    """What a `PlainOptimizer` step did."""
+
+    gradient_norm: float
+    applied: bool
+
+
+class PlainOptimizer:
+    """Stochastic gradient descent on one process, refusing a gradient that is not finite."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add to the gradients."""
+        loss.backward()
+
+    def step(self, learning_rate: float) -> PlainOutcome:
+        """w <- w - learning_rate * gradient."""
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        norm = float(torch.stack([g.norm() for g in gradients]).norm()) if gradients else 0.0
+        finite = norm == norm and norm != float("inf")
+        with torch.no_grad():
+            for parameter in self._parameters:
+                if parameter.grad is not None:
+                    if finite:
+                        parameter -= learning_rate * parameter.grad
+                    parameter.grad = None
+        return PlainOutcome(norm, finite)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Nothing is kept between steps."""
+        return {}
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Nothing is kept between steps."""
+        assert not tensors
+
+
+class OneRank:
+    """Collectives of a single process."""
+
+    rank = 0
+    world_size = 1
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The tensor itself."""
+        return tensor
+
+    def max(self, tensor: Tensor) -> Tensor:
+        """The tensor itself."""
+        return tensor
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """One payload."""
+        return [data]
+
+
+class DigitDecoder:
+    """Token ids as their decimal numbers, joined by spaces."""
+
+    def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        """One text a response."""
+        return [" ".join(str(token) for token in row) for row in batch]
+
+
+class MemoryWriter:
+    """Keeps checkpoints in a list instead of on disk."""
+
+    def __init__(self) -> None:
+        self.saved: list[tuple[int, dict[str, object]]] = []
+
+    def save(
+        self,
+        step: int,
+        *,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        records: Mapping[str, object],
+        policy: object,
+        metadata: Mapping[str, object],
+    ) -> None:
+        """Remember the step and its records."""
+        del tensors, policy, metadata
+        self.saved.append((step, dict(records)))

@@ -1,0 +1,90 @@
+"""Where the time of a step goes, and how much work it did: seconds and shares by phase, samples, tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """The parts of a step; what falls outside all of them is "other"."""
+
+    DATA = "data"
+    ROLLOUT = "rollout"
+    REWARD = "reward"
+    LOGPROB = "logprob"
+    TRAIN = "train"
+    SYNC = "sync"
+    EVAL = "eval"
+    SAVE = "save"
+
+
+class PhaseTimer:
+    """Attributes every second to one phase.
+
+    A phase inside another takes its seconds from the outer one, so the phases and "other" sum to
+    the step. `synchronize` is called at both ends of a phase (a device that runs ahead of the
+    host would otherwise charge its work to a later phase); `clock` gives seconds.
+
+    Example::
+
+        timer = PhaseTimer()
+        with timer.phase(Phase.ROLLOUT):
+            ...
+        metrics = timer.step(num_samples=512, num_tokens=81_920)
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        synchronize: Callable[[], None] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._synchronize = synchronize or (lambda: None)
+        self._stack: list[Phase] = []
+        self._seconds = dict.fromkeys(Phase, 0.0)
+        self._started = self._marked = clock()
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Charge the time of the block to `phase`, also when it raises."""
+        self._synchronize()
+        self._charge()
+        self._stack.append(phase)
+        try:
+            yield
+            self._synchronize()
+        finally:
+            self._charge()
+            self._stack.pop()
+
+    def step(self, *, num_samples: int, num_tokens: int) -> dict[str, float]:
+        """Metrics of the step that ends now, and the start of the next.
+
+        time/step and time/<phase> in seconds, time_share/<phase> of the step,
+        throughput/samples_per_minute and throughput/tokens_per_second. Rates and shares are left
+        out of a step that took no measurable time.
+        """
+        if self._stack:
+            raise ValueError(f"a step ends outside of every phase, not inside {self._stack[-1]}")
+        now = self._clock()
+        total = now - self._started
+        seconds: dict[str, float] = {str(phase): spent for phase, spent in self._seconds.items()}
+        seconds["other"] = max(0.0, total - sum(seconds.values()))
+        metrics = {"time/step": total, **{f"time/{name}": spent for name, spent in seconds.items()}}
+        if total > 0:
+            metrics |= {f"time_share/{name}": spent / total for name, spent in seconds.items()}
+            metrics["throughput/samples_per_minute"] = 60.0 * num_samples / total
+            metrics["throughput/tokens_per_second"] = num_tokens / total
+        self._seconds = dict.fromkeys(Phase, 0.0)
+        self._started = self._marked = now
+        return metrics
+
+    def _charge(self) -> None:
+        now = self._clock()
+        if self._stack:
+            self._seconds[self._stack[-1]] += now - self._marked
+        self._marked = now

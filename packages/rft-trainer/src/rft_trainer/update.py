@@ -1,0 +1,130 @@
+"""One optimizer step: cut the samples, run each micro-batch forward and backward, then step once.
+
+The objective is a function of one packed micro-batch and the denominators of the whole step, so
+the sum over micro-batches and ranks is the gradient of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rft_trainer.metrics import MetricTotals
+from rft_trainer.packing import assign_to_ranks, count, cut_by_tokens, cut_in_order, pack
+from rft_trainer.protocols import Collectives, Optimizer, Policy
+from rft_trainer.records import Counts, TokenBatch, TrainingSample
+
+
+class LossOutput(Protocol):
+    """A loss to go backward from, and what to log of it as (total, count)."""
+
+    @property
+    def loss(self) -> Tensor: ...
+    @property
+    def metrics(self) -> Mapping[str, tuple[Tensor, Tensor]]: ...
+
+
+class Objective(Protocol):
+    """The part of an algorithm that turns a micro-batch's log-probs into its share of the loss."""
+
+    @property
+    def needs_entropy(self) -> bool: ...
+    def __call__(
+        self, batch: TokenBatch, logprobs_T: Tensor, entropy_T: Tensor | None, counts: Counts
+    ) -> LossOutput: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatching:
+    """How one rank's samples are cut. `by_tokens` fills to `max_tokens`; else at most `max_sequences`, in order."""
+
+    max_sequences: int
+    max_tokens: int
+    by_tokens: bool
+
+    def cut(self, num_tokens: Sequence[int]) -> list[list[int]]:
+        """Indices of each micro-batch."""
+        if self.by_tokens:
+            budget = self.max_tokens or self.max_sequences * max(num_tokens, default=0)
+            return cut_by_tokens(num_tokens, budget) if num_tokens else []
+        return cut_in_order(num_tokens, self.max_sequences, self.max_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateOutcome:
+    """What the step did, the same on every rank."""
+
+    gradient_norm: float
+    applied: bool
+    learning_rate: float
+    num_micro_batches: int
+
+
+class Updater:
+    """Takes optimizer steps on samples; holds no state of its own besides its collaborators."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: Optimizer,
+        objective: Objective,
+        collectives: Collectives,
+        *,
+        micro_batching: MicroBatching,
+        learning_rate: Callable[[int], float],
+        temperature: float = 1.0,
+        device: str = "cpu",
+    ) -> None:
+        self._policy = policy
+        self._optimizer = optimizer
+        self._objective = objective
+        self._collectives = collectives
+        self._micro_batching = micro_batching
+        self._learning_rate = learning_rate
+        self._temperature = temperature
+        self._device = device
+
+    def __call__(
+        self, samples: Sequence[TrainingSample], update_index: int, totals: MetricTotals, counts: Counts | None = None
+    ) -> UpdateOutcome:
+        """Step on `samples`, the whole optimizer step's, known to every rank; each trains its share.
+
+        `counts` are the denominators where they differ from the samples' own: samples whose gradient
+        is exactly zero may be left out of `samples` while they stay in the denominators.
+        """
+        counts = counts or count(samples)
+        mine = assign_to_ranks([s.num_tokens for s in samples], self._collectives.world_size)[self._collectives.rank]
+        share = [samples[index] for index in mine]
+        cuts = self._micro_batching.cut([sample.num_tokens for sample in share])
+        for indices in cuts:
+            self._backward(pack([share[i] for i in indices], self._device), counts, totals)
+        learning_rate = self._learning_rate(update_index)
+        outcome = self._optimizer.step(learning_rate)
+        return UpdateOutcome(outcome.gradient_norm, outcome.applied, learning_rate, len(cuts))
+
+    def _backward(self, batch: TokenBatch, counts: Counts, totals: MetricTotals) -> None:
+        logprobs_T, entropy_T = self._policy.token_logprobs(
+            batch.token_ids_T,
+            batch.positions_T,
+            batch.segment_ids_T,
+            batch.loss_mask_T,
+            temperature=self._temperature,
+            with_entropy=self._objective.needs_entropy,
+        )
+        output = self._objective(batch, logprobs_T, entropy_T, counts)
+        self._optimizer.backward(output.loss)
+        totals.add(output.metrics)
+        if batch.behaviour_logprobs_T is not None:
+            _add_gap(batch, logprobs_T, totals)
+
+
+def _add_gap(batch: TokenBatch, logprobs_T: Tensor, totals: MetricTotals) -> None:
+    """How far the trainer's log-probs are from those that the engine sampled with, in nats a token."""
+    assert batch.behaviour_logprobs_T is not None
+    gap = torch.where(batch.loss_mask_T, (logprobs_T.detach() - batch.behaviour_logprobs_T).abs(), 0.0)
+    totals.add({"policy/logprob_gap": (gap.sum(), batch.loss_mask_T.sum())})
+    totals.peak("policy/logprob_gap_max", gap.max())

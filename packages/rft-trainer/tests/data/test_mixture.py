@@ -1,0 +1,107 @@
+"""The order of an epoch: complete, keyed, and in the asked proportions."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rft_algos.errors import DataError, OptionsError
+from rft_trainer.data.mixture import Mixture
+
+SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=4)
+
+
+@given(SIZES, st.integers(0, 2**40), st.integers(0, 5))
+def test_without_probabilities_an_epoch_is_each_prompt_exactly_once(sizes: list[int], seed: int, epoch: int) -> None:
+    order = Mixture(sizes).order(seed, epoch)
+    assert sorted(order.tolist()) == list(range(sum(sizes)))
+
+
+@given(SIZES, st.integers(0, 2**40), st.integers(0, 5), st.data())
+@settings(deadline=None)
+def test_with_probabilities_no_prompt_of_a_source_is_more_than_one_visit_ahead(
+    sizes: list[int], seed: int, epoch: int, data: st.DataObject
+) -> None:
+    weights = data.draw(st.lists(st.integers(1, 9), min_size=len(sizes), max_size=len(sizes)))
+    mixture = Mixture(sizes, [w / sum(weights) for w in weights])
+    order = mixture.order(seed, epoch).tolist()
+    assert len(order) == mixture.num_prompts == sum(sizes)
+    cut = data.draw(st.integers(0, len(order)))
+    visits = Counter(order[:cut])
+    first = 0
+    for size in sizes:
+        counts = [visits[index] for index in range(first, first + size)]
+        assert max(counts) - min(counts) <= 1
+        first += size
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=6))
+def test_the_order_depends_on_seed_and_epoch_only_not_on_what_was_asked_before(asked: list[tuple[int, int]]) -> None:
+    for probabilities in (None, [0.3, 0.7]):
+        used, fresh = Mixture([5, 8], probabilities), Mixture([5, 8], probabilities)
+        for seed, epoch in asked:
+            used.order(seed, epoch)
+        assert torch.equal(used.order(3, 1), fresh.order(3, 1))
+        assert [used.index_at(3, 1, position) for position in range(13)] == fresh.order(3, 1).tolist()
+
+
+def test_epochs_and_seeds_differ() -> None:
+    for mixture in (Mixture([200]), Mixture([100, 100], [0.5, 0.5])):
+        orders = [tuple(mixture.order(seed, epoch).tolist()) for seed in range(3) for epoch in range(3)]
+        assert len(set(orders)) == 9
+
+
+def test_sources_come_in_the_asked_proportions() -> None:
+    mixture = Mixture([1000, 3000, 6000], [0.5, 0.3, 0.2])
+    order = mixture.order(1, 0)
+    shares = [float(((order >= low) & (order < high)).double().mean()) for low, high in ((0, 1000), (1000, 4000))]
+    # three standard deviations of a share of 10,000 draws are at most 0.015
+    assert abs(shares[0] - 0.5) < 0.015
+    assert abs(shares[1] - 0.3) < 0.015
+
+
+def test_one_source_with_probability_one_is_a_plain_permutation() -> None:
+    assert torch.equal(Mixture([50], [1.0]).order(4, 2), Mixture([50]).order(4, 2))
+
+
+def test_a_known_order_stays_what_it_is() -> None:
+    assert Mixture([6]).order(0, 0).tolist() == [2, 1, 5, 4, 0, 3]
+    assert Mixture([3, 3], [0.75, 0.25]).order(0, 0).tolist() == [2, 0, 1, 3, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "do"),
+    [
+        ([0.5], "--prompt_data_probs 0.5,0.5"),
+        ([0.5, 0.25, 0.25], "--prompt_data_probs 0.5,0.5"),
+        ([0.7, 0.7], "--prompt_data_probs 0.5,0.5"),
+        ([3, 1], "--prompt_data_probs 0.75,0.25"),
+        ([1.0, 0.0], "leave the source out of --prompt_data"),
+        ([1.5, -0.5], "leave the source out of --prompt_data"),
+        ([float("nan"), 0.5], "leave the source out of --prompt_data"),
+    ],
+)
+def test_probabilities_that_do_not_fit_are_refused_with_ones_that_do(probabilities: list[float], do: str) -> None:
+    with pytest.raises(OptionsError) as caught:
+        Mixture([10, 10], probabilities)
+    assert caught.value.problem.do == do
+
+
+@given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=5), st.integers(1, 5))
+def test_the_suggested_probabilities_are_accepted(given_ones: list[float], num: int) -> None:
+    try:
+        Mixture([1] * num, given_ones)
+    except OptionsError as error:
+        flag, values = error.problem.do.split(" ", 1)
+        assert flag == "--prompt_data_probs"
+        Mixture([1] * num, [float(value) for value in values.split(",")])
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [3, 0]])
+def test_a_source_without_prompts_is_refused(sizes: list[int]) -> None:
+    with pytest.raises(DataError):
+        Mixture(sizes)

@@ -1,0 +1,111 @@
+"""Which field becomes what, and what is said when it cannot."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from rft_algos.errors import DataError
+from rft_trainer.data.prompts import Message, PromptRow, content_hash, prompts_from_rows
+from rft_trainer.data.rows import Row, SkipLog
+
+
+def prompts(*records: dict[str, Any], **options: Any) -> list[PromptRow]:
+    rows = [Row(record, "train.jsonl", number) for number, record in enumerate(records, start=1)]
+    return prompts_from_rows(rows, **{"source": "train", "input_key": "question", **options})
+
+
+def test_a_row_becomes_a_prompt_with_the_id_of_its_source_and_index() -> None:
+    rows = prompts(
+        {"question": "1+1?", "answer": "It is 2.\n#### 2", "note": 0},
+        {"question": "2+2?", "answer": "#### 4"},
+        label_key="answer",
+        output_key="answer",
+    )
+    assert rows[1] == PromptRow("train:1", "2+2?", None, "#### 4", "#### 4", "train", 1)
+    assert (rows[0].prompt_id, rows[0].label) == ("train:0", "It is 2.\n#### 2")
+
+
+def test_messages_stay_messages() -> None:
+    turns = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi", "name": "x"}]
+    (row,) = prompts({"question": turns})
+    assert row.text is None
+    assert row.messages == (Message("system", "Be short."), Message("user", "Hi"))
+
+
+@pytest.mark.parametrize(("value", "text"), [(72, "72"), (-1.5, "-1.5"), (Decimal("0.10"), "0.10"), ("", "")])
+def test_numbers_become_text(value: object, text: str) -> None:
+    (row,) = prompts({"question": "?", "label": value}, label_key="label")
+    assert row.label == text
+
+
+def test_a_dotted_key_reaches_into_nested_objects_unless_the_plain_key_exists() -> None:
+    record = {"question": "?", "reward_model": {"ground_truth": "7"}, "a.b": "plain", "a": {"b": "nested"}}
+    assert prompts(record, label_key="reward_model.ground_truth")[0].label == "7"
+    assert prompts(record, label_key="a.b")[0].label == "plain"
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"answer": "1"}, "data.missing_field", "train.jsonl:1:question"),
+    ({"question": "?"}, "data.missing_field", "train.jsonl:1:answer"),
+    ({"question": None, "answer": "1"}, "data.wrong_type", "train.jsonl:1:question"),
+    ({"question": "?", "answer": None}, "data.wrong_type", "train.jsonl:1:answer"),
+    ({"question": "?", "answer": True}, "data.wrong_type", "train.jsonl:1:answer"),
+    ({"question": "?", "answer": ["1"]}, "data.wrong_type", "train.jsonl:1:answer"),
+    ({"question": {"text": "?"}, "answer": "1"}, "data.wrong_type", "train.jsonl:1:question"),
+    ({"question": " \n", "answer": "1"}, "data.wrong_type", "train.jsonl:1:question"),
+    ({"question": [], "answer": "1"}, "data.wrong_type", "train.jsonl:1:question"),
+    ({"question": ["?"], "answer": "1"}, "data.wrong_type", "train.jsonl:1:question[0]"),
+    ({"question": [{"role": "user"}], "answer": "1"}, "data.wrong_type", "train.jsonl:1:question[0]"),
+    ({"question": [{"role": "human", "content": "?"}], "answer": "1"}, "data.wrong_type", "question[0].role"),
+    ({"question": [{"role": "user", "content": 1}], "answer": "1"}, "data.wrong_type", "question[0].content"),
+    ({"question": [{"role": "assistant", "content": "x"}], "answer": "1"}, "data.wrong_type", "train.jsonl:1:question"),
+]
+
+
+@pytest.mark.parametrize(("record", "code", "where"), WRONG)
+def test_a_field_that_cannot_be_used_is_named(record: dict[str, Any], code: str, where: str) -> None:
+    with pytest.raises(DataError) as caught:
+        prompts(record, label_key="answer")
+    assert caught.value.problem.code == code
+    assert caught.value.problem.where.endswith(where)
+
+
+def test_a_missing_key_lists_the_keys_that_exist_and_the_nearest() -> None:
+    with pytest.raises(DataError) as caught:
+        prompts({"questions": "?", "answer": "1"})
+    assert "questions, answer; nearest questions" in caught.value.problem.what
+    assert caught.value.problem.do == "--input_key questions"
+
+
+def test_skipped_rows_keep_the_indices_of_the_others() -> None:
+    skips = SkipLog(limit=1)
+    rows = prompts({"question": "a"}, {"other": "b"}, {"question": "c"}, skips=skips)
+    assert [row.prompt_id for row in rows] == ["train:0", "train:2"]
+    assert len(skips.problems) == 1
+
+
+def test_the_content_hash_follows_ids_inputs_labels_outputs_and_order() -> None:
+    base = prompts({"question": "a", "l": "1"}, {"question": "b", "l": "2"}, label_key="l")
+    same = prompts({"question": "a", "l": "1"}, {"question": "b", "l": "2", "other": "x"}, label_key="l")
+    assert content_hash(base) == content_hash(same)
+    changed = [
+        prompts({"question": "a", "l": "1"}, {"question": "b", "l": "3"}, label_key="l"),
+        prompts({"question": "a", "l": "1"}, {"question": "B", "l": "2"}, label_key="l"),
+        prompts({"question": "a", "l": "1"}, {"question": "b", "l": "2"}),
+        prompts({"question": "a", "l": "1"}, {"question": "b", "l": "2"}, label_key="l", output_key="l"),
+        prompts({"question": "a", "l": "1"}, {"question": "b", "l": "2"}, label_key="l", source="other"),
+        prompts({"question": [{"role": "user", "content": "a"}], "l": "1"}, {"question": "b", "l": "2"}, label_key="l"),
+        base[::-1],
+        base[:1],
+    ]
+    assert len({content_hash(rows) for rows in (base, *changed)}) == len(changed) + 1
+
+
+def test_a_prompt_is_a_text_or_messages() -> None:
+    with pytest.raises(ValueError, match="exactly one"):
+        PromptRow("a:0", None, None, None, None, "a", 0)
+    with pytest.raises(ValueError, match="exactly one"):
+        PromptRow("a:0", "x", (Message("user", "x"),), None, None, "a", 0)

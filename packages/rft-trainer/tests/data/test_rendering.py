@@ -1,0 +1,128 @@
+"""The text that the model sees, and the prompts that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rft_algos.errors import DataError, OptionsError
+from rft_trainer.data.prompts import Message, PromptRow
+from rft_trainer.data.rendering import PromptRenderer, fill_template, select_by_length
+
+
+class CharacterCodec:
+    """One token a character; a chat template that shows every turn; 1 is the token that begins a text."""
+
+    pad_id = 0
+    eos_ids = (2,)
+    vocab_size = 0x110000
+
+    def __init__(self, *, has_chat_template: bool = True) -> None:
+        self.has_chat_template = has_chat_template
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return [1] * add_special_tokens + [ord(character) for character in text]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return "".join(map(chr, ids))
+
+    def render_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+        turns = "".join(f"<{m['role']}>{m['content']}" for m in messages)
+        return turns + "<assistant>" * add_generation_prompt
+
+
+def text_row(text: str, index: int = 0) -> PromptRow:
+    return PromptRow(f"s:{index}", text, None, "7", "out", "s", index)
+
+
+def chat_row(*turns: tuple[str, str]) -> PromptRow:
+    return PromptRow("s:0", None, tuple(Message(*turn) for turn in turns), None, None, "s", 0)
+
+
+def rendered(row: PromptRow, **options: Any) -> str:
+    return PromptRenderer(CharacterCodec(), **options).render(row).text
+
+
+def test_plain_text_is_left_as_it_is() -> None:
+    prompt = PromptRenderer(CharacterCodec()).render(text_row("12+3="))
+    assert (prompt.text, prompt.token_ids) == ("12+3=", tuple(map(ord, "12+3=")))
+    assert (prompt.prompt_id, prompt.label, prompt.output, prompt.source, prompt.index) == ("s:0", "7", "out", "s", 0)
+
+
+def test_the_template_puts_the_text_in_its_place() -> None:
+    assert rendered(text_row("x"), input_template="Q: {}\nA:") == "Q: x\nA:"
+    assert rendered(text_row("x"), input_template=r"{input} in \boxed{} or {0}") == r"x in \boxed{} or {0}"
+
+
+@given(st.text(), st.text().filter(lambda t: "{input}" not in t), st.text().filter(lambda t: "{input}" not in t))
+def test_the_text_survives_any_template(text: str, before: str, after: str) -> None:
+    template = before + "{input}" + after
+    if template.count("{input}") == 1:
+        assert fill_template(template, text) == before + text + after
+
+
+@pytest.mark.parametrize("template", ["Q:", "{} {}", "{input} {input}", "", "{ }", "{question}"])
+def test_a_template_without_one_clear_place_is_refused(template: str) -> None:
+    with pytest.raises(OptionsError) as caught:
+        PromptRenderer(CharacterCodec(), input_template=template)
+    assert caught.value.problem.code == "prompt.input_template"
+
+
+def test_the_chat_template_gets_the_system_prompt_and_the_filled_template() -> None:
+    options = {"apply_chat_template": True, "system_prompt": "Be short.", "input_template": "Q: {}"}
+    assert rendered(text_row("x"), **options) == "<system>Be short.<user>Q: x<assistant>"
+    assert rendered(text_row("x"), apply_chat_template=True) == "<user>x<assistant>"
+
+
+def test_a_system_prompt_takes_the_place_of_the_one_in_the_data() -> None:
+    row = chat_row(("system", "old"), ("user", "a"), ("assistant", "b"), ("user", "c"))
+    assert rendered(row, apply_chat_template=True) == "<system>old<user>a<assistant>b<user>c<assistant>"
+    with_new = rendered(row, apply_chat_template=True, system_prompt="new")
+    assert with_new == "<system>new<user>a<assistant>b<user>c<assistant>"
+
+
+def test_special_tokens_are_added_to_plain_text_only() -> None:
+    codec = CharacterCodec()
+    assert PromptRenderer(codec, add_special_tokens=True).render(text_row("x")).token_ids == (1, ord("x"))
+    chat = PromptRenderer(codec, add_special_tokens=True, apply_chat_template=True).render(text_row("x"))
+    assert chat.token_ids == tuple(map(ord, "<user>x<assistant>"))
+
+
+def test_a_setting_that_would_have_no_effect_is_refused() -> None:
+    with pytest.raises(OptionsError, match="system_prompt"):
+        PromptRenderer(CharacterCodec(), system_prompt="x")
+    with pytest.raises(OptionsError, match="no chat template"):
+        PromptRenderer(CharacterCodec(has_chat_template=False), apply_chat_template=True)
+    with pytest.raises(OptionsError, match="list of messages"):
+        rendered(chat_row(("user", "x")))
+    with pytest.raises(OptionsError, match="list of messages"):
+        rendered(chat_row(("user", "x")), apply_chat_template=True, input_template="{}")
+
+
+def test_a_prompt_without_tokens_is_an_error() -> None:
+    codec = CharacterCodec()
+    codec.encode = lambda text, add_special_tokens=False: []  # type: ignore[method-assign]
+    with pytest.raises(DataError) as caught:
+        PromptRenderer(codec).render(text_row("x"))
+    assert caught.value.problem.where == "s:0"
+
+
+def test_prompts_that_are_too_long_are_left_out_and_listed_never_cut() -> None:
+    rows = [text_row("x" * length, length) for length in (3, 5, 4, 9)]
+    selection = select_by_length(rows, PromptRenderer(CharacterCodec()), prompt_max_len=4)
+    assert [row.index for row in selection.kept] == [3, 4]
+    assert [(row.prompt_id, row.num_tokens) for row in selection.dropped] == [("s:5", 5), ("s:9", 9)]
+    assert selection.longest_kept == 4
+    assert selection.lines()[1:] == ["left out s:5: 5 tokens", "left out s:9: 9 tokens"]
+
+
+def test_a_limit_that_leaves_no_prompt_is_refused_with_the_limit_that_keeps_all() -> None:
+    rows = [text_row("x" * length, length) for length in (3, 5)]
+    with pytest.raises(DataError) as caught:
+        select_by_length(rows, PromptRenderer(CharacterCodec()), prompt_max_len=2)
+    assert caught.value.problem.do == "--prompt_max_len 5"
+    assert select_by_length(rows, PromptRenderer(CharacterCodec()), prompt_max_len=5).dropped == ()

@@ -1,0 +1,89 @@
+"""Sources as the command line names them, and the prompts they give in global order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rft_algos.errors import DataError, OptionsError
+from rft_trainer.data.rows import SkipLog
+from rft_trainer.data.sources import SourceSpec, load_prompts, parse_sources, source_sizes
+
+
+def write(path: Path, *rows: object) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_sources_and_probabilities_are_paired() -> None:
+    assert parse_sources("d/a.jsonl, b.parquet", "0.7,0.3") == (
+        SourceSpec("d/a.jsonl", "a", 0.7),
+        SourceSpec("b.parquet", "b", 0.3),
+    )
+    assert parse_sources("a.jsonl,b.jsonl") == (SourceSpec("a.jsonl", "a", None), SourceSpec("b.jsonl", "b", None))
+    assert parse_sources("a.jsonl", "1.0") == (SourceSpec("a.jsonl", "a", None),)
+
+
+def test_names_get_longer_until_they_differ() -> None:
+    names = [spec.name for spec in parse_sources("x/one/train.jsonl,x/two/train.jsonl,test.jsonl")]
+    assert names == ["one/train", "two/train", "test"]
+    assert [spec.name for spec in parse_sources("a.json,a.csv")] == ["a.json", "a.csv"]
+
+
+@pytest.mark.parametrize(
+    ("prompt_data", "probs", "code"),
+    [
+        ("", None, "data.prompt_data"),
+        (" , ", None, "data.prompt_data"),
+        ("a.jsonl,a.jsonl", None, "data.prompt_data"),
+        ("a.jsonl,b.jsonl", "half,half", "data.prompt_data_probs"),
+        ("a.jsonl,b.jsonl", "1.0", "data.probabilities"),
+        ("a.jsonl", "0.9", "data.probabilities"),
+    ],
+)
+def test_lists_that_cannot_be_used_are_refused(prompt_data: str, probs: str | None, code: str) -> None:
+    with pytest.raises(OptionsError) as caught:
+        parse_sources(prompt_data, probs)
+    assert caught.value.problem.code == code
+    assert caught.value.problem.do
+
+
+def test_prompts_of_all_sources_stand_one_after_the_other(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.jsonl", {"q": "1", "a": 1}, {"q": "2", "a": 2})
+    second = write(tmp_path / "b.jsonl", {"q": "3", "a": 3})
+    specs = parse_sources(f"{first},{second}")
+    loaded = load_prompts(specs, input_key="q", label_key="a")
+    assert [(p.prompt_id, p.text, p.label) for p in loaded.prompts] == [
+        ("a:0", "1", "1"),
+        ("a:1", "2", "2"),
+        ("b:0", "3", "3"),
+    ]
+    assert source_sizes(loaded.prompts, specs) == (2, 1)
+    assert loaded.files == (first, second)
+    assert loaded.lines()[0] == f"source a: 2 prompts from {first}"
+    again = load_prompts(specs, input_key="q", label_key="a")
+    assert again.content_hash == loaded.content_hash
+    write(tmp_path / "b.jsonl", {"q": "3", "a": 4})
+    assert load_prompts(specs, input_key="q", label_key="a").content_hash != loaded.content_hash
+
+
+def test_skips_are_counted_over_reading_and_choosing_fields(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"q": "1"}\nbad\n{"x": 1}\n')
+    specs = parse_sources(str(file))
+    loaded = load_prompts(specs, input_key="q", skips=SkipLog(limit=2))
+    assert len(loaded.prompts) == 1
+    assert [line.split(": ")[0] for line in loaded.lines()[1:]] == [f"skipped {file}:2:1", f"skipped {file}:3:q"]
+    with pytest.raises(DataError):
+        load_prompts(specs, input_key="q", skips=SkipLog(limit=1))
+
+
+@pytest.mark.data
+def test_gsm8k_reads_as_published(data_dir: Path) -> None:
+    train = f"{data_dir}/gsm8k/train.jsonl"
+    loaded = load_prompts(parse_sources(train), input_key="question", label_key="answer")
+    assert len(loaded.prompts) == 7473
+    assert all("####" in (prompt.label or "") for prompt in loaded.prompts)

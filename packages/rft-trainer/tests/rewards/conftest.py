@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rft_trainer.rewards.records import RewardItem
+
+MakeItem = Callable[..., RewardItem]
+WriteReward = Callable[[str], Path]
+
+
+@pytest.fixture
+def make_item() -> MakeItem:
+    def make(
+        response: str, label: str | None = "18", *, prompt: str = "?", prompt_id: str = "p", finish_reason: str = "stop"
+    ) -> RewardItem:
+        return RewardItem(prompt_id, prompt, response, label, finish_reason, num_tokens=len(response))
+
+    return make
+
+
+@pytest.fixture
+def write_reward(tmp_path: Path) -> WriteReward:
+    def write(source: str) -> Path:
+        path = tmp_path / "my_reward.py"
+        path.write_text(source)
+        return path
+
+    return write

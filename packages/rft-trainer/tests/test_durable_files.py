@@ -1,0 +1,147 @@
+"""Lines and texts survive faults at every named instant, and numbers survive the round trip."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rft_algos import fault_points
+from rft_algos.errors import StorageError
+from rft_trainer.durable_files import (
+    LineAppender,
+    encode_record,
+    last_record,
+    read_records,
+    replace_text,
+)
+
+
+@pytest.fixture
+def fail_at() -> Iterator[Callable[..., None]]:
+    """Make the named instant fail with an error number, until the test ends."""
+
+    def install(point: str, number: int = errno.ENOSPC) -> None:
+        def hook(name: str) -> None:
+            if name == point:
+                raise OSError(number, os.strerror(number))
+
+        fault_points.install(hook)
+
+    yield install
+    fault_points.install(None)
+
+
+@given(st.dictionaries(st.text(max_size=5), st.floats(allow_nan=False, allow_infinity=False), max_size=5))
+def test_floats_come_back_to_the_bit(record: dict[str, float]) -> None:
+    assert json.loads(encode_record(record)) == record
+
+
+def test_numbers_that_are_not_finite_become_null_and_are_named() -> None:
+    record = {"step": 3, "loss": math.nan, "eval": {"a": math.inf, "b": 1.0}, "logprobs": [0.0, -math.inf]}
+    line = encode_record(record)
+    assert json.loads(line, parse_constant=pytest.fail) == {
+        "step": 3,
+        "loss": None,
+        "eval": {"a": None, "b": 1.0},
+        "logprobs": [0.0, None],
+        "non_finite": ["loss", "eval/a", "logprobs/1"],
+    }
+    assert "non_finite" not in encode_record({"loss": 0.5})
+
+
+@given(st.text(alphabet=st.characters(), max_size=20))
+def test_any_text_is_one_line_and_comes_back(text: str) -> None:
+    line = encode_record({"text": text})
+    assert b"\n" not in line.encode("utf-8")
+    assert json.loads(line) == {"text": text}
+
+
+def test_half_of_a_surrogate_pair_is_kept_as_an_escape() -> None:
+    assert json.loads(encode_record({"text": "a\ud83d"}).encode("utf-8")) == {"text": "a\ud83d"}
+
+
+def test_a_value_that_is_no_json_is_an_error() -> None:
+    with pytest.raises(TypeError):
+        encode_record({"loss": object()})
+
+
+@pytest.mark.parametrize("sync_every", [0, 1, 3])
+def test_appended_lines_are_read_back_across_appenders(tmp_path: Path, sync_every: int) -> None:
+    file = tmp_path / "a.jsonl"
+    for start in (0, 5):
+        appender = LineAppender(file, sync_every=sync_every)
+        for number in range(start, start + 5):
+            appender.append({"n": number})
+        appender.close()
+        appender.close()
+    assert [row["n"] for row in read_records(file).rows] == list(range(10))
+
+
+@pytest.mark.parametrize("point", ["run.append", "run.appended"])
+def test_a_line_that_the_disk_refused_is_taken_back(tmp_path: Path, fail_at: Callable[..., None], point: str) -> None:
+    file = tmp_path / "a.jsonl"
+    appender = LineAppender(file)
+    appender.append({"n": 1})
+    fail_at(point)
+    with pytest.raises(StorageError, match="ENOSPC") as caught:
+        appender.append({"n": 2})
+    assert (caught.value.problem.code, caught.value.problem.where) == ("storage.full", str(file))
+    fault_points.install(None)
+    appender.append({"n": 3})
+    assert [row["n"] for row in read_records(file).rows] == [1, 3]
+
+
+@pytest.mark.parametrize("torn", [b'{"n": 2', b"x" * 200_000, b"\x00"])
+def test_a_torn_last_line_is_cut_off_before_the_next_append(tmp_path: Path, torn: bytes) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'{"n": 1}\n' + torn)
+    assert read_records(file).torn
+    LineAppender(file).append({"n": 3})
+    assert file.read_bytes() == b'{"n": 1}\n{"n": 3}\n'
+
+
+def test_a_file_of_only_a_torn_line_starts_anew(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'{"n": ')
+    LineAppender(file).append({"n": 3})
+    assert file.read_bytes() == b'{"n": 3}\n'
+
+
+@pytest.mark.parametrize("point", ["run.replace", "run.rename"])
+def test_a_replacement_that_fails_leaves_the_old_text_and_no_stray_file(
+    tmp_path: Path, fail_at: Callable[..., None], point: str
+) -> None:
+    file = tmp_path / "a.txt"
+    replace_text(file, "old")
+    fail_at(point, errno.EIO)
+    with pytest.raises(StorageError, match="EIO"):
+        replace_text(file, "new")
+    assert file.read_text() == "old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_unreadable_lines_are_counted_and_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'{"n": 1}\nbad\n[1]\n\xff\n{"n": 2}\n{"n"')
+    records = read_records(file)
+    assert [row["n"] for row in records.rows] == [1, 2]
+    assert (records.num_unreadable, records.torn) == (3, True)
+    assert read_records(tmp_path / "none.jsonl").rows == ()
+
+
+def test_the_last_record_is_found_from_the_end(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    assert last_record(file) is None
+    file.write_text("".join(f'{{"n": {n}}}\n' for n in range(1000)) + "bad\n" + '{"n": 5')
+    assert last_record(file) == {"n": 999}
+    assert last_record(file, block=64) == {"n": 999}
+    file.write_text("bad")
+    assert last_record(file) is None

@@ -1,0 +1,99 @@
+"""Every second belongs to one phase."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rft_trainer.throughput import Phase, PhaseTimer
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_phases_shares_and_rates_of_a_step() -> None:
+    clock = Clock()
+    timer = PhaseTimer(clock=clock)
+    with timer.phase(Phase.ROLLOUT):
+        clock.now += 6
+    clock.now += 1
+    with timer.phase(Phase.TRAIN):
+        clock.now += 2
+    with timer.phase(Phase.ROLLOUT):
+        clock.now += 1
+    metrics = timer.step(num_samples=50, num_tokens=4000)
+    assert (metrics["time/step"], metrics["time/rollout"], metrics["time/train"]) == (10, 7, 2)
+    assert (metrics["time/other"], metrics["time/eval"], metrics["time_share/rollout"]) == (1, 0, 0.7)
+    assert (metrics["throughput/samples_per_minute"], metrics["throughput/tokens_per_second"]) == (300, 400)
+    clock.now += 4
+    assert timer.step(num_samples=1, num_tokens=1)["time/other"] == 4
+
+
+def test_an_inner_phase_takes_its_seconds_from_the_outer() -> None:
+    clock = Clock()
+    timer = PhaseTimer(clock=clock)
+    with timer.phase(Phase.TRAIN):
+        clock.now += 1
+        with timer.phase(Phase.SYNC):
+            clock.now += 2
+        clock.now += 4
+    metrics = timer.step(num_samples=1, num_tokens=1)
+    assert (metrics["time/train"], metrics["time/sync"], metrics["time/other"]) == (5, 2, 0)
+
+
+@given(st.lists(st.tuples(st.sampled_from(Phase), st.floats(0, 100), st.floats(0, 100)), max_size=20))
+def test_phases_and_the_rest_sum_to_the_step(parts: list[tuple[Phase, float, float]]) -> None:
+    clock = Clock()
+    timer = PhaseTimer(clock=clock)
+    for phase, inside, outside in parts:
+        with timer.phase(phase):
+            clock.now += inside
+        clock.now += outside
+    metrics = timer.step(num_samples=1, num_tokens=1)
+    total = sum(value for name, value in metrics.items() if name.startswith("time/") and name != "time/step")
+    assert total == pytest.approx(metrics["time/step"], abs=1e-9)
+
+
+def test_a_phase_that_raises_is_charged_and_left() -> None:
+    clock = Clock()
+    timer = PhaseTimer(clock=clock)
+
+    def fail() -> None:
+        clock.now += 3
+        raise KeyError
+
+    with pytest.raises(KeyError), timer.phase(Phase.REWARD):
+        fail()
+    assert timer.step(num_samples=0, num_tokens=0)["time/reward"] == 3
+
+
+def test_work_that_a_device_still_does_belongs_to_the_phase_that_asked_for_it() -> None:
+    clock = Clock()
+    queued = [0.0]
+
+    def synchronize() -> None:
+        clock.now += queued[0]
+        queued[0] = 0.0
+
+    timer = PhaseTimer(clock=clock, synchronize=synchronize)
+    with timer.phase(Phase.TRAIN):
+        queued[0] = 5
+    with timer.phase(Phase.SAVE):
+        clock.now += 1
+    metrics = timer.step(num_samples=1, num_tokens=1)
+    assert (metrics["time/train"], metrics["time/save"]) == (5, 1)
+
+
+def test_a_step_without_time_has_no_rates_and_a_step_inside_a_phase_is_an_error() -> None:
+    timer = PhaseTimer(clock=Clock())
+    assert "throughput/tokens_per_second" not in timer.step(num_samples=1, num_tokens=1)
+    with timer.phase(Phase.EVAL), pytest.raises(ValueError, match="inside eval"):
+        timer.step(num_samples=1, num_tokens=1)
