@@ -14,7 +14,7 @@ whose logits are all far below 0), sums are float32 whatever the logits are, and
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton
@@ -42,7 +42,7 @@ def selected_logprob_and_entropy(
     """
     assert temperature > 0, f"temperature must be positive, it is {temperature}"
     assert logits_TV.dtype in SUPPORTED, f"logits must be one of {SUPPORTED}, they are {logits_TV.dtype}"
-    return _SelectedLogprobAndEntropy.apply(logits_TV, targets_T, temperature)  # type: ignore[return-value]
+    return _SelectedLogprobAndEntropy.apply(logits_TV, targets_T, float(temperature))  # type: ignore[return-value]
 
 
 class _SelectedLogprobAndEntropy(torch.autograd.Function):
@@ -54,8 +54,8 @@ class _SelectedLogprobAndEntropy(torch.autograd.Function):
             torch.empty(num_rows, dtype=torch.float32, device=logits_TV.device) for _ in range(3)
         )
         if num_rows > 0:
-            tile = _tile(vocab_size)
-            _forward_row[(num_rows,)](
+            tile, kernel = _tile(vocab_size), cast(Any, _forward_row)  # a launch is no call of the function
+            kernel[(num_rows,)](
                 logits_TV,
                 targets_T.contiguous(),
                 logprobs_T,
@@ -78,8 +78,8 @@ class _SelectedLogprobAndEntropy(torch.autograd.Function):
         grad_TV = torch.empty(logits_TV.shape, dtype=logits_TV.dtype, device=logits_TV.device)
         num_rows, vocab_size = logits_TV.shape
         if num_rows > 0:
-            tile = _tile(vocab_size)
-            _backward_tile[(num_rows, triton.cdiv(vocab_size, tile))](
+            tile, kernel = _tile(vocab_size), cast(Any, _backward_tile)
+            kernel[(num_rows, -(-vocab_size // tile))](
                 logits_TV,
                 targets_T.contiguous(),
                 lse_T,
@@ -96,7 +96,7 @@ class _SelectedLogprobAndEntropy(torch.autograd.Function):
 
 
 def _tile(vocab_size: int) -> int:
-    return min(_LARGEST_TILE, triton.next_power_of_2(vocab_size))
+    return min(_LARGEST_TILE, 1 << (vocab_size - 1).bit_length())
 
 
 def _num_warps(tile: int) -> int:

@@ -53,6 +53,12 @@ def test_identical_rewards_give_exactly_zero(reward: float, dtype: torch.dtype, 
         assert advantages.tolist() == [0.0] * size
 
 
+def test_a_small_spread_far_from_zero_keeps_its_digits():
+    rewards = torch.tensor([1e6 + 0.01, 1e6, 1e6, 1e6], dtype=torch.float64)
+    advantages = group_norm(rewards, torch.zeros(4, dtype=torch.int64), epsilon=1e-12)
+    assert advantages.tolist() == pytest.approx([1.5, -0.5, -0.5, -0.5], rel=1e-6)
+
+
 def test_a_group_of_one_gets_zero_beside_a_group_with_spread():
     advantages = group_norm(torch.tensor([5.0, 1.0, 0.0]), torch.tensor([7, 3, 3]), epsilon=1e-12)
     assert advantages.tolist() == pytest.approx([0.0, math.sqrt(0.5), -math.sqrt(0.5)])

@@ -303,7 +303,7 @@ def test_secrets_of_the_environment_are_not_in_a_bundle(monkeypatch: pytest.Monk
 def test_names_that_only_sound_like_secrets_are_kept() -> None:
     from rft_cli.secrets import scrub, scrub_command
 
-    row = {"throughput/tokens_per_second": 5.0, "input_key": "question", "data/tokens": 12, "label_key": "answer"}
+    row = {"time/tokens_per_second": 5.0, "input_key": "question", "data/tokens": 12, "label_key": "answer"}
     assert scrub(row) == row
     argv = ["rl", "--label_key", "answer", "--pretrain", "/models/0123abcd"]
     assert scrub_command(argv) == argv

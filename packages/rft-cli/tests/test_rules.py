@@ -42,7 +42,7 @@ def test_the_example_of_the_guides_batch_rule_is_accepted() -> None:
         (["--wandb_org", "us"], "wandb_org"),
         (["--chunk_size", "64"], "chunk_size"),
         (["--ckpt_path", "runs/a"], "ckpt_path"),
-        (["--num_trajectories_to_save", "3"], "num_trajectories_to_save"),
+        (["--no-save_trajectories", "--num_trajectories_to_save", "3"], "num_trajectories_to_save"),
     ],
 )
 def test_a_setting_without_effect_is_told_and_not_passed_over(argv: list[str], name: str) -> None:

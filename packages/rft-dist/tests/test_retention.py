@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rft_algos import fault_points
+from rft_dist.checkpoints.layout import run_tag
 from rft_dist.checkpoints.reader import newest_verified
 from rft_dist.checkpoints.retention import RetentionPolicy, Stored, plan_removals
 
@@ -65,9 +66,7 @@ events = st.one_of(
     max_examples=25,
     deadline=None,
     derandomize=True,
-    suppress_health_check=[
-        HealthCheck.function_scoped_fixture
-    ],  # a class without state, and a folder to make new ones in
+    suppress_health_check=[HealthCheck.function_scoped_fixture],  # they hold no state
 )
 @given(schedule=st.lists(events, min_size=3, max_size=10))
 def test_no_schedule_of_saves_crashes_and_restarts_loses_what_was_acknowledged(
@@ -203,3 +202,19 @@ def test_a_new_reason_lets_the_earlier_step_go(small_run) -> None:
     store.protect("best", None)
     small_run.save(store, 4)
     assert small_run.names() == ["step_000004"]
+
+
+def test_what_a_dead_process_of_another_run_left_is_not_touched(small_run) -> None:
+    store = small_run.store()
+    no_such_process = 999_999_999
+    theirs = [
+        small_run.directory / f"{prefix}step_000004-{no_such_process}-{run_tag('other')}"
+        for prefix in (".staging-", "dead_", "dead_replaced_")
+    ]
+    ours = [path.with_name(path.name.replace(run_tag("other"), run_tag(small_run.run_id))) for path in theirs[:2]]
+    for path in theirs + ours:
+        path.mkdir()
+        (path / "file").write_text(path.name)
+    small_run.save(store, 5)
+    assert [(path / "file").read_text() for path in theirs] == [path.name for path in theirs]
+    assert not any(path.exists() for path in ours)

@@ -213,3 +213,9 @@ def test_records_with_tensors_under_one_name_are_one_component(tmp_path: Path) -
     assert torch.equal(checkpoint.tensors("replay")["tokens"], torch.arange(5))
     assert checkpoint.records("replay") == {"n": 5}
     assert json.loads((info.path / "state" / "replay.json").read_text()) == {"n": 5}
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_storage_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(StorageError, match=r"cannot keep checkpoints in .*run/checkpoints"):
+        CheckpointStore(tmp_path / "run" / "checkpoints", keep_last=1, keep_bytes=None, run_id="r")

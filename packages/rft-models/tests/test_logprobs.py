@@ -64,8 +64,8 @@ def test_any_chunk_size_equals_the_whole_table(
 def test_gradients_agree_with_finite_differences(softcap: float | None) -> None:
     hidden, weight, bias, targets = inputs(rows=3, width=2, vocab=5)
 
-    def both(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor | None]:
-        return linear_logprobs(
+    def both(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs, entropy = linear_logprobs(
             hidden,
             weight,
             targets,
@@ -77,6 +77,8 @@ def test_gradients_agree_with_finite_differences(softcap: float | None) -> None:
             with_entropy=True,
             entropy_gradient=True,
         )
+        assert entropy is not None
+        return logprobs, entropy
 
     assert torch.autograd.gradcheck(both, (hidden, weight, bias))
 

@@ -98,6 +98,17 @@ def test_what_was_in_flight_is_reserved_again_first_and_with_the_same_batches() 
     assert resumed.reserve(2) == [*ledger.reserve(2)]
 
 
+def test_entries_given_back_are_handed_out_in_their_old_order_epoch_by_epoch() -> None:
+    ledger = make(3, 2)
+    batches = [ledger.reserve(2) for _ in range(3)]
+    for batch in (batches[2], batches[1], batches[0][::-1]):
+        ledger.give_back(batch)
+    assert ledger.reserve(9) == batches[0] + batches[1]
+    again = ledger.reserve(9)
+    assert again[:2] == batches[2]
+    assert [entry.position for entry in again] == [0, 1, 2]
+
+
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_every_prompt_is_trained_exactly_once_an_epoch_under_random_kills(data: st.DataObject) -> None:

@@ -31,8 +31,8 @@ def test_phases_shares_and_rates_of_a_step() -> None:
         clock.now += 1
     metrics = timer.step(num_samples=50, num_tokens=4000)
     assert (metrics["time/step"], metrics["time/rollout"], metrics["time/train"]) == (10, 7, 2)
-    assert (metrics["time/other"], metrics["time/eval"], metrics["time_share/rollout"]) == (1, 0, 0.7)
-    assert (metrics["throughput/samples_per_minute"], metrics["throughput/tokens_per_second"]) == (300, 400)
+    assert (metrics["time/other"], metrics["time/eval"], metrics["time/share_rollout"]) == (1, 0, 0.7)
+    assert (metrics["time/samples_per_minute"], metrics["time/tokens_per_second"]) == (300, 400)
     clock.now += 4
     assert timer.step(num_samples=1, num_tokens=1)["time/other"] == 4
 
@@ -94,6 +94,6 @@ def test_work_that_a_device_still_does_belongs_to_the_phase_that_asked_for_it() 
 
 def test_a_step_without_time_has_no_rates_and_a_step_inside_a_phase_is_an_error() -> None:
     timer = PhaseTimer(clock=Clock())
-    assert "throughput/tokens_per_second" not in timer.step(num_samples=1, num_tokens=1)
+    assert "time/tokens_per_second" not in timer.step(num_samples=1, num_tokens=1)
     with timer.phase(Phase.EVAL), pytest.raises(ValueError, match="inside eval"):
         timer.step(num_samples=1, num_tokens=1)

@@ -175,9 +175,7 @@ def make_reward(settings: RewardSettings) -> Reward:
     return reward_by_name(settings.reward, num_workers=settings.reward_workers, timeout=settings.reward_timeout)
 
 
-def make_ledger(
-    mixture: Mixture, data_hash: str, num_rows: int, num_epochs: int, seed: int
-) -> Ledger:
+def make_ledger(mixture: Mixture, data_hash: str, num_rows: int, num_epochs: int, seed: int) -> Ledger:
     """Every row once an epoch, in the mixture's order."""
     return Ledger(
         num_rows, num_epochs, lambda epoch: mixture.order(seed, epoch).tolist(), data_hash=data_hash, seed=seed
@@ -307,7 +305,9 @@ def build_rl(
             optimizer,
             PolicyObjective(record),
             machine.collectives,
-            micro_batching=micro_batching(batch.micro_train_batch_size, batch.max_tokens_per_micro_batch, batch.packing_samples),
+            micro_batching=micro_batching(
+                batch.micro_train_batch_size, batch.max_tokens_per_micro_batch, batch.packing_samples
+            ),
             learning_rate=learning_rate_schedule(
                 settings.optimizer, settings.optimizer.actor_learning_rate, data.num_updates
             ),
@@ -393,9 +393,7 @@ def sft_data(settings: SftSettings, codec: HfTextCodec, max_positions: int) -> S
     """Read, render and count; needs a tokenizer and no weights."""
     data, chosen = settings.data, settings.training
     max_len = chosen.max_len or max_positions
-    training = read_training(
-        data, data, codec, label_key=None, output_key=data.output_key, prompt_max_len=max_len
-    )
+    training = read_training(data, data, codec, label_key=None, output_key=data.output_key, prompt_max_len=max_len)
     samples, left_out = demonstrations(training.rendered, codec, max_len)
     held_out: list[TrainingSample] = []
     if data.eval_data:
@@ -439,9 +437,7 @@ def build_sft(
     ).train()
     optimizer = make_optimizer(policy, settings.optimizer, machine, restored)
     progress, early_stop = Progress(), EarlyStop(chosen.patience)
-    ledger = make_ledger(
-        data.mixture, data.training.data_hash, len(data.samples), chosen.max_epochs, settings.run.seed
-    )
+    ledger = make_ledger(data.mixture, data.training.data_hash, len(data.samples), chosen.max_epochs, settings.run.seed)
     saver = make_saver(
         directory,
         settings.checkpoint,

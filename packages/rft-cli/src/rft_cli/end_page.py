@@ -27,7 +27,9 @@ def show(directory: RunDirectory, summary: Mapping[str, Any], next_commands: Seq
     if samples:
         console.print(_samples(samples))
     minutes, seconds = divmod(round(float(summary.get("seconds", 0.0))), 60)
-    console.print(f"{summary['outcome']} after {summary.get('steps', 0)} steps, {minutes} min {seconds:02d} s", markup=False)
+    console.print(
+        f"{summary['outcome']} after {summary.get('steps', 0)} steps, {minutes} min {seconds:02d} s", markup=False
+    )
     console.print(f"run directory: {directory.path}", markup=False)
     console.print("\nnext:", markup=False)
     for command, purpose in next_commands:
@@ -37,7 +39,9 @@ def show(directory: RunDirectory, summary: Mapping[str, Any], next_commands: Seq
 
 def _before_after(directory: RunDirectory, evaluations: Mapping[str, Any]) -> Table:
     before, after = evaluations["before"], evaluations["after"]
-    table = Table(title=f"held out: {after.get('n', '?')} problems" if "n" in after else "held out", title_justify="left")
+    table = Table(
+        title=f"held out: {after.get('n', '?')} problems" if "n" in after else "held out", title_justify="left"
+    )
     for column in ("", "before", "after", "change"):
         table.add_column(column, justify="right" if column else "left")
     names = {"accuracy": "accuracy", "reward": "mean reward", "loss": "loss (nats a token)"}
@@ -45,7 +49,9 @@ def _before_after(directory: RunDirectory, evaluations: Mapping[str, Any]) -> Ta
         if isinstance(before.get(key), float) and isinstance(after.get(key), float):
             shown = "{:.1%}" if key == "accuracy" else "{:.4f}"
             change = f"{after[key] - before[key]:+.1%}" if key == "accuracy" else f"{after[key] - before[key]:+.4f}"
-            table.add_row(label, shown.format(before[key]), shown.format(after[key]), change + _interval(directory, key))
+            table.add_row(
+                label, shown.format(before[key]), shown.format(after[key]), change + _interval(directory, key)
+            )
     return table
 
 
@@ -82,9 +88,7 @@ def _samples(rows: Sequence[Mapping[str, Any]]) -> Table:
     for column in ("prompt", "answer", "wanted", "reward"):
         table.add_column(column, justify="right" if column == "reward" else "left", overflow="fold")
     for row in rows:
-        table.add_row(
-            _short(row["prompt"]), _short(row["response"]), _short(str(row["label"])), f"{row['reward']:.3g}"
-        )
+        table.add_row(_short(row["prompt"]), _short(row["response"]), _short(str(row["label"])), f"{row['reward']:.3g}")
     return table
 
 

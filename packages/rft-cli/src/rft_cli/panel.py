@@ -42,8 +42,8 @@ _LINE = {
     "norm": ("policy/gradient_norm", 3),
     "length": ("completion/length_mean", 1),
     "cut": ("completion/truncated_share", 2),
-    "tok/s": ("throughput/tokens_per_second", 0),
-    "samples/min": ("throughput/samples_per_minute", 0),
+    "tok/s": ("time/tokens_per_second", 0),
+    "samples/min": ("time/samples_per_minute", 0),
 }
 """What a plain line shows: its label, the metric, and the digits after the point."""
 
@@ -177,8 +177,8 @@ class LivePanel:
 
     def _details(self) -> list[tuple[str, str, str]]:
         record = self._last
-        tokens = _number(record, "throughput/tokens_per_second", "time/tokens_per_second")
-        samples = _number(record, "throughput/samples_per_minute", "time/samples_per_minute")
+        tokens = _number(record, "time/tokens_per_second")
+        samples = _number(record, "time/samples_per_minute")
         policy = {
             "kl": "policy/kl",
             "clipped": "policy/clip_fraction",

@@ -28,16 +28,26 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
         ("batches", [*data.plan.derivation(), steps, cut]),
         (
             "lengths",
-            [f"longest prompt {data.longest_prompt} + longest response {response} = {longest} tokens{_capped(settings)}"],
+            [
+                f"longest prompt {data.longest_prompt} + longest response {response} = {longest} tokens"
+                + _capped(settings)
+            ],
         ),
         ("algorithm", [str(record)]),
-        ("reward", [f"{settings.reward.reward}, {settings.reward.reward_workers} processes, "
-                    f"{settings.reward.reward_timeout:g} s a response"
-                    + (", shuffled within each group (control)" if settings.reward.shuffle_rewards else "")]),
+        (
+            "reward",
+            [
+                f"{settings.reward.reward}, {settings.reward.reward_workers} processes, "
+                f"{settings.reward.reward_timeout:g} s a response"
+                + (", shuffled within each group (control)" if settings.reward.shuffle_rewards else "")
+            ],
+        ),
         (
             "engine",
-            [f"native (in this process, with the weights being trained): at most {settings.engine.engine_max_rows} "
-             f"sequences at once; {sleep}"],
+            [
+                f"native (in this process, with the weights being trained): at most {settings.engine.engine_max_rows} "
+                f"sequences at once; {sleep}"
+            ],
         ),
         ("saving", [_saving(settings)]),
     ]

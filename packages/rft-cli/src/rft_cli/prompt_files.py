@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,8 @@ class Prepared:
         """For the plan: sources, lengths, and every row that was left out (the first ten by name)."""
         total = len(self.rendered) + len(self.left_out)
         longest = max((len(r.token_ids) for r in self.rendered), default=0)
-        lines = [*self.loaded.lines(), f"{len(self.rendered):,} of {total:,} rows fit (longest prompt {longest} tokens)"]
+        fit = f"{len(self.rendered):,} of {total:,} rows fit (longest prompt {longest} tokens)"
+        lines = [*self.loaded.lines(), fit]
         if self.left_out:
             named = ", ".join(f"{name} ({length})" for name, length in self.left_out[:10])
             more = f" and {len(self.left_out) - 10} more" if len(self.left_out) > 10 else ""
@@ -79,7 +81,7 @@ def read_training(
     loaded = load_prompts(
         specs, split=rows.prompt_split or None, input_key=text.input_key, label_key=label_key, output_key=output_key
     )
-    chosen = loaded.prompts[: rows.max_samples] if rows.max_samples else loaded.prompts
+    chosen = _first(loaded.prompts, rows.max_samples) if rows.max_samples else list(loaded.prompts)
     kept, left_out = _render(
         chosen, renderer_for(text, codec), prompt_max_len, rows.num_workers, rows.prefetch_factor, "--prompt_max_len"
     )
@@ -89,6 +91,13 @@ def read_training(
     given = [p for p in probabilities if p is not None]
     mixture = Mixture(source_sizes(used, specs), given if len(given) == len(specs) else None)
     return Prepared(tuple(kept), tuple(left_out), prompt_max_len, loaded, mixture, content_hash(used))
+
+
+def _first(prompts: Sequence[PromptRow], limit: int) -> list[PromptRow]:
+    """`limit` rows, from each source in proportion to its size, the first ones of each; global order is kept."""
+    sizes = Counter(prompt.source for prompt in prompts)
+    places = sorted(range(len(prompts)), key=lambda i: ((prompts[i].index + 0.5) / sizes[prompts[i].source], i))
+    return [prompts[i] for i in sorted(places[:limit])]
 
 
 def read_held_out(

@@ -90,7 +90,7 @@ def start(
 
 
 _SYNC_EVERY = 100
-"""Rows between two fsyncs: a checkpoint syncs before it is published, so rows after it may be lost and are done again."""
+"""Rows between two fsyncs: a checkpoint syncs before it is published, and what comes after it is done again anyway."""
 
 
 def _find(source: Path, *, in_place: bool, machine: Machine, origin: str) -> Restored:
@@ -190,7 +190,7 @@ def make_sinks(directory: RunDirectory, run: RunSettings, num_steps: int) -> lis
         sinks.append(
             WandbSink(
                 project=run.use_wandb,
-                organisation=run.wandb_org or None,
+                entity=run.wandb_org or None,
                 group=run.wandb_group or None,
                 run_name=run.wandb_run_name or None,
             )

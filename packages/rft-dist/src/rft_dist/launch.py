@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 from collections.abc import Mapping
 from datetime import timedelta
@@ -61,6 +63,7 @@ def start_process_group(
         return SingleProcess()
     assert not dist.is_initialized(), "the process group was started before"
     values = os.environ if environment is None else environment
+    atexit.register(stop_process_group)
     backend, seconds = backend_for(device, values), timeout_seconds(values)
     store = meet(info, seconds, values)
     try:
@@ -84,6 +87,12 @@ def start_process_group(
 
 
 def stop_process_group() -> None:
-    """Leave the group; nothing happens where none was started."""
+    """Leave the group; nothing happens where none was started. Also runs when the interpreter ends.
+
+    A gloo group that is destroyed after the interpreter, with a connection that a peer closed,
+    aborts the process (torch 2.13: "terminate called without an active exception"), which would
+    replace the exit code of the error that is being reported.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
+        gc.collect()  # the frames of a caught error may hold the group in a cycle

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rft_algos.errors import DataError, OptionsError
-
-from .durable_files import (
+from rft_trainer.durable_files import (
     LineAppender,
     Records,
     encode_record,

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rft_algos.errors import RftError
-
-from .durable_files import last_record
-from .run_directory import RunDirectory
+from rft_trainer.durable_files import last_record
+from rft_trainer.run_directory import RunDirectory
 
 UNFINISHED = "unfinished"
 UNREADABLE = "unreadable"

@@ -114,7 +114,7 @@ class Saver:
         if missing or unexpected:
             raise CheckpointError(
                 code="checkpoint.components",
-                what=f"step {step} lacks {missing or 'nothing'} and has {unexpected or 'nothing'} that this run does not know",
+                what=f"step {step} lacks the parts {missing}, and holds {unexpected} that this run does not know",
                 where=f"checkpoint of step {step}",
                 why="a run continues exactly only when every part of it that changes is restored",
                 do="resume with the version of the program that wrote it",

@@ -64,8 +64,8 @@ class PhaseTimer:
     def step(self, *, num_samples: int, num_tokens: int) -> dict[str, float]:
         """Metrics of the step that ends now, and the start of the next.
 
-        time/step and time/<phase> in seconds, time_share/<phase> of the step,
-        throughput/samples_per_minute and throughput/tokens_per_second. Rates and shares are left
+        time/step and time/<phase> in seconds, time/share_<phase> of the step,
+        time/samples_per_minute and time/tokens_per_second. Rates and shares are left
         out of a step that took no measurable time.
         """
         if self._stack:
@@ -76,9 +76,9 @@ class PhaseTimer:
         seconds["other"] = max(0.0, total - sum(seconds.values()))
         metrics = {"time/step": total, **{f"time/{name}": spent for name, spent in seconds.items()}}
         if total > 0:
-            metrics |= {f"time_share/{name}": spent / total for name, spent in seconds.items()}
-            metrics["throughput/samples_per_minute"] = 60.0 * num_samples / total
-            metrics["throughput/tokens_per_second"] = num_tokens / total
+            metrics |= {f"time/share_{name}": spent / total for name, spent in seconds.items()}
+            metrics["time/samples_per_minute"] = 60.0 * num_samples / total
+            metrics["time/tokens_per_second"] = num_tokens / total
         self._seconds = dict.fromkeys(Phase, 0.0)
         self._started = self._marked = now
         return metrics

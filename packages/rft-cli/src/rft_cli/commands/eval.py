@@ -37,6 +37,13 @@ def run(argv: list[str]) -> int:
     return 0
 
 
+_OF_TRAINING = (
+    *("pretrain", "temperature", "top_p", "top_k", "min_p"),
+    *("prompt_data", "max_samples", "n_samples_per_prompt"),
+)
+"""Settings of a run that say how it trained, not how it is evaluated."""
+
+
 def words_of_run(path: Path, overrides: list[str], command: str) -> list[str]:
     """The flags that repeat what a run did, on its newest checkpoint; given flags come last and win.
 
@@ -45,7 +52,16 @@ def words_of_run(path: Path, overrides: list[str], command: str) -> list[str]:
     checkpoint = resolve_checkpoint(path, asked_by=f"rft-train {command}").checkpoint
     run = checkpoint.path.parent.parent
     values = read_values(run / "config.yaml")
-    training_only = ("pretrain", "temperature", "top_p", "top_k", "min_p", "prompt_data", "max_samples", "n_samples_per_prompt")
+    training_only = (
+        "pretrain",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "prompt_data",
+        "max_samples",
+        "n_samples_per_prompt",
+    )
     for name in training_only:
         values.pop(name, None)
     return [*as_words(values, command), "--pretrain", str(checkpoint.model_directory), *overrides]

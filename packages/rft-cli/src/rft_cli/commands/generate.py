@@ -59,9 +59,7 @@ def run(argv: list[str]) -> int:
         )
         answers = sample_responses(engine, codec, prompts, keys, sampling)
     rows = [
-        rollout_row(prompt, rollout)
-        for prompt, rollouts in zip(prompts, answers, strict=True)
-        for rollout in rollouts
+        rollout_row(prompt, rollout) for prompt, rollouts in zip(prompts, answers, strict=True) for rollout in rollouts
     ]
     _write(rows, settings.output.output)
     return 0

@@ -81,7 +81,9 @@ def parse(argv: list[str]) -> Choices:
         name = words[position].removeprefix("--").replace("-", "_")
         if not words[position].startswith("--") or name not in Choices.__slots__:
             near = nearest(name, list(Choices.__slots__))
-            raise _refused(f"unknown option {words[position]}", f"--{near[0]}" if near else "rft-train quickstart --help")
+            raise _refused(
+                f"unknown option {words[position]}", f"--{near[0]}" if near else "rft-train quickstart --help"
+            )
         if position + 1 == len(words):
             raise _refused(f"--{name} needs a value", "rft-train quickstart --help")
         values[name] = words[position + 1]

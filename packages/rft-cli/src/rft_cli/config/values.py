@@ -10,8 +10,6 @@ import math
 import re
 from typing import Annotated, Any, cast
 
-from pydantic import Field, TypeAdapter, ValidationError
-
 from rft_cli.config.schema import Setting
 
 TRUE = ("true", "1", "yes")
@@ -60,6 +58,8 @@ def _whole(text: str) -> str:
 
 
 def _validated(setting: Setting, raw: str | list[str]) -> Any:
+    from pydantic import Field, TypeAdapter, ValidationError  # here, so that help and pages do not wait for it
+
     bounds: dict[str, Any] = {ours: setting.metadata[key] for key, ours in _BOUNDS.items() if key in setting.metadata}
     if setting.base is float or setting.is_pair:
         bounds["allow_inf_nan"] = False

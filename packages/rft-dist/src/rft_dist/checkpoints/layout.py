@@ -27,8 +27,8 @@ MODEL = "model"
 STATE = "state"
 
 _STEP = re.compile(r"step_(\d{6,15})")
-_REPLACED = re.compile(r"dead_replaced_step_(\d{6,15})-(\d+)-([0-9a-f]{8})")
-_LEFTOVER = re.compile(r"(?:\.staging-|dead_|dead_replaced_)step_(\d{6,15})-(\d+)-([0-9a-f]{8})")
+_REPLACED = re.compile(r"dead_replaced_step_(\d{6,15})-(\d{1,9})-([0-9a-f]{8})")
+_LEFTOVER = re.compile(r"(?:\.staging-|dead_|dead_replaced_)step_(\d{6,15})-(\d{1,9})-([0-9a-f]{8})")
 _COMPONENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 

@@ -38,6 +38,19 @@ def refused_save(step: int, directory: Path, need: int, error: OSError, last_goo
     )
 
 
+def refused_opening(directory: Path, error: OSError) -> StorageError:
+    """The error for a folder that cannot be made, or in which a killed process's leftovers cannot be settled."""
+    name = errno.errorcode.get(error.errno or 0, "no errno")
+    return StorageError(
+        code="checkpoint.folder_refused",
+        what=f"cannot keep checkpoints in {directory} ({name})",
+        where=str(error.filename or directory),
+        why=f"{name}: {error.strerror or error}",
+        state="checkpoints that are there were left as they are",
+        do=_remedy(error.errno or 0, directory, 0, None),
+    )
+
+
 def too_little_space(step: int, directory: Path, need: int, free: int, last_good: int | None) -> StorageError:
     """The error for a save that was not begun because it would not fit (template F37)."""
     return StorageError(

@@ -29,7 +29,7 @@ from rft_dist.checkpoints.retention import (
     remove_checkpoint,
     sweep,
 )
-from rft_dist.checkpoints.storage_errors import refused_save
+from rft_dist.checkpoints.storage_errors import refused_opening, refused_save
 from rft_dist.checkpoints.writer import SaveRequest, write_checkpoint
 
 
@@ -83,7 +83,7 @@ class CheckpointStore:
             _create_folder(directory)
             sweep(directory, run_id)
         except OSError as error:
-            raise refused_save(0, directory, 0, error, None) from error
+            raise refused_opening(directory, error) from error
 
     def save(
         self,

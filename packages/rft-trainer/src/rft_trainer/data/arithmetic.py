@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from rft_algos.errors import OptionsError
 from rft_algos.keyed_random import derive_key, permutation, uniforms
-
-from .prompts import PromptRow
+from rft_trainer.data.prompts import PromptRow
 
 NUM_OPERANDS = 100
 NUM_PROBLEMS = NUM_OPERANDS * NUM_OPERANDS

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rft_algos.errors import DataError, OptionsError
-
-from .data_files import no_rows, open_data_file, unreadable
-from .rows import Row, shown
+from rft_trainer.data.data_files import no_rows, open_data_file, unreadable
+from rft_trainer.data.rows import Row, shown
 
 
 def read_parquet(file: Path) -> list[Row]:

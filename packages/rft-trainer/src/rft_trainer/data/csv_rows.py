@@ -7,9 +7,8 @@ import io
 from pathlib import Path
 
 from rft_algos.errors import DataError
-
-from .data_files import BYTE_ORDER_MARK, decode_text, no_rows, open_data_file
-from .rows import Row, SkipLog, shown
+from rft_trainer.data.data_files import BYTE_ORDER_MARK, decode_text, no_rows, open_data_file
+from rft_trainer.data.rows import Row, SkipLog, shown
 
 _MAX_FIELD_CHARACTERS = 64 * 1024 * 1024
 

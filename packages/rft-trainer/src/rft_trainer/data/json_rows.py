@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rft_algos.errors import DataError
-
-from .data_files import BYTE_ORDER_MARK, decode_text, no_rows, open_data_file
-from .rows import Row, SkipLog, shown
+from rft_trainer.data.data_files import BYTE_ORDER_MARK, decode_text, no_rows, open_data_file
+from rft_trainer.data.rows import Row, SkipLog, shown
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 _SPACE = re.compile(r"[ \t\r\n]*")

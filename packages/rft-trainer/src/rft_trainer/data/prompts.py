@@ -11,8 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 from rft_algos.errors import DataError
-
-from .rows import Row, SkipLog, shown
+from rft_trainer.data.rows import Row, SkipLog, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

@@ -12,11 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rft_algos.errors import DataError, OptionsError
-
-from .arrow_rows import is_saved_dataset, read_parquet, read_saved_dataset
-from .csv_rows import read_csv
-from .json_rows import read_json, read_jsonl
-from .rows import Row, SkipLog
+from rft_trainer.data.arrow_rows import is_saved_dataset, read_parquet, read_saved_dataset
+from rft_trainer.data.csv_rows import read_csv
+from rft_trainer.data.json_rows import read_json, read_jsonl
+from rft_trainer.data.rows import Row, SkipLog
 
 _READERS: dict[str, Callable[[Path, SkipLog], list[Row]]] = {
     ".jsonl": read_jsonl,

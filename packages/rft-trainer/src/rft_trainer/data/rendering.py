@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rft_algos.errors import DataError, OptionsError
-
-from .prompts import Message, PromptRow
-from .rows import shown
+from rft_trainer.data.prompts import Message, PromptRow
+from rft_trainer.data.rows import shown
 
 
 class TextCodec(Protocol):

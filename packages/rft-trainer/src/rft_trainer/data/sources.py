@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rft_algos.errors import OptionsError
-
-from .prompts import PromptRow, content_hash, prompts_from_rows
-from .readers import read_rows, resolve_files
-from .rows import SkipLog
+from rft_trainer.data.prompts import PromptRow, content_hash, prompts_from_rows
+from rft_trainer.data.readers import read_rows, resolve_files
+from rft_trainer.data.rows import SkipLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ def parse_sources(prompt_data: str, prompt_data_probs: str | None = None) -> tup
     Names are file stems, made longer by their directories where two would be equal. A single
     source has no probability; the value "1.0" for it is accepted.
     """
-    from .mixture import check_probabilities  # brings torch, which a page of help must not
+    from rft_trainer.data.mixture import check_probabilities  # brings torch, which a page of help must not
 
     paths = [part.strip() for part in prompt_data.split(",") if part.strip()]
     if not paths:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rft_trainer.run_directory import RunDirectory
-
-from .protocol import RunInfo
+from rft_trainer.sinks.protocol import RunInfo
 
 
 class JsonlSink:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rft_algos.errors import OptionsError
-
-from .extras import import_extra
-from .protocol import RunInfo, evaluation_scalars, scalars
+from rft_trainer.sinks.extras import import_extra
+from rft_trainer.sinks.protocol import RunInfo, evaluation_scalars, scalars
 
 DEFAULT_PROJECT = "rft"
 _KEY = re.compile(r"(?<![0-9a-zA-Z])[0-9a-fA-F]{40}(?![0-9a-zA-Z])|wandb_v\d+_", re.IGNORECASE)
@@ -50,9 +49,12 @@ def wandb_name(value: str | bool, flag: str = "--use_wandb") -> str:
 class WandbSink:
     """One Weights & Biases run; the package is imported at construction, so that a missing one is known at once."""
 
-    def __init__(self, project: str | bool, *, entity: str | None = None, run_name: str | None = None) -> None:
+    def __init__(
+        self, project: str | bool, *, entity: str | None = None, group: str | None = None, run_name: str | None = None
+    ) -> None:
         self._project = wandb_name(project)
         self._entity = None if entity is None else wandb_name(entity, "--wandb_org")
+        self._group = None if group is None else wandb_name(group, "--wandb_group")
         self._run_name = None if run_name is None else wandb_name(run_name, "--wandb_run_name")
         self._wandb = import_extra("wandb", extra="wandb", flag="--use_wandb")
         self._run: Any = None
@@ -66,6 +68,7 @@ class WandbSink:
         self._run = self._wandb.init(
             project=self._project,
             entity=self._entity,
+            group=self._group,
             name=self._run_name or info.name,
             id=info.name[:_MAX_NAME],
             resume="allow",
