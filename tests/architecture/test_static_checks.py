@@ -18,7 +18,7 @@ BIN = Path(sys.executable).parent
     [
         ("ruff", "check", "."),
         ("ruff", "format", "--check", "."),
-        ("pyright",),
+        ("pyright", "--pythonpath", sys.executable),
         ("lint-imports",),
         ("uv", "lock", "--check"),
     ],

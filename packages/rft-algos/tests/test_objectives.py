@@ -168,8 +168,9 @@ def test_loss_gradient_and_metrics_do_not_depend_on_how_the_batch_is_cut(aggrega
 
 
 @every_aggregation
-def test_whatever_stands_at_masked_tokens_changes_nothing(aggregation: Aggregation):
-    record = record_for(aggregation, kl_coef=0.5, entropy_coef=0.1)
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_whatever_stands_at_masked_tokens_changes_nothing(aggregation: Aggregation, estimator: str):
+    record = record_for(aggregation, kl_coef=0.5, entropy_coef=0.1, kl_estimator=estimator)
     clean = random_sequences(3, 5)
     dirty = random_sequences(3, 5)
     for s in dirty:

@@ -106,7 +106,8 @@ def test_every_sample_is_learned_once_an_epoch(tmp_path: Path) -> None:
 def test_the_mean_loss_does_not_depend_on_the_cut() -> None:
     policy = BigramPolicy(6)
     losses = [
-        mean_loss(policy, SAMPLES, OneRank(), max_sequences=size, max_tokens=cap) for size, cap in ((1, 0), (5, 0), (9, 7))
+        mean_loss(policy, SAMPLES, OneRank(), max_sequences=size, max_tokens=cap)
+        for size, cap in ((1, 0), (5, 0), (9, 7))
     ]
     assert losses == pytest.approx([math.log(6)] * 3, rel=1e-6)
 

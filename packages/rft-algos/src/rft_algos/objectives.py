@@ -282,7 +282,7 @@ def supervised_loss(
         num_sequences=num_sequences,
         dtype=dtype,
     )
-    nll_T = negative_log_likelihood(torch.where(loss_mask_T, logprobs_T.to(dtype), 0.0))
+    nll_T = negative_log_likelihood(logprobs_T.to(dtype))
     loss = reductions.weighted_sum(weights_T, nll_T)
     metrics = _term_metrics({"sft/loss": loss}, loss_mask_T, num_loss_tokens)
     metrics["sft/nll"] = _total_and_count(nll_T, loss_mask_T)
@@ -301,7 +301,7 @@ def _loss_dtype(logprobs_T: Tensor) -> torch.dtype:
 
 @torch.no_grad()
 def _total_and_count(values_T: Tensor, loss_mask_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum over loss tokens and their number; `values_T` is finite or masked to 0 elsewhere."""
+    """Sum over loss tokens, whatever stands elsewhere, and their number."""
     total = torch.where(loss_mask_T, values_T, 0).sum(dtype=torch.float64)
     return total, loss_mask_T.sum(dtype=torch.float64)
 

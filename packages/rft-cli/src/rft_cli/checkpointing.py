@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,10 @@ GIGABYTE = 10**9
 class StoreWriter:
     """Writes checkpoints through the store, with what identifies the run in every manifest."""
 
-    def __init__(self, store: CheckpointStore, metadata: Mapping[str, Any]) -> None:
-        self._store = store
+    def __init__(self, open_store: Callable[[], CheckpointStore], metadata: Mapping[str, Any]) -> None:
+        """`open_store` is called at the first save: opening makes a folder, and a run that cannot start makes none."""
+        self._open_store = open_store
+        self._store: CheckpointStore | None = None
         self._metadata = dict(metadata)
 
     def save(
@@ -36,6 +38,7 @@ class StoreWriter:
         metadata: Mapping[str, object],
     ) -> None:
         """Returns when the checkpoint is on disk and read back."""
+        self._store = self._store or self._open_store()
         self._store.save(
             step,
             tensors=tensors,

@@ -22,6 +22,7 @@ from rft_dist.settings import AdamSettings, CheckpointSettings
 from rft_engine.native import NativeEngine
 from rft_models.load import load_policy, load_reference
 from rft_models.policy import CausalPolicy
+from rft_models.settings import ModelSettings
 from rft_models.text import HfTextCodec
 from rft_trainer.annotate import LogprobAnnotator
 from rft_trainer.batch_plan import BatchPlan, plan_batches
@@ -31,6 +32,7 @@ from rft_trainer.ledger import Ledger
 from rft_trainer.loops.rl import Reinforcement, StepRules
 from rft_trainer.loops.sft import EarlyStop, SupervisedRun, TokenLikelihood
 from rft_trainer.objective import GroupAdvantages, PenalisedRewards, PolicyObjective
+from rft_trainer.protocols import Engine
 from rft_trainer.records import Prompt, RolloutGroup, Sampling, TrainingSample
 from rft_trainer.report import Reporter
 from rft_trainer.rewards.records import Reward
@@ -84,6 +86,11 @@ def learning_rate_schedule(settings: AdamSettings, peak: float, num_updates: int
 def weights_dtype(bf16: bool) -> torch.dtype:
     """The type that weights are held in."""
     return torch.bfloat16 if bf16 else torch.float32
+
+
+def head_chunk_size(settings: ModelSettings) -> int | None:
+    """Rows of the head computed at once; None lets the size of the logits decide."""
+    return settings.chunk_size if settings.fused_linear_logprob else None
 
 
 def response_limits(settings: RlSettings | EvalSettings, longest_prompt: int) -> tuple[int, int]:
@@ -178,7 +185,11 @@ def make_reward(settings: RewardSettings) -> Reward:
 def make_ledger(mixture: Mixture, data_hash: str, num_rows: int, num_epochs: int, seed: int) -> Ledger:
     """Every row once an epoch, in the mixture's order."""
     return Ledger(
-        num_rows, num_epochs, lambda epoch: mixture.order(seed, epoch).tolist(), data_hash=data_hash, seed=seed
+        num_rows,
+        num_epochs,
+        lambda epoch: [int(index) for index in mixture.order(seed, epoch)],
+        data_hash=data_hash,
+        seed=seed,
     )
 
 
@@ -210,7 +221,7 @@ def make_saver(
     restored: Restored | None,
 ) -> Saver:
     """Writes on rank 0; hands every part its saved state where a checkpoint is given."""
-    writer = StoreWriter(open_store(directory, settings), metadata) if machine.is_first else NoWriter()
+    writer = StoreWriter(partial(open_store, directory, settings), metadata) if machine.is_first else NoWriter()
     saver = Saver(
         writer,
         policy,
@@ -243,7 +254,12 @@ def build_rl(
     dtype = weights_dtype(settings.model.bf16)
     source = restored.model_directory if restored else settings.model.pretrain
     policy = load_policy(
-        source, dtype=dtype, device=machine.device, gradient_checkpointing=settings.model.gradient_checkpointing
+        source,
+        dtype=dtype,
+        device=machine.device,
+        gradient_checkpointing=settings.model.gradient_checkpointing,
+        head_chunk_size=head_chunk_size(settings.model),
+        codec=codec,
     ).train()
     longest_response, longest = response_limits(settings, data.longest_prompt)
     engine = NativeEngine(
@@ -356,7 +372,7 @@ def _control(settings: RlSettings) -> Callable[[Sequence[RolloutGroup]], list[Ro
 
 
 def make_evaluator(
-    engine: NativeEngine,
+    engine: Engine,
     codec: HfTextCodec,
     reward: Reward,
     machine: Machine,
@@ -434,6 +450,7 @@ def build_sft(
         dtype=weights_dtype(settings.model.bf16),
         device=machine.device,
         gradient_checkpointing=settings.model.gradient_checkpointing,
+        head_chunk_size=head_chunk_size(settings.model),
     ).train()
     optimizer = make_optimizer(policy, settings.optimizer, machine, restored)
     progress, early_stop = Progress(), EarlyStop(chosen.patience)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -51,7 +51,7 @@ def choose_device(wanted: str, local_rank: int) -> str:
 
 
 @contextmanager
-def open_machine(wanted_device: str) -> Iterator[Machine]:
+def open_machine(wanted_device: str) -> Generator[Machine]:
     """Join the ranks that the environment names, and leave them at the end.
 
     On a CPU that several ranks share, each takes its share of the cores unless OMP_NUM_THREADS says

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from types import TracebackType
 
 from rft_algos.errors import OptionsError, Problem, RftError
@@ -88,13 +89,23 @@ def _refuse_early(command: Command, argv: list[str]) -> None:
     """Settings that cannot be used are told at once: the command's own module takes seconds to import torch."""
     from rft_cli.config.resolve import resolve
 
-    resolve(command.settings, argv)
+    resolve(command.settings, ["--pretrain", *argv] if _starts_with_run(command, argv) else argv)
+
+
+def _starts_with_run(command: Command, argv: list[str]) -> bool:
+    """Whether a run stands in the place of the model, as in `rft-train eval RUN`."""
+    return command.name in ("eval", "generate") and bool(argv) and not argv[0].startswith("-")
 
 
 def _print_config(command: Command, argv: list[str]) -> int:
     from rft_cli.config.resolve import resolve
 
-    resolved = resolve(command.settings, [word for word in argv if word not in _PRINT_CONFIG])
+    words = [word for word in argv if word not in _PRINT_CONFIG]
+    if _starts_with_run(command, words):
+        from rft_cli.commands.eval import words_of_run
+
+        words = words_of_run(Path(words[0]), words[1:], command.name)
+    resolved = resolve(command.settings, words)
     print(resolved.config_yaml(), end="")
     for note in resolved.notes:
         print(f"# note: {note}")

@@ -77,7 +77,7 @@ def _cut_line(max_sequences: int, max_tokens: int, packing: bool) -> str:
 
 def _saving(settings: RlSettings | SftSettings) -> str:
     chosen = settings.checkpoint
-    rules = []
+    rules: list[str] = []
     if chosen.save_steps > 0:
         rules.append(f"every {chosen.save_steps} steps")
     if chosen.save_interval:

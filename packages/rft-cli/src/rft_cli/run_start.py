@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,6 +39,8 @@ class Started:
     directory: RunDirectory
     restored: Restored | None
     resume_command: str
+    begin: Callable[[], None]
+    """Write the directory's first files, or cut it back to the checkpoint: once everything else is built."""
 
 
 def choose_path(settings: CheckpointSettings, run: RunSettings, recipe: str, machine: Machine) -> Path:
@@ -53,10 +55,12 @@ def choose_path(settings: CheckpointSettings, run: RunSettings, recipe: str, mac
 def start(
     resolved: Resolved[Any], command: Sequence[str], path: Path, machine: Machine, *, in_place: bool = False
 ) -> Started:
-    """Make the directory, or with a checkpoint to continue from open it and cut it back to that step.
+    """The directory, and with a checkpoint to continue from that checkpoint; `begin` makes the first change on disk.
 
-    `in_place` continues the run at `path` from its newest checkpoint. With `--load_checkpoint` a
-    checkpoint of this very run is continued in place too; one of another run starts a new directory.
+    What cannot be built (a reward, an engine, a tracker) is so found before anything is written, and
+    the mended command starts in the same place. `in_place` continues the run at `path` from its newest
+    checkpoint. With `--load_checkpoint` a checkpoint of this very run is continued in place too; one of
+    another run starts a new directory.
     """
     checkpoint: CheckpointSettings = resolved.settings.checkpoint
     restored = None
@@ -65,28 +69,40 @@ def start(
         restored = _find(source, in_place=in_place, machine=machine, origin=str(resolved.origins["ckpt_path"]))
         in_place = in_place or _belongs_to(restored, path)
     resume_command = f"rft-train resume {path}"
-    if not machine.is_first:
-        return Started(RunDirectory(path), restored, resume_command)
-    if in_place:
-        assert restored is not None
-        directory = RunDirectory.open(path, sync_every=_SYNC_EVERY)
-        cut = directory.cut_after(restored.step)
-        print(
-            f"continuing {path} from step {restored.step}"
-            + (f"; {cut.metrics} later rows are done again" if cut.metrics else "")
-        )
-    else:
-        directory = RunDirectory.create(
-            path,
-            config_text=resolved.config_yaml(),
-            command=command,
-            environment=environment(machine),
-            recipe_text=_recipe_text(resolved),
-            resume_command=resume_command,
-            sync_every=_SYNC_EVERY,
-        )
-    bundle.remember_run_directory(path)
-    return Started(directory, restored, resume_command)
+    directory = RunDirectory(path, sync_every=_SYNC_EVERY)
+
+    def begin() -> None:
+        if not machine.is_first:
+            return
+        if in_place and restored is not None:
+            _cut_back(directory, restored.step)
+        else:
+            _create(resolved, command, directory, machine, resume_command)
+        bundle.remember_run_directory(path)
+
+    if machine.is_first and not in_place:
+        directory.refuse_existing(resume_command)
+    return Started(directory, restored, resume_command, begin)
+
+
+def _cut_back(directory: RunDirectory, step: int) -> None:
+    RunDirectory.open(directory.path)
+    cut = directory.cut_after(step)
+    again = f"; {cut.metrics} later rows are done again" if cut.metrics else ""
+    print(f"continuing {directory.path} from step {step}{again}")
+
+
+def _create(
+    resolved: Resolved[Any], command: Sequence[str], directory: RunDirectory, machine: Machine, resume_command: str
+) -> None:
+    RunDirectory.create(
+        directory.path,
+        config_text=resolved.config_yaml(),
+        command=command,
+        environment=environment(machine),
+        recipe_text=_recipe_text(resolved),
+        resume_command=resume_command,
+    )
 
 
 _SYNC_EVERY = 100

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ class MetricTotals:
 
         Exchanged as JSON, so that a rank that had no micro-batch takes part without knowing the names.
         """
-        own = {
+        own: dict[str, Any] = {
             "pairs": {name: pair.tolist() for name, pair in sorted(self._pairs.items())},
             "peaks": {name: float(value) for name, value in sorted(self._peaks.items())},
         }

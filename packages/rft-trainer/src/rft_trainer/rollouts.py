@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from rft_algos.keyed_random import derive_key
 from rft_trainer.ledger import LedgerEntry
@@ -76,15 +77,12 @@ class RolloutCollector:
         return [by_rank[i % len(by_rank)][i // len(by_rank)] for i in range(num_groups)]
 
 
-def _group_from_json(row: dict[str, object]) -> RolloutGroup:
-    prompt = row["prompt"]
-    rollouts = row["rollouts"]
-    assert isinstance(prompt, dict)
-    assert isinstance(rollouts, list)
+def _group_from_json(row: dict[str, Any]) -> RolloutGroup:
+    prompt, rollouts = row["prompt"], row["rollouts"]
     return RolloutGroup(
         prompt=Prompt(**(prompt | {"token_ids": tuple(prompt["token_ids"])})),
-        epoch=int(str(row["epoch"])),
-        position=int(str(row["position"])),
+        epoch=row["epoch"],
+        position=row["position"],
         rollouts=tuple(
             Rollout(
                 **(

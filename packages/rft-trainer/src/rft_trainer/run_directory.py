@@ -72,9 +72,7 @@ class RunDirectory:
         (`resume_command`); `StorageError` where the disk refuses.
         """
         run = cls(Path(path).expanduser(), sync_every=sync_every)
-        found = [name for name in _MARKS if (run.path / name).exists()]
-        if found:
-            raise _already_there(run.path, found, resume_command)
+        run.refuse_existing(resume_command)
         with storage_errors("make", run.path):
             for directory in (run.path, run.rollouts_directory, run.logs_directory, run.checkpoints_directory):
                 directory.mkdir(parents=True, exist_ok=True)
@@ -92,6 +90,12 @@ class RunDirectory:
         if not run.config_file.is_file():
             raise _not_a_run(run.path)
         return run
+
+    def refuse_existing(self, resume_command: str | None = None) -> None:
+        """Raise `OptionsError` where a run is already, naming the command that resumes it."""
+        found = [name for name in _MARKS if (self.path / name).exists()]
+        if found:
+            raise _already_there(self.path, found, resume_command)
 
     @property
     def config_file(self) -> Path:

@@ -91,7 +91,7 @@ def _check_sft(resolved: Resolved[SftSettings], machine: object) -> None:
     _check_save_path(settings.checkpoint.save_path)
     sample = data.samples[0]
     print(f"demonstration {sample.sample_id} as the model sees it ({sample.num_tokens} tokens):")
-    mask = pack([sample]).loss_mask_T.tolist()
+    mask = [bool(learned) for learned in pack([sample]).loss_mask_T]
     _show_tokens([codec.decode([token]) for token in sample.token_ids], mask)
 
 

@@ -128,12 +128,13 @@ def _prompts(settings: EvalSettings, codec: HfTextCodec) -> list[Prompt]:
 def _show(resolved: Resolved[EvalSettings], result: EvaluationResult) -> None:
     settings = resolved.settings
     right = sum(correct is True for correct in result.correct)
-    low, high = wilson_interval(right, result.num_scored)
+    share = wilson_interval(right, result.num_scored)
     scored = [reward for reward in result.rewards if reward is not None]
     interval = mean_interval(scored)
     print(f"model     {settings.model.pretrain}")
     print(f"data      {settings.data.eval_data}: {len(result.rewards):,} problems")
-    print(f"accuracy  {result.accuracy:.4f}  ({right:,} of {result.num_scored:,}; 95 %: {low:.4f} to {high:.4f})")
+    bounds = f"95 %: {share.low:.4f} to {share.high:.4f}"
+    print(f"accuracy  {result.accuracy:.4f}  ({right:,} of {result.num_scored:,}; {bounds})")
     print(f"reward    {result.mean_reward:.4f}  (95 %: {interval.low:.4f} to {interval.high:.4f})")
     print(f"tokens    {result.mean_tokens:.1f} an answer; {result.num_truncated:,} were cut at the limit")
     if result.num_scored < len(result.rewards):

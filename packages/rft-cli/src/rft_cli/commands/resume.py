@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from rft_algos.errors import OptionsError
-from rft_cli.run_files import read_run
+from rft_cli.run_files import as_object, read_run
 from rft_trainer.run_directory import RunDirectory
 
 USAGE = """usage: rft-train resume RUN [OPTIONS]
@@ -52,9 +53,8 @@ def command_of(directory: RunDirectory) -> str:
     words = shlex.split(read_run(directory.path).command)
     if "quickstart" in words[:3]:
         return "quickstart"
-    header = yaml.safe_load(directory.config_file.read_text()) or {}
-    recipe = header.get("recipe", {}) if isinstance(header, dict) else {}
-    command = recipe.get("command") if isinstance(recipe, dict) else None
+    recipe: Any = as_object(yaml.safe_load(directory.config_file.read_text())).get("recipe")
+    command = as_object(recipe).get("command")
     if command not in ("rl", "sft"):
         raise OptionsError(
             code="resume.unknown_command",

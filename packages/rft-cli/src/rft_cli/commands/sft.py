@@ -66,6 +66,7 @@ def _run(
     step = started.restored.step if started.restored else None
     if step is not None and training.finished:
         raise run_start.nothing_left(directory.path, step)
+    started.begin()
     for sink in sinks:
         sink.start(RunInfo(directory.path.name, directory.path, resolved.values, step))
     outcome = "interrupted"

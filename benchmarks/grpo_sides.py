@@ -1,0 +1,367 @@
+"""The two systems, each driven step by step through its own public training loop.
+
+A side runs in a process of its own. Its loop calls a `Gate` at every step boundary, which waits
+there until the step may start and reports how long it took, so both loops run whole and neither
+knows that it is being measured.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from grpo_case import (
+    ADVANTAGE_EPSILON,
+    CLIP,
+    GROUP_SIZE,
+    LEARNING_RATE,
+    MAX_NORM,
+    MICRO_BATCH,
+    NEW_TOKENS,
+    PROMPTS_PER_STEP,
+    Case,
+    prompt_texts,
+    text_reward,
+)
+from rft_algos.algorithms import Grpo
+from rft_dist.collectives import SingleProcess
+from rft_dist.replicated import ReplicatedOptimizer, StepOutcome
+from rft_engine.native import NativeEngine
+from rft_models.load import load_policy
+from rft_models.policy import CausalPolicy
+from rft_trainer.ledger import Ledger
+from rft_trainer.loops.rl import Reinforcement, StepRules
+from rft_trainer.objective import GroupAdvantages, PolicyObjective
+from rft_trainer.records import Prompt, Sampling
+from rft_trainer.report import Reporter
+from rft_trainer.rewards.records import RewardItem, Score
+from rft_trainer.rollouts import RolloutCollector
+from rft_trainer.run_directory import RunDirectory
+from rft_trainer.saving import Progress, Saver, SaveSchedule
+from rft_trainer.sinks.jsonl import JsonlSink
+from rft_trainer.stopping import StopSignals
+from rft_trainer.throughput import PhaseTimer
+from rft_trainer.update import MicroBatching, Updater
+
+
+class Gate:
+    """Where a loop waits between two steps; one JSON line in for each step, one out after it."""
+
+    def __init__(self, requests: TextIO, answers: TextIO) -> None:
+        self._requests, self._answers = requests, answers
+        self._started = self._cpu_started = 0.0
+        self.seconds: dict[str, float] = {}
+        """Seconds of parts of the step that is running; the side adds to it."""
+
+    def wait(self) -> None:
+        """Say that the loop is ready (for the first step) and wait for the word to go on."""
+        self._answer({"ready": True})
+        self._go()
+
+    def finished_step(self) -> None:
+        """Report the step that ends here, then wait for the next."""
+        elapsed, cpu = time.perf_counter() - self._started, time.process_time() - self._cpu_started
+        self._answer({"seconds": elapsed, "cpu": cpu, "parts": self.seconds})
+        self._go()
+
+    def timed(self, name: str, work: Callable[[], Any]) -> Any:
+        """Run `work` and add its seconds to a part."""
+        started = time.perf_counter()
+        result = work()
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+        return result
+
+    def _answer(self, record: Mapping[str, Any]) -> None:
+        print(json.dumps({**record, "peak_mib": peak_mib()}), file=self._answers, flush=True)
+
+    def _go(self) -> None:
+        word = self._requests.readline().strip()
+        if word != "step":
+            sys.exit(0)
+        self.seconds = {}
+        self._started, self._cpu_started = time.perf_counter(), time.process_time()
+
+
+def peak_mib() -> float:
+    """Most memory this process has held, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+# --- this project -----------------------------------------------------------------------------------
+
+
+class GatedOptimizer(ReplicatedOptimizer):
+    """The optimizer of a run, with the time of its two calls noted."""
+
+    gate: Gate
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.gate.timed("backward", lambda: super(GatedOptimizer, self).backward(loss))
+
+    def step(self, learning_rate: float) -> StepOutcome:
+        return self.gate.timed("optimizer", lambda: super(GatedOptimizer, self).step(learning_rate))
+
+
+class GateSink:
+    """Takes a step's record as a tracker would, and is the boundary between two steps."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def start(self, info: object) -> None: ...
+    def evaluation(self, record: Mapping[str, Any]) -> None: ...
+    def finish(self, summary: Mapping[str, Any]) -> None: ...
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        parts = self._gate.seconds
+        for name in ("rollout", "reward", "sync"):
+            parts["generate" if name == "rollout" else name] = record[f"time/{name}"]
+        parts["forward"] = record["time/train"] - parts["backward"] - parts["optimizer"]
+        self._gate.finished_step()
+
+
+class TextReward:
+    """The reward of the benchmark in the form that this project's loop takes."""
+
+    def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
+        return [Score(text_reward(item.response_text)) for item in items]
+
+    def close(self) -> None: ...
+
+
+class NoWriter:
+    """No checkpoints on either side."""
+
+    def save(self, step: int, **parts: object) -> None: ...
+
+
+def record() -> Grpo:
+    """The algorithm on our side; TRL's defaults say the same (loss_type "dapo" is the mean over tokens)."""
+    return Grpo(clip_low=CLIP, clip_high=CLIP, kl_place="none", aggregation="token_mean", epsilon=ADVANTAGE_EPSILON)
+
+
+def make_optimizer(policy: CausalPolicy, kind: type[ReplicatedOptimizer]) -> ReplicatedOptimizer:
+    return kind(
+        policy.named_parameters(),
+        SingleProcess(),
+        betas=(0.9, 0.999),
+        epsilon=1e-8,
+        weight_decay=0.0,
+        max_norm=MAX_NORM,
+    )
+
+
+def make_updater(policy: CausalPolicy, optimizer: ReplicatedOptimizer, micro_batch: int = MICRO_BATCH) -> Updater:
+    return Updater(
+        policy,
+        optimizer,
+        PolicyObjective(record()),
+        SingleProcess(),
+        micro_batching=MicroBatching(max_sequences=micro_batch, max_tokens=0, by_tokens=False),
+        learning_rate=lambda step: LEARNING_RATE,
+    )
+
+
+def our_prompts(case: Case, policy: CausalPolicy, num_prompts: int) -> list[Prompt]:
+    assert policy.codec is not None
+    return [
+        Prompt(f"prompt:{number}", tuple(policy.codec.encode(text)), text, None, "benchmark")
+        for number, text in enumerate(prompt_texts(case, num_prompts))
+    ]
+
+
+def our_run(case: Case, directory: Path, num_steps: int, gate: Gate) -> Reinforcement:
+    """The loop of `rft-train rl` with the collaborators that its composition makes."""
+    policy = load_policy(directory).train()
+    assert policy.codec is not None
+    collectives = SingleProcess()
+    engine = NativeEngine(policy.decoder(), max_rows=256, max_len=case.prompt_tokens + NEW_TOKENS)
+    optimizer = make_optimizer(policy, GatedOptimizer)
+    assert isinstance(optimizer, GatedOptimizer)
+    optimizer.gate = gate
+    prompts = our_prompts(case, policy, num_steps * PROMPTS_PER_STEP)
+    progress = Progress()
+    run_directory = RunDirectory.create(directory / "run", config_text="", command=[], environment={})
+    return Reinforcement(
+        ledger=Ledger(len(prompts), 1, lambda epoch: range(len(prompts)), data_hash="benchmark", seed=0),
+        prompts=prompts,
+        engine=engine,
+        collector=RolloutCollector(
+            engine,
+            policy.codec,
+            TextReward(),
+            collectives,
+            sampling=Sampling(
+                temperature=1.0,
+                max_new_tokens=NEW_TOKENS,
+                min_new_tokens=NEW_TOKENS,
+                stop_token_ids=policy.codec.eos_ids,
+            ),
+            group_size=GROUP_SIZE,
+            seed=0,
+        ),
+        advantages=GroupAdvantages(record()),
+        reference=None,
+        old_policy=None,
+        shape_rewards=None,
+        control=None,
+        updater=make_updater(policy, optimizer),
+        evaluator=None,
+        saver=Saver(
+            NoWriter(),
+            policy,
+            optimizer,
+            {"progress": progress},
+            collectives,
+            schedule=SaveSchedule(0, 0, 0.0),
+            before_save=lambda: None,
+        ),
+        reporter=Reporter(
+            run_directory,
+            [JsonlSink(run_directory), GateSink(gate)],
+            collectives,
+            num_steps=num_steps,
+            rollout_every=0,
+            rollouts_kept=0,
+        ),
+        collectives=collectives,
+        rules=StepRules(
+            prompts_per_rollout=PROMPTS_PER_STEP,
+            rollouts_per_step=1,
+            train_batch_size=PROMPTS_PER_STEP * GROUP_SIZE,
+            epochs_per_step=1,
+            skip_zero_advantage=True,
+            filter_groups=False,
+            max_steps=0,
+            eval_every=0,
+            max_refused_in_a_row=0,
+            max_unscored_share=0.0,
+        ),
+        progress=progress,
+        timer=PhaseTimer(),
+        resume_command="",
+        sleep_engine=False,
+    )
+
+
+def drive_ours(case: Case, directory: Path, num_steps: int, gate: Gate) -> None:
+    """Run our loop; returns when the gate closes."""
+    run = our_run(case, directory, num_steps, gate)
+    gate.wait()
+    run.run(StopSignals())
+
+
+# --- TRL --------------------------------------------------------------------------------------------
+
+
+def trl_reward(prompts: Sequence[str], completions: Sequence[str], **kwargs: Any) -> list[float]:
+    """The reward of the benchmark in the form that TRL takes."""
+    return [text_reward(text) for text in completions]
+
+
+def make_trainer(case: Case, directory: Path, num_steps: int, gate: Gate | None, micro_batch: int = MICRO_BATCH) -> Any:
+    """TRL's GRPOTrainer with its defaults, except where the benchmark's setting is stated."""
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    class TimedTrainer(GRPOTrainer):
+        """The trainer itself; three of its calls are timed when a step is measured."""
+
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            work = lambda: super(TimedTrainer, self)._generate(*args, **kwargs)  # noqa: E731
+            return gate.timed("generate", work) if gate else work()
+
+        def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+            work = lambda: super(TimedTrainer, self)._calculate_rewards(*args, **kwargs)  # noqa: E731
+            return gate.timed("reward", work) if gate else work()
+
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            work = lambda: super(TimedTrainer, self).compute_loss(*args, **kwargs)  # noqa: E731
+            return gate.timed("forward", work) if gate else work()
+
+        def _prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
+            work = lambda: super(TimedTrainer, self)._prepare_inputs(*args, **kwargs)  # noqa: E731
+            return gate.timed("prepare", work) if gate else work()
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            work = lambda: super(TimedTrainer, self).training_step(*args, **kwargs)  # noqa: E731
+            return gate.timed("training_step", work) if gate else work()
+
+    class Boundary(TrainerCallback):
+        """The boundary between two steps, as the sink is on our side."""
+
+        first = True
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            assert gate is not None
+            if self.first:
+                self.first = False
+                gate.wait()
+            else:
+                self._finish()
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.before = time.perf_counter()
+
+        def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            assert gate is not None
+            gate.seconds["optimizer"] = time.perf_counter() - self.before
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self._finish()
+
+        def _finish(self) -> None:
+            assert gate is not None
+            parts = gate.seconds
+            parts["backward"] = parts.pop("training_step") - parts.pop("prepare") - parts["forward"]
+            gate.finished_step()
+
+    arguments = GRPOConfig(
+        output_dir=str(directory / "trl"),
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=PROMPTS_PER_STEP * GROUP_SIZE // micro_batch,
+        num_generations=GROUP_SIZE,
+        max_completion_length=NEW_TOKENS,
+        generation_kwargs={"min_new_tokens": NEW_TOKENS, "max_new_tokens": NEW_TOKENS},
+        beta=0.0,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        num_iterations=1,
+        epsilon=CLIP,
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        max_grad_norm=MAX_NORM,
+        max_steps=num_steps,
+        shuffle_dataset=False,
+        dataloader_pin_memory=False,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        seed=0,
+    )
+    return TimedTrainer(
+        model=AutoModelForCausalLM.from_pretrained(str(directory), dtype=torch.float32),
+        reward_funcs=[trl_reward],
+        args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": prompt_texts(case, num_steps * PROMPTS_PER_STEP)}),
+        processing_class=AutoTokenizer.from_pretrained(str(directory)),
+        callbacks=[Boundary()] if gate else [],
+    )
+
+
+def drive_trl(case: Case, directory: Path, num_steps: int, gate: Gate) -> None:
+    """Run TRL's loop; returns when the gate closes."""
+    make_trainer(case, directory, num_steps, gate).train()

@@ -1,0 +1,88 @@
+"""A process that has torch and the command line imported, and forks one child for each run it is asked for.
+
+A run then costs what it computes and no import, so hundreds of them can be killed. The server itself never
+computes, starts no thread and installs nothing; each child is as fresh as a new process.
+
+Lines of JSON: {"argv", "log", "environment", "preludes", "directory"} in; {"pid"} and then {"status"} out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+from typing import Any, NoReturn
+
+IMPORTED = (
+    "torch",
+    "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen2.tokenization_qwen2",
+    "rft_cli.main",
+    "rft_cli.problems",
+    "rft_cli.fault_hook",
+    "rft_cli.commands.rl",
+    "rft_cli.commands.sft",
+    "rft_cli.commands.resume",
+    "rft_cli.commands.quickstart",
+    "rft_cli.commands.eval",
+    "rft_models.build",
+    "support.preludes",
+)
+
+
+def serve() -> None:
+    """Answer requests until the input ends."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    import torch
+
+    torch.set_num_threads(1)
+    _say({"ready": True})
+    for line in sys.stdin:
+        request = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            _child(request)
+        _say({"pid": pid})
+        _, status = os.waitpid(pid, 0)
+        _say({"status": os.waitstatus_to_exitcode(status)})
+
+
+def _say(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def _child(request: dict[str, Any]) -> NoReturn:
+    """Run the command as `rft-train` would, in a session of its own, and leave with its exit code."""
+    code = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _redirect(request["log"])
+        os.chdir(request["directory"])
+        os.environ.update(request["environment"])
+        preludes = importlib.import_module("support.preludes")
+        for name, arguments in request["preludes"]:
+            getattr(preludes, name)(*arguments)
+        code = importlib.import_module("rft_cli.main").main(request["argv"])
+    except BaseException as error:  # noqa: BLE001 - as the interpreter does: show it, and end with 1
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _redirect(log: str) -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(nothing, 0)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+
+
+if __name__ == "__main__":
+    serve()

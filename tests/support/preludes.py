@@ -1,0 +1,168 @@
+"""What a child does to itself before its run: record where it is, fail at an instant, spoil a weight.
+
+Each takes JSON arguments. They hook into fault points, so that the run itself is the code of production.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import resource
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+
+from rft_algos import fault_points
+from rft_cli.commands import rl, sft
+from rft_trainer.saving import Saver
+from rft_trainer.throughput import Phase, PhaseTimer
+
+PHASE_BYTES = 64
+_hooks: list[Callable[[str], None]] = []
+
+
+def _add(hook: Callable[[str], None]) -> None:
+    _hooks.append(hook)
+    fault_points.install(lambda name: [each(name) for each in _hooks] and None)
+
+
+def _at(point: str, nth: int, action: Callable[[], object]) -> None:
+    """Do `action` at the nth pass of a point."""
+    passed = Counter[str]()
+
+    def hook(name: str) -> None:
+        passed[name] += 1
+        if name == point and passed[name] == nth:
+            action()
+
+    _add(hook)
+
+
+def list_points(path: str) -> None:
+    """Append the name of every point that is passed to a file, one a line."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    _add(lambda name: os.write(file, f"{name}\n".encode()) and None)
+
+
+def record_phase(path: str) -> None:
+    """Keep the name of the present phase in a mapped file, where it is found after a kill.
+
+    "start" until the loop runs, then the timer's phases, "between" outside of them, and "end" after the loop.
+    """
+    with open(path, "w+b") as file:
+        file.truncate(PHASE_BYTES)
+        memory = mmap.mmap(file.fileno(), PHASE_BYTES)
+
+    def say(name: str) -> None:
+        memory[:] = name.encode().ljust(PHASE_BYTES)
+
+    say("start")
+    timed, saved = PhaseTimer.phase, Saver.save
+
+    @contextmanager
+    def phase(self: PhaseTimer, phase: Phase) -> Iterator[None]:
+        say(str(phase))
+        with timed(self, phase):
+            yield
+        say("between")
+
+    @wraps(saved)
+    def save(self: Saver, step: int, *, episode: int) -> None:
+        say("save")
+        saved(self, step, episode=episode)
+        say("between")
+
+    PhaseTimer.phase = phase  # pyright: ignore[reportAttributeAccessIssue]
+    Saver.save = save
+    for command in (rl, sft):
+        _wrap_run(command, lambda training: _say_end(training, say))
+
+
+def _say_end(training: Any, say: Callable[[str], None]) -> None:
+    run = type(training).run
+
+    def run_and_say(self: Any, signals: Any) -> object:
+        say("between")
+        result = run(self, signals)
+        say("end")
+        return result
+
+    type(training).run = run_and_say
+
+
+def _wrap_run(command: Any, found: Callable[[Any], None]) -> None:
+    """Show `found` the loop as soon as it is built."""
+    name = "build_rl" if command is rl else "build_sft"
+    build = getattr(command, name)
+
+    def built(*arguments: Any, **named: Any) -> Any:
+        training = build(*arguments, **named)
+        found(training)
+        return training
+
+    setattr(command, name, built)
+
+
+def signal_at(point: str, nth: int, name: str) -> None:
+    """Send this process a signal at the nth pass of a point."""
+    _at(point, nth, lambda: os.kill(os.getpid(), signal.Signals[name]))
+
+
+def refuse_at(point: str, nth: int, name: str) -> None:
+    """The operating system refuses, with this error, at the nth pass of a point."""
+    number = getattr(errno, name)
+
+    def refuse() -> None:
+        raise OSError(number, os.strerror(number), "injected")
+
+    _at(point, nth, refuse)
+
+
+def limit_file_size(num_bytes: int) -> None:
+    """No file of this process grows beyond `num_bytes`: a write that would is refused with EFBIG."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
+
+
+def spoil_a_weight(point: str, nth: int, name_part: str, value: float) -> None:
+    """Set one number of the first parameter whose name has `name_part`, at the nth pass of a point."""
+
+    def found(training: Any) -> None:
+        policy = training.updater._policy
+
+        def spoil() -> None:
+            parameter = next(p for name, p in policy.named_parameters() if name_part in name)
+            with torch.no_grad():
+                parameter.view(-1)[0] = value
+
+        _at(point, nth, spoil)
+
+    _wrap_run(rl, found)
+
+
+def spoil_gradients(first: int, last: int, digests: str) -> None:
+    """Make the gradient NaN in optimizer steps `first` to `last` (from 1), and note the weights' hash after each."""
+
+    def found(training: Any) -> None:
+        optimizer, count = training.updater._optimizer, Counter[str]()
+        step = optimizer.step
+
+        def spoiled(learning_rate: float) -> Any:
+            count["steps"] += 1
+            if first <= count["steps"] <= last:
+                parameter = next(iter(optimizer._parameters.values()))
+                parameter.grad = torch.full_like(parameter, float("nan"))
+            outcome = step(learning_rate)
+            with open(digests, "a", encoding="ascii") as file:
+                file.write(f"{outcome.applied} {optimizer.weights_hash()}\n")
+            return outcome
+
+        optimizer.step = spoiled
+
+    _wrap_run(rl, found)
