@@ -1,4 +1,4 @@
-"""What both sides of `grpo_vs_trl.py` are given: one model directory, one list of prompts, one reward; and the floor."""
+"""What both sides of `grpo_vs_trl.py` are given: one model, one list of prompts, one reward; and the floor."""
 
 from __future__ import annotations
 
@@ -65,9 +65,10 @@ def words(case: Case) -> list[str]:
 
 def build_directory(case: Case, directory: Path) -> Path:
     """A complete Hugging Face directory: Qwen3 with tied embeddings and random weights, and a word tokenizer."""
-    from rft_models.build import draw_weights
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    from rft_models.build import draw_weights
 
     vocabulary = {word: number for number, word in enumerate(words(case))}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))

@@ -19,7 +19,10 @@ from typing import Any
 import torch
 from grpo_case import GROUP_SIZE, MICRO_BATCH, NEW_TOKENS, PROMPTS_PER_STEP, Case, text_reward
 from grpo_sides import make_optimizer, make_trainer, make_updater, our_prompts, record
+from torch import Tensor
+
 from rft_algos.keyed_random import uniforms
+from rft_dist.collectives import SingleProcess
 from rft_dist.replicated import ReplicatedOptimizer, StepOutcome
 from rft_models.load import load_policy
 from rft_models.policy import CausalPolicy
@@ -27,7 +30,6 @@ from rft_trainer.metrics import MetricTotals
 from rft_trainer.objective import GroupAdvantages
 from rft_trainer.packing import pack
 from rft_trainer.records import Prompt, TrainingSample
-from torch import Tensor
 
 TOLERANCE = 1e-5
 _NUM_SEQUENCES = PROMPTS_PER_STEP * GROUP_SIZE
@@ -104,9 +106,7 @@ def _samples(case: Case, policy: CausalPolicy) -> tuple[list[TrainingSample], li
 @torch.no_grad()
 def _with_old_logprobs(policy: CausalPolicy, samples: list[TrainingSample]) -> list[TrainingSample]:
     batch = pack(samples)
-    logprobs_T, _ = policy.token_logprobs(
-        batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T
-    )
+    logprobs_T, _ = policy.token_logprobs(batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T)
     noise_T = ((uniforms([3], len(logprobs_T))[0] - 0.5) * 0.8).float()
     rows = (logprobs_T + noise_T).split([s.num_tokens for s in samples])
     return [
@@ -128,8 +128,6 @@ def _our_gradients(policy: CausalPolicy, samples: list[TrainingSample]) -> tuple
     assert isinstance(optimizer, GradientKeeper)
     totals = MetricTotals()
     make_updater(policy, optimizer)(samples, 0, totals)
-    from rft_dist.collectives import SingleProcess
-
     return totals.merged(SingleProcess()), optimizer.gradients
 
 
@@ -150,7 +148,7 @@ def _trl_gradients(
         }
         share = trainer.compute_loss(model, part)
         share.backward()
-        loss += float(share)
+        loss += float(share.detach())
     weights = [float(part.sum()) for part in whole["completion_mask"].split(MICRO_BATCH)]
     entropies = trainer._metrics["train"]["entropy"]  # TRL has no other way to ask for its metrics before `log`
     entropy = sum(e * w for e, w in zip(entropies, weights, strict=True)) / sum(weights)

@@ -29,6 +29,7 @@ from grpo_case import (
     prompt_texts,
     text_reward,
 )
+
 from rft_algos.algorithms import Grpo
 from rft_dist.collectives import SingleProcess
 from rft_dist.replicated import ReplicatedOptimizer, StepOutcome

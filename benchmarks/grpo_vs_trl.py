@@ -37,7 +37,12 @@ class Side:
         command += ["--directory", str(directory), "--steps", str(num_steps), "--threads", str(threads)]
         self._errors = (directory / f"{name}.log").open("w+")
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=_environment(threads)
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=_environment(threads),
         )
         self._read()
 
@@ -211,12 +216,11 @@ def _print_row(row: Mapping[str, Any], *, header: bool) -> None:
         parts = "".join(f"{1e3 * side['parts'][part]:>10.1f}" for part in PARTS)
         line = f"{row['case']:<18}{name:<6}{1e3 * side['seconds']:>9.1f}{1e3 * side['cpu_seconds']:>9.1f}"
         print(f"{line}{side['seconds'] / row['floor_seconds']:>9.2f}{side['peak_mib']:>9.0f}{parts}")
-    gate = row["gate"]
+    gate, compared = row["gate"], ("loss", "gradient", "entropy")
     print(
-        f"{'':<18}ratio {row['ratio']:.2f} (cpu time {row['cpu_ratio']:.2f}), floor {1e3 * row['floor_seconds']:.1f} ms,"
-        f" gate: loss {gate['loss']:.1e} gradients {gate['gradient']:.1e} entropy {gate['entropy']:.1e}",
-        flush=True,
+        f"{'':<18}ratio {row['ratio']:.2f} (cpu time {row['cpu_ratio']:.2f}), floor {1e3 * row['floor_seconds']:.1f} ms"
     )
+    print(f"{'':<18}apart by " + ", ".join(f"{name} {gate[name]:.1e}" for name in compared), flush=True)
 
 
 def _finish(rows: Sequence[Mapping[str, Any]], setting: Mapping[str, Any], arguments: argparse.Namespace) -> None:

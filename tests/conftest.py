@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the package `support` beside this file
 
+from support.references import References  # noqa: E402
 from support.runs import ForkServer  # noqa: E402
 from support.setup import TinyTask, make_task  # noqa: E402
 
@@ -49,3 +50,9 @@ def runs(memory_root: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="test-", dir=memory_root))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def references(memory_root: Path, server: ForkServer, task: TinyTask) -> References:
+    """Uninterrupted runs, one a variant."""
+    return References(server, task, memory_root)

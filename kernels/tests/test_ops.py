@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -63,3 +65,12 @@ def test_importing_the_entry_does_not_import_triton():
     check = "sys.exit(not had and 'triton' in sys.modules)"
     code = f"import torch, sys; had = 'triton' in sys.modules; import rft_kernels.ops; {check}"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_example_of_the_readme_runs():
+    readme = Path(__file__).parents[1] / "README.md"
+    examples = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
+    assert len(examples) == 1
+    scope: dict[str, torch.Tensor] = {}
+    exec(compile(examples[0], str(readme), "exec"), scope)
+    assert scope["logits"].grad is not None

@@ -3,7 +3,8 @@
 A run then costs what it computes and no import, so hundreds of them can be killed. The server itself never
 computes, starts no thread and installs nothing; each child is as fresh as a new process.
 
-Lines of JSON: {"argv", "log", "environment", "preludes", "directory"} in; {"pid"} and then {"status"} out.
+Lines of JSON: {"argv", "logs", "environments", "preludes", "directory"} in, one child for each environment (the
+ranks of a run); {"pids"} and then {"statuses"} out.
 """
 
 from __future__ import annotations
@@ -42,12 +43,9 @@ def serve() -> None:
     _say({"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            _child(request)
-        _say({"pid": pid})
-        _, status = os.waitpid(pid, 0)
-        _say({"status": os.waitstatus_to_exitcode(status)})
+        pids = [_fork(request, log, env) for log, env in zip(request["logs"], request["environments"], strict=True)]
+        _say({"pids": pids})
+        _say({"statuses": [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]})
 
 
 def _say(message: dict[str, Any]) -> None:
@@ -55,15 +53,22 @@ def _say(message: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _child(request: dict[str, Any]) -> NoReturn:
+def _fork(request: dict[str, Any], log: str, environment: dict[str, str]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        _child(request, log, environment)
+    return pid
+
+
+def _child(request: dict[str, Any], log: str, environment: dict[str, str]) -> NoReturn:
     """Run the command as `rft-train` would, in a session of its own, and leave with its exit code."""
     code = 1
     try:
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        _redirect(request["log"])
+        _redirect(log)
         os.chdir(request["directory"])
-        os.environ.update(request["environment"])
+        os.environ.update(environment)
         preludes = importlib.import_module("support.preludes")
         for name, arguments in request["preludes"]:
             getattr(preludes, name)(*arguments)

@@ -17,9 +17,11 @@ from functools import wraps
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from rft_algos import fault_points
 from rft_cli.commands import rl, sft
+from rft_models.build import build_character_model
 from rft_trainer.saving import Saver
 from rft_trainer.throughput import Phase, PhaseTimer
 
@@ -42,6 +44,13 @@ def _at(point: str, nth: int, action: Callable[[], object]) -> None:
             action()
 
     _add(hook)
+
+
+def build_model(directory: str, alphabet: str) -> None:
+    """An untrained model of hidden size 32."""
+    build_character_model(
+        directory, alphabet=alphabet, hidden=32, layers=2, heads=2, ffn=64, max_positions=64, seed=1
+    )
 
 
 def list_points(path: str) -> None:
@@ -114,6 +123,27 @@ def signal_at(point: str, nth: int, name: str) -> None:
     _at(point, nth, lambda: os.kill(os.getpid(), signal.Signals[name]))
 
 
+def signal_rank_at(rank: int, point: str, nth: int, name: str) -> None:
+    """`signal_at` in one of the ranks."""
+    if os.environ["RANK"] == str(rank):
+        signal_at(point, nth, name)
+
+
+def signal_in_phase(name: str, nth: int, signal_name: str) -> None:
+    """Send this process a signal as it enters a phase of the timer for the nth time."""
+    timed, passed = PhaseTimer.phase, Counter[str]()
+
+    @contextmanager
+    def phase(self: PhaseTimer, phase: Phase) -> Iterator[None]:
+        with timed(self, phase):
+            passed[phase] += 1
+            if phase == name and passed[phase] == nth:
+                os.kill(os.getpid(), signal.Signals[signal_name])
+            yield
+
+    PhaseTimer.phase = phase  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def refuse_at(point: str, nth: int, name: str) -> None:
     """The operating system refuses, with this error, at the nth pass of a point."""
     number = getattr(errno, name)
@@ -164,5 +194,22 @@ def spoil_gradients(first: int, last: int, digests: str) -> None:
             return outcome
 
         optimizer.step = spoiled
+
+    _wrap_run(rl, found)
+
+
+def save_gradients(path: str) -> None:
+    """Write the gradients of the first optimizer step, after the last micro-batch and before clipping."""
+
+    def found(training: Any) -> None:
+        optimizer = training.updater._optimizer
+        step = optimizer.step
+
+        def noted(learning_rate: float) -> Any:
+            if not os.path.exists(path):
+                save_file({name: p.grad.clone() for name, p in optimizer._parameters.items()}, path)
+            return step(learning_rate)
+
+        optimizer.step = noted
 
     _wrap_run(rl, found)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,30 +26,31 @@ class Ended:
     code: int
     output: str
     seconds: float
+    other_codes: tuple[int, ...] = ()
+    """Of ranks other than the first."""
 
 
 class Child:
     """One run that was started."""
 
-    def __init__(self, server: ForkServer, pid: int, log: Path) -> None:
-        self._server, self.pid, self._log = server, pid, log
+    def __init__(self, server: ForkServer, pids: list[int], logs: list[Path]) -> None:
+        self._server, self.pids, self._logs = server, pids, logs
         self._started = time.monotonic()
         self._ended: Ended | None = None
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal; one that has ended already is left alone (its number is not reused before `wait`)."""
-        if self._ended is None:
-            try:
-                os.kill(self.pid, number)
-            except ProcessLookupError:
-                return
+        """Send a signal to every process of it; one that has ended already is left alone."""
+        for pid in self.pids if self._ended is None else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def wait(self) -> Ended:
         """Until it has ended."""
         if self._ended is None:
-            code = int(self._server.receive()["status"])
+            codes = self._server.receive()["statuses"]
             seconds = time.monotonic() - self._started
-            self._ended = Ended(code, self._log.read_text(errors="replace"), seconds)
+            output = "".join(log.read_text(errors="replace") for log in self._logs)
+            self._ended = Ended(int(codes[0]), output, seconds, tuple(codes[1:]))
         return self._ended
 
 
@@ -85,42 +88,54 @@ class ForkServer:
         *argv: str,
         environment: Mapping[str, str] | None = None,
         preludes: Sequence[Prelude] = (),
-        directory: Path | None = None,
+        num_ranks: int = 1,
     ) -> Child:
-        """`rft-train ARGV...` in a child; the next one starts when this one was waited for."""
+        """`rft-train ARGV...` in a child, or one a rank; the next one starts when this one was waited for."""
         self._count += 1
-        log = self._folder / f"{self._count:04d}-{argv[0]}.log"
+        logs = [self._folder / f"{self._count:04d}-{argv[0]}-{rank}.log" for rank in range(num_ranks)]
         request = {
             "argv": list(argv),
-            "log": str(log),
-            "environment": dict(environment or {}),
+            "logs": list(map(str, logs)),
+            "environments": [dict(environment or {}) | ranks for ranks in _rank_variables(num_ranks)],
             "preludes": [list(prelude) for prelude in preludes],
-            "directory": str(directory or self._folder),
+            "directory": str(self._folder),
         }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return Child(self, int(self.receive()["pid"]), log)
+        return Child(self, list(self.receive()["pids"]), logs)
 
     def run(
         self,
         *argv: str,
         environment: Mapping[str, str] | None = None,
         preludes: Sequence[Prelude] = (),
-        directory: Path | None = None,
+        num_ranks: int = 1,
     ) -> Ended:
         """Start and wait."""
-        return self.start(*argv, environment=environment, preludes=preludes, directory=directory).wait()
+        return self.start(*argv, environment=environment, preludes=preludes, num_ranks=num_ranks).wait()
 
-    def must_finish(self, *argv: str, preludes: Sequence[Prelude] = ()) -> Ended:
+    def must_finish(self, *argv: str, preludes: Sequence[Prelude] = (), num_ranks: int = 1) -> Ended:
         """Start, wait, and insist on success."""
-        ended = self.run(*argv, preludes=preludes)
+        ended = self.run(*argv, preludes=preludes, num_ranks=num_ranks)
         assert ended.code == 0, f"rft-train {' '.join(argv)} ended with {ended.code}:\n{ended.output[-4000:]}"
         return ended
 
     def close(self) -> None:
         """End the server."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=60)
+        self._process.stdout.close()
         self._errors.close()
+
+
+def _rank_variables(num_ranks: int) -> list[dict[str, str]]:
+    if num_ranks == 1:
+        return [{}]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = str(listener.getsockname()[1])
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(num_ranks), "OMP_NUM_THREADS": "1"}
+    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]

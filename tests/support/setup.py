@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from rft_algos.keyed_random import derive_key, permutation
 from support.runs import ForkServer
 
 ALPHABET = "0123456789+="
@@ -45,11 +45,26 @@ max_ckpt_num: 2
 rollout_log_interval: 2
 num_trajectories_to_save: 8
 """
-KL_IN_REWARD = RL + "init_kl_coef: 0.05\nkl_estimator: k1\n"
-SEVERAL_UPDATES = RL + (
-    "max_epochs: 2\ntrain_batch_size: 12\ninit_kl_coef: 0.01\nuse_kl_loss: true\nentropy_coef: 0.001\n"
-    "packing_samples: true\nmax_tokens_per_micro_batch: 40\n"
-)
+KL_IN_REWARD = f"{RL}init_kl_coef: 0.05\nkl_estimator: k1\n"
+SEVERAL_UPDATES = f"""{RL}
+max_epochs: 2
+train_batch_size: 12
+max_steps: 7
+save_steps: 2
+init_kl_coef: 0.01
+use_kl_loss: true
+entropy_coef: 0.001
+packing_samples: true
+max_tokens_per_micro_batch: 80
+"""
+"""Twice over the rollouts, each time in three updates of which the last is smaller, and all terms in the loss."""
+VARIANTS = {
+    "rl": ("rl", RL),
+    "kl_in_reward": ("rl", KL_IN_REWARD),
+    "several_updates": ("rl", SEVERAL_UPDATES),
+    "sft": ("sft", SFT),
+}
+"""Name -> (command, recipe)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,42 +75,37 @@ class TinyTask:
 
     @property
     def model(self) -> Path:
-        """A complete model directory, right about a third of the time."""
-        return self.folder / "model"
+        """A complete model directory, right about a quarter of the time."""
+        return self.folder / "warm_start" / "checkpoints" / "step_000100" / "model"
 
-    def recipe(self, name: str, text: str) -> Path:
-        """`text` as a recipe file; a later line of a name replaces an earlier one."""
-        lines: dict[str, str] = {}
-        for line in text.strip().splitlines():
-            lines[line.split(":")[0]] = line
-        path = self.folder / f"{name}.yaml"
-        path.write_text("\n".join(lines.values()) + "\n")
-        return path
+    def words(self, variant: str, run: Path, *more: str) -> list[str]:
+        """The command line of a run of a variant in the directory `run`; `more` are further flags."""
+        command, text = VARIANTS[variant]
+        return self._words(command, variant, text, self.model, run, *more)
 
-    def words(self, command: str, recipe: Path, run: Path, *more: str) -> list[str]:
-        """The command line of a run in the directory `run`."""
-        words = [command, "--config", str(recipe), "--pretrain", str(self.model), "--save_path", str(run)]
+    def warm_up(self) -> list[str]:
+        """The command line that makes the model."""
+        more = ("--max_epochs", "40", "--max_steps", "100", "--train_batch_size", "10", "--micro_train_batch_size", "10")
+        more = (*more, "--eval_steps", "0", "--save_steps", "0")
+        return self._words("sft", "sft", SFT, self.folder / "untrained", self.folder / "warm_start", *more)
+
+    def _words(self, command: str, name: str, text: str, model: Path, run: Path, *more: str) -> list[str]:
+        recipe = self.folder / f"{name}.yaml"
+        latest = {line.split(":")[0]: line for line in text.strip().splitlines() if line}
+        recipe.write_text("\n".join(latest.values()) + "\n")
+        words = [command, "--config", str(recipe), "--pretrain", str(model), "--save_path", str(run)]
         words += ["--prompt_data", str(self.folder / "train.jsonl"), "--eval_data", str(self.folder / "heldout.jsonl")]
         return [*words, *more]
 
 
 def make_task(folder: Path, server: ForkServer) -> TinyTask:
     """Write the data, build the model, and warm it up by supervised training."""
-    from rft_models.build import build_character_model
-
     folder.mkdir(parents=True, exist_ok=True)
     pairs = [(a, b) for a in range(NUM_OPERANDS) for b in range(NUM_OPERANDS)]
-    order = permutation(derive_key(0, "tiny-task"), len(pairs)).tolist()
-    for name, places in (("heldout", order[:NUM_HELD_OUT]), ("train", order[NUM_HELD_OUT:])):
-        rows = [{"input": f"{a}+{b}=", "label": f"{a + b:02d}", "output": f"{a + b:02d}"} for a, b in map(pairs.__getitem__, places)]
+    random.Random(1).shuffle(pairs)
+    for name, chosen in (("heldout", pairs[:NUM_HELD_OUT]), ("train", pairs[NUM_HELD_OUT:])):
+        rows = [{"input": f"{a}+{b}=", "label": f"{a + b:02d}", "output": f"{a + b:02d}"} for a, b in chosen]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    build_character_model(
-        folder / "untrained", alphabet=ALPHABET, hidden=32, layers=2, heads=2, ffn=64, max_positions=64, seed=1
-    )
     task = TinyTask(folder)
-    warm = task.recipe("warm", SFT)
-    words = task.words("sft", warm, folder / "warm_start", "--max_epochs", "40", "--max_steps", "100", "--train_batch_size", "10")
-    words[words.index("--pretrain") + 1] = str(folder / "untrained")
-    server.must_finish(*words, "--micro_train_batch_size", "10", "--eval_steps", "0", "--save_steps", "0")
-    (folder / "model").symlink_to(folder / "warm_start" / "checkpoints" / "step_000100" / "model")
+    server.must_finish(*task.warm_up(), preludes=[("build_model", [str(folder / "untrained"), ALPHABET])])
     return task

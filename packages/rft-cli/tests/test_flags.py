@@ -37,6 +37,7 @@ REFUSED_HERE = {
     "engine_mem_util",
     "engine_tp_size",
     "engine_type",
+    "flash_attn",
     "fsdp",
     "fsdp_cpu_offload",
     "kl_target",
@@ -142,7 +143,8 @@ def test_another_word_after_a_switch_is_refused_with_the_forms_that_are_not(text
 def test_every_switch_can_be_turned_off_by_its_own_name(command: str) -> None:
     for name, row in schema(command).items():
         if row.is_switch:
-            assert resolve(command, ["--pretrain", "m", f"--no-{name}"]).values[name] is False
+            needed = ["--texts", "t", "--save_path", "m"] if command == "build" else ["--pretrain", "m"]
+            assert resolve(command, [*needed, f"--no-{name}"]).values[name] is False
 
 
 def test_a_negated_switch_takes_no_value() -> None:

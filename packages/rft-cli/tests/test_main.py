@@ -77,7 +77,7 @@ def test_help_of_a_command_lists_every_flag_and_imports_no_torch(python: Program
     assert (done.returncode, done.stderr) == (0, "")
     for flag in schema(name):
         assert re.search(rf"--{flag}\b", done.stdout), flag
-    assert "--pretrain STR" in done.stdout
+    assert f"--{'texts' if name == 'build' else 'pretrain'} STR" in done.stdout
     assert "(required)" in done.stdout
 
 

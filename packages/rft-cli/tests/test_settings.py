@@ -14,20 +14,27 @@ from rft_cli.config.schema import REQUIRED, schema
 from rft_cli.refused_flags import REFUSED_FLAGS, REFUSED_VALUES
 from rft_cli.settings import COMMANDS, EvalSettings, RlSettings, SftSettings
 
+
+def required(command: str) -> list[str]:
+    """The settings that a command cannot do without."""
+    return [word for name, row in schema(command).items() if row.default is REQUIRED for word in (f"--{name}", "m")]
+
+
 GROUPS = [kind for owner in COMMANDS.values() for kind in get_type_hints(owner).values()]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_flat_names_and_nested_settings_hold_the_same_values(command: str) -> None:
-    resolved = resolve(command, ["--pretrain", "model"])
+    resolved = resolve(command, required(command))
     for name, row in schema(command).items():
         group = getattr(resolved.settings, row.group)
         assert getattr(group, name) == resolved.values[name]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_only_the_model_has_no_default(command: str) -> None:
-    assert [name for name, row in schema(command).items() if row.default is REQUIRED] == ["pretrain"]
+def test_only_what_a_command_works_on_has_no_default(command: str) -> None:
+    wanted = ["texts", "save_path"] if command == "build" else ["pretrain"]
+    assert [name for name, row in schema(command).items() if row.default is REQUIRED] == wanted
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(GROUPS), ids=lambda kind: kind.__name__)
@@ -40,7 +47,8 @@ def test_every_setting_explains_itself(kind: type[Any]) -> None:
 
 @pytest.mark.parametrize("kind", dict.fromkeys(GROUPS), ids=lambda kind: kind.__name__)
 def test_groups_are_frozen(kind: type[Any]) -> None:
-    group = kind(pretrain="model") if "pretrain" in {item.name for item in dataclasses.fields(kind)} else kind()
+    needed = [item.name for item in dataclasses.fields(kind) if item.default is dataclasses.MISSING]
+    group = kind(**dict.fromkeys(needed, "model"))
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(group, dataclasses.fields(kind)[0].name, "other")
 
@@ -88,5 +96,5 @@ def test_no_name_is_both_a_setting_and_refused() -> None:
 
 
 def test_all_groups_of_a_command_are_in_its_module() -> None:
-    assert set(COMMANDS) == {"rl", "sft", "eval", "generate"}
+    assert set(COMMANDS) == {"rl", "sft", "eval", "generate", "build"}
     assert settings.CommandSettings

@@ -78,7 +78,7 @@ def test_an_empty_directory_says_what_it_holds(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         resolve_checkpoint(tmp_path)
     assert caught.value.problem.where == f"{tmp_path} holds other.txt"
-    assert "a fresh start needs --ckpt_path left out" in caught.value.problem.why
+    assert "a fresh start needs --load_checkpoint left out" in caught.value.problem.why
 
 
 def test_a_named_step_that_is_damaged_is_refused_and_left_in_place(run_directory: Path) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from rft_algos.errors import SavedAfterSignal
+from rft_algos.errors import CheckpointError, SavedAfterSignal
 from rft_algos.keyed_random import derive_key, permutation
+from rft_trainer.best_weights import BestWeights
 from rft_trainer.ledger import Ledger
 from rft_trainer.loops.sft import EarlyStop, SupervisedRun, TokenLikelihood, mean_loss
 from rft_trainer.records import TrainingSample
@@ -27,7 +29,15 @@ SAMPLES = [TrainingSample(f"s:{i}", (1 + i % 4, 2 + i % 4, 0), 1, 0.0) for i in 
 
 
 class Made:
-    def __init__(self, path: Path, *, max_steps: int = 0, patience: int = 0, rate: float = 3.0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_steps: int = 0,
+        patience: int = 0,
+        rate: float | Callable[[int], float] = 3.0,
+        keep_best: bool = False,
+    ) -> None:
         self.policy, self.writer, one = BigramPolicy(6), MemoryWriter(), OneRank()
         self.directory = RunDirectory.create(path, config_text="{}\n", command=["rft-train"], environment={})
         progress, early_stop = Progress(), EarlyStop(patience)
@@ -39,6 +49,7 @@ class Made:
             seed=1,
         )
         optimizer = PlainOptimizer([self.policy.table])
+        self.best = BestWeights(self.policy.named_parameters()) if keep_best else None
         self.run = SupervisedRun(
             ledger=ledger,
             samples=SAMPLES,
@@ -50,7 +61,7 @@ class Made:
                 TokenLikelihood(),
                 one,
                 micro_batching=MicroBatching(2, 0, False),
-                learning_rate=lambda update: rate,
+                learning_rate=rate if callable(rate) else lambda update: rate,
             ),
             evaluator=None,
             engine=None,
@@ -62,6 +73,7 @@ class Made:
                 one,
                 schedule=SaveSchedule(0, 1, 0.0),
                 before_save=self.directory.sync,
+                tensor_parts={"best_weights": self.best} if self.best else None,
             ),
             reporter=Reporter(
                 self.directory, [JsonlSink(self.directory)], one, num_steps=24, rollout_every=0, rollouts_kept=0
@@ -77,6 +89,7 @@ class Made:
             eval_max_sequences=2,
             eval_max_tokens=0,
             resume_command="rft-train resume here",
+            best=self.best,
         )
 
     def rows(self) -> list[dict[str, object]]:
@@ -147,3 +160,95 @@ def test_a_signal_saves_the_step_that_was_finished(tmp_path: Path) -> None:
     with pytest.raises(SavedAfterSignal):
         made.run.run(signals)
     assert made.writer.saved[-1][0] == 1
+
+
+def falls_then_rises(update: int) -> float:
+    """Two epochs of descent, then ascent."""
+    return 3.0 if update < 8 else -6.0
+
+
+def test_an_improvement_that_is_too_small_does_not_count_for_patience() -> None:
+    early_stop = EarlyStop(2, min_improvement=0.1)
+    seen = [early_stop.observe(loss, step) for step, loss in enumerate([3.0, 2.0, 1.95, 1.89, 1.85, 1.8])]
+    assert seen == [False, False, False, False, False, True], "1.89 is 0.11 below 2.0, the two after it are not enough"
+    assert (early_stop.best, early_stop.best_step) == (1.8, 5), "the lowest loss is kept whatever counts"
+
+
+def test_a_run_with_patience_ends_with_the_weights_of_the_lowest_loss(tmp_path: Path) -> None:
+    made = Made(tmp_path / "run", patience=2, rate=falls_then_rises, keep_best=True)
+    made.run.run(StopSignals())
+    evaluations = made.directory.read_evaluations().rows
+    assert [row["name"] for row in evaluations] == ["before", "step 4", "step 8", "step 12", "step 16", "after"]
+    losses = {row["name"]: row["eval/loss"] for row in evaluations}
+    assert losses["step 8"] < losses["step 4"] < losses["before"]
+    assert losses["step 16"] > losses["step 12"] > losses["step 8"]
+    assert losses["after"] == losses["step 8"]
+    assert evaluations[-1]["eval/best_step"] == 8
+    measured = mean_loss(made.policy, SAMPLES[:3], OneRank(), max_sequences=2, max_tokens=0)
+    assert measured == losses["step 8"], "the policy itself has the weights, so that they are what is saved"
+    assert made.run.finished
+    assert made.writer.saved[-1][0] == 16
+
+
+def test_a_run_that_is_still_getting_better_at_its_end_keeps_its_last_weights(tmp_path: Path) -> None:
+    kept, plain = (
+        Made(tmp_path / name, patience=int(keep), keep_best=keep) for name, keep in (("k", True), ("p", False))
+    )
+    kept.run.run(StopSignals())
+    plain.run.run(StopSignals())
+    assert torch.equal(kept.policy.table, plain.policy.table)
+    rows = kept.directory.read_evaluations().rows
+    assert [row["name"] for row in rows[-2:]] == ["step 24", "after"]
+    assert rows[-1]["eval/best_step"] == 24
+
+
+@pytest.mark.parametrize("steps", [4, 8, 12])
+def test_a_continued_run_ends_with_the_same_best_weights(tmp_path: Path, steps: int) -> None:
+    whole = Made(tmp_path / "w", patience=2, rate=falls_then_rises, keep_best=True)
+    whole.run.run(StopSignals())
+    part, again = (Made(tmp_path / n, patience=2, rate=falls_then_rises, keep_best=True) for n in ("p", "a"))
+    assert part.best is not None
+    assert again.best is not None
+    stop_after(part, steps)
+    with torch.no_grad():
+        again.policy.table.copy_(part.policy.table)
+    again.best.load_state_tensors(part.best.state_tensors())
+    step, records = part.writer.saved[-1]
+    assert step == steps
+    again.run.saver.restore(step, json.loads(json.dumps(records)))
+    again.run.run(StopSignals())
+    assert torch.equal(again.policy.table, whole.policy.table)
+    assert part.rows() + again.rows() == whole.rows()
+
+
+def stop_after(made: Made, steps: int) -> None:
+    """Run until a signal that arrives while step `steps` is logged."""
+    signals = StopSignals()
+    report = made.run.reporter.step
+
+    def reported(metrics: object, progress: Progress, *args: object, **kwargs: object) -> None:
+        report(metrics, progress, *args, **kwargs)  # type: ignore[arg-type]
+        if progress.step == steps:
+            signals.received = "SIGTERM"
+
+    made.run.reporter.step = reported  # type: ignore[method-assign, assignment]
+    with pytest.raises(SavedAfterSignal):
+        made.run.run(signals)
+
+
+def test_best_weights_of_another_model_are_refused() -> None:
+    best = BestWeights(BigramPolicy(6).named_parameters())
+    with pytest.raises(CheckpointError, match="table"):
+        best.load_state_tensors(BestWeights(BigramPolicy(5).named_parameters()).state_tensors())
+
+
+def test_best_weights_are_a_copy() -> None:
+    policy = BigramPolicy(3)
+    best = BestWeights(policy.named_parameters())
+    best.put_back()
+    assert torch.equal(policy.table, torch.zeros(3, 3)), "nothing was kept, so nothing changes"
+    best.keep()
+    with torch.no_grad():
+        policy.table += 1.0
+    best.put_back()
+    assert torch.equal(policy.table, torch.zeros(3, 3))

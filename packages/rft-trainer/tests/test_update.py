@@ -135,3 +135,20 @@ def test_the_gap_to_the_engine_is_measured_in_nats_a_token() -> None:
     merged = totals.merged(OneRank())
     assert merged["policy/logprob_gap"] == pytest.approx(0.25, abs=1e-6)
     assert merged["policy/logprob_gap_max"] == pytest.approx(0.5, abs=1e-6)
+
+
+def test_the_logged_loss_is_the_loss_of_all_samples_when_some_are_left_out() -> None:
+    losses = []
+    for chosen in (samples(), [s for s in samples() if s.advantage]):
+        policy, totals = BigramPolicy(6, dtype=torch.float64), MetricTotals()
+        updater = Updater(
+            policy,
+            KeepGradients([policy.table]),
+            PolicyObjective(Grpo(kl_place="none", kl_coef=0.0)),
+            OneRank(),
+            micro_batching=MicroBatching(4, 0, False),
+            learning_rate=lambda update: 0.1,
+        )
+        updater(chosen, 0, totals, count(samples()))
+        losses.append(totals.merged(OneRank())["policy/loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-9)

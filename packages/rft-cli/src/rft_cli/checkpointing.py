@@ -55,13 +55,22 @@ class NoWriter:
         """Nothing: every rank has the same state, and rank 0 writes it."""
 
 
-def open_store(directory: RunDirectory, settings: CheckpointSettings) -> CheckpointStore:
-    """The run's checkpoints, kept within the settings' limits."""
+def open_store(
+    directory: RunDirectory, settings: CheckpointSettings, restored: Restored | None = None
+) -> CheckpointStore:
+    """The run's checkpoints, kept within the settings' limits.
+
+    A run that continues in its own directory keeps the name that its checkpoints have, also where the
+    directory was renamed: the order of saving and what is removed follow from the checkpoints of one name.
+    """
+    continues = restored is not None and restored.checkpoint.path.parent.resolve() == (
+        directory.checkpoints_directory.resolve()
+    )
     return CheckpointStore(
         directory.checkpoints_directory,
         keep_last=settings.max_ckpt_num,
         keep_bytes=settings.max_ckpt_mem * GIGABYTE,
-        run_id=directory.path.name,
+        run_id=restored.checkpoint.manifest.run_id if restored and continues else directory.path.name,
     )
 
 

@@ -29,6 +29,7 @@ _ALL = (
     Command("rl", "rft_cli.commands.rl", "train a policy on rewards of its own responses", "rl"),
     Command("eval", "rft_cli.commands.eval", "score a model on held-out data", "eval"),
     Command("generate", "rft_cli.commands.generate", "answer prompts with a model", "generate"),
+    Command("build", "rft_cli.commands.build", "make a small model and its tokenizer from nothing", "build"),
     Command("resume", "rft_cli.commands.resume", "continue a run from its newest checkpoint"),
     Command("check", "rft_cli.commands.check", "look over a configuration without starting it"),
     Command("runs", "rft_cli.commands.runs", "list runs, or show one"),

@@ -13,14 +13,16 @@ import torch
 
 from rft_algos import schedules
 from rft_algos.algorithms import Aggregation, Grpo, KlPlace, PolicyAlgorithm
+from rft_algos.errors import OptionsError
 from rft_cli.checkpointing import NoWriter, Restored, StoreWriter, open_store, save_schedule
 from rft_cli.machine import Machine
-from rft_cli.prompt_files import Prepared, demonstrations, read_held_out, read_training
-from rft_cli.settings import EvalSettings, RlSettings, SftSettings
+from rft_cli.prompt_files import Prepared, read_held_out, read_training
+from rft_cli.settings import EvalSettings, RlSettings
 from rft_dist.replicated import ReplicatedOptimizer
 from rft_dist.settings import AdamSettings, CheckpointSettings
 from rft_engine.native import NativeEngine
 from rft_models.load import load_policy, load_reference
+from rft_models.model_facts import model_facts
 from rft_models.policy import CausalPolicy
 from rft_models.settings import ModelSettings
 from rft_models.text import HfTextCodec
@@ -30,17 +32,16 @@ from rft_trainer.data.mixture import Mixture
 from rft_trainer.evaluation import Evaluator
 from rft_trainer.ledger import Ledger
 from rft_trainer.loops.rl import Reinforcement, StepRules
-from rft_trainer.loops.sft import EarlyStop, SupervisedRun, TokenLikelihood
 from rft_trainer.objective import GroupAdvantages, PenalisedRewards, PolicyObjective
 from rft_trainer.protocols import Engine
-from rft_trainer.records import Prompt, RolloutGroup, Sampling, TrainingSample
+from rft_trainer.records import Prompt, RolloutGroup, Sampling
 from rft_trainer.report import Reporter
 from rft_trainer.rewards.records import Reward
 from rft_trainer.rewards.registry import reward_by_name
 from rft_trainer.rollouts import RolloutCollector
 from rft_trainer.run_directory import RunDirectory
 from rft_trainer.samples import shuffle_rewards
-from rft_trainer.saving import Progress, Saver, Stateful
+from rft_trainer.saving import Progress, Saver, Stateful, StatefulTensors
 from rft_trainer.settings import RewardSettings
 from rft_trainer.sinks.protocol import Sink
 from rft_trainer.throughput import PhaseTimer
@@ -94,10 +95,29 @@ def head_chunk_size(settings: ModelSettings) -> int | None:
 
 
 def response_limits(settings: RlSettings | EvalSettings, longest_prompt: int) -> tuple[int, int]:
-    """(tokens of the longest response, tokens of prompt plus response): `max_len` lowers the first where given."""
+    """(tokens of the longest response, tokens of prompt plus response): `max_len` lowers the first where given.
+
+    It leaves room for the longest prompt that is allowed, not for the longest that is there, so that a
+    run and a later evaluation on other rows give responses the same room.
+
+    Raises:
+        OptionsError: the model has fewer positions.
+    """
     limit = settings.sampling.generate_max_len
     if settings.sampling.max_len is not None:
-        limit = min(limit, settings.sampling.max_len - longest_prompt)
+        limit = min(limit, settings.sampling.max_len - settings.sampling.prompt_max_len)
+    positions = model_facts(settings.model.pretrain).max_positions
+    if longest_prompt + limit > positions:
+        raise OptionsError(
+            code="length.beyond_model",
+            what=f"longest prompt {longest_prompt} + longest response {limit:,} = {longest_prompt + limit:,} tokens, "
+            f"the model places {positions:,}",
+            where="--generate_max_len",
+            why="a prompt and its response share the positions of the model",
+            do=f"--generate_max_len {positions - longest_prompt}"
+            if longest_prompt < positions
+            else f"--prompt_max_len {positions // 2}",
+        )
     return limit, longest_prompt + limit
 
 
@@ -219,9 +239,12 @@ def make_saver(
     parts: dict[str, Stateful],
     machine: Machine,
     restored: Restored | None,
+    tensor_parts: dict[str, StatefulTensors] | None = None,
 ) -> Saver:
     """Writes on rank 0; hands every part its saved state where a checkpoint is given."""
-    writer = StoreWriter(partial(open_store, directory, settings), metadata) if machine.is_first else NoWriter()
+    writer = (
+        StoreWriter(partial(open_store, directory, settings, restored), metadata) if machine.is_first else NoWriter()
+    )
     saver = Saver(
         writer,
         policy,
@@ -230,6 +253,7 @@ def make_saver(
         machine.collectives,
         schedule=save_schedule(settings),
         before_save=directory.sync,
+        tensor_parts=tensor_parts,
     )
     if restored is not None:
         saver.restore(restored.step, restored.records())
@@ -297,7 +321,14 @@ def build_rl(
     )
     reference = None
     if record.needs_reference:
-        reference = annotator(load_reference(settings.model.pretrain, dtype=dtype, device=machine.device))
+        reference = annotator(
+            load_reference(
+                settings.model.pretrain,
+                dtype=dtype,
+                device=machine.device,
+                head_chunk_size=head_chunk_size(settings.model),
+            )
+        )
     return Reinforcement(
         ledger=ledger,
         prompts=data.prompts,
@@ -329,6 +360,7 @@ def build_rl(
             ),
             temperature=settings.sampling.temperature,
             device=machine.device,
+            pin_memory=settings.data.dataloader_pin_memory,
         ),
         evaluator=make_evaluator(engine, codec, reward, machine, data.held_out, longest_response),
         saver=saver,
@@ -390,119 +422,4 @@ def make_evaluator(
         prompts,
         max_new_tokens=longest_response,
         stop_token_ids=codec.eos_ids,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class SftData:
-    """What a supervised run learns from and is measured on."""
-
-    training: Prepared
-    samples: list[TrainingSample]
-    left_out: list[tuple[str, int]]
-    held_out: list[TrainingSample]
-    num_steps: int
-    mixture: Mixture
-
-
-def sft_data(settings: SftSettings, codec: HfTextCodec, max_positions: int) -> SftData:
-    """Read, render and count; needs a tokenizer and no weights."""
-    data, chosen = settings.data, settings.training
-    max_len = chosen.max_len or max_positions
-    training = read_training(data, data, codec, label_key=None, output_key=data.output_key, prompt_max_len=max_len)
-    samples, left_out = demonstrations(training.rendered, codec, max_len)
-    held_out: list[TrainingSample] = []
-    if data.eval_data:
-        rendered = read_held_out(
-            data.eval_data,
-            data.eval_split,
-            data.max_eval_samples,
-            data,
-            codec,
-            label_key=None,
-            output_key=data.output_key,
-            prompt_max_len=max_len,
-        )
-        held_out, _ = demonstrations(rendered, codec, max_len)
-    num_steps = -(-len(samples) // chosen.train_batch_size) * chosen.max_epochs
-    if chosen.max_steps:
-        num_steps = min(num_steps, chosen.max_steps)
-    mixture = training.mixture if not left_out else Mixture([len(samples)])
-    return SftData(training, samples, left_out, held_out, num_steps, mixture)
-
-
-def build_sft(
-    settings: SftSettings,
-    machine: Machine,
-    directory: RunDirectory,
-    data: SftData,
-    sinks: Sequence[Sink],
-    *,
-    metadata: dict[str, object],
-    resume_command: str,
-    restored: Restored | None,
-) -> SupervisedRun:
-    """The whole supervised run, ready to go; with `restored`, exactly where that checkpoint was."""
-    chosen = settings.training
-    source = restored.model_directory if restored else settings.model.pretrain
-    policy = load_policy(
-        source,
-        dtype=weights_dtype(settings.model.bf16),
-        device=machine.device,
-        gradient_checkpointing=settings.model.gradient_checkpointing,
-        head_chunk_size=head_chunk_size(settings.model),
-    ).train()
-    optimizer = make_optimizer(policy, settings.optimizer, machine, restored)
-    progress, early_stop = Progress(), EarlyStop(chosen.patience)
-    ledger = make_ledger(data.mixture, data.training.data_hash, len(data.samples), chosen.max_epochs, settings.run.seed)
-    saver = make_saver(
-        directory,
-        settings.checkpoint,
-        metadata,
-        policy,
-        optimizer,
-        {"progress": progress, "ledger": ledger, "early_stop": early_stop},
-        machine,
-        restored,
-    )
-    return SupervisedRun(
-        ledger=ledger,
-        samples=data.samples,
-        held_out=data.held_out,
-        policy=policy,
-        updater=Updater(
-            policy,
-            optimizer,
-            TokenLikelihood(),
-            machine.collectives,
-            micro_batching=micro_batching(
-                chosen.micro_train_batch_size, chosen.max_tokens_per_micro_batch, chosen.packing_samples
-            ),
-            learning_rate=learning_rate_schedule(settings.optimizer, chosen.learning_rate, data.num_steps),
-            device=machine.device,
-        ),
-        evaluator=None,
-        engine=None,
-        saver=saver,
-        reporter=Reporter(
-            directory,
-            sinks,
-            machine.collectives,
-            num_steps=data.num_steps,
-            rollout_every=0,
-            rollouts_kept=0,
-            seconds_before=progress.seconds,
-        ),
-        collectives=machine.collectives,
-        progress=progress,
-        timer=PhaseTimer(),
-        early_stop=early_stop,
-        train_batch_size=chosen.train_batch_size,
-        max_steps=chosen.max_steps,
-        eval_every=max(settings.evaluation.eval_steps, 0),
-        max_refused_in_a_row=settings.run.max_refused_steps,
-        eval_max_sequences=chosen.micro_train_batch_size,
-        eval_max_tokens=chosen.max_tokens_per_micro_batch,
-        resume_command=resume_command,
-        device=machine.device,
     )

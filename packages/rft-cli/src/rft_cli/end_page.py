@@ -23,6 +23,10 @@ def show(directory: RunDirectory, summary: Mapping[str, Any], next_commands: Seq
     evaluations = summary.get("eval", {})
     if "before" in evaluations and "after" in evaluations:
         console.print(_before_after(directory, evaluations))
+        if "best_step" in evaluations["after"]:
+            console.print(
+                f"the weights are those of step {evaluations['after']['best_step']}, the lowest held-out loss"
+            )
     samples = _last_samples(directory, 3)
     if samples:
         console.print(_samples(samples))

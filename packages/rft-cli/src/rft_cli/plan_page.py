@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rft_cli.compose import RlData, SftData, algorithm_record, response_limits
+from rft_cli.compose import RlData, algorithm_record, response_limits
+from rft_cli.compose_sft import SftData
 from rft_cli.config.resolve import Resolved
 from rft_cli.machine import Machine
 from rft_cli.settings import RlSettings, SftSettings
@@ -63,7 +64,7 @@ def _preparation(settings: RlSettings | SftSettings) -> str:
     how = "in the main thread"
     if data.num_workers:
         how = f"by {data.num_workers} threads, {data.num_workers * data.prefetch_factor} batches ahead"
-    pinned = ", page-locked for copies to a GPU" if data.dataloader_pin_memory else ""
+    pinned = "; batches are copied to a GPU from page-locked memory" if data.dataloader_pin_memory else ""
     return f"rows are rendered {how}{pinned}"
 
 
@@ -95,7 +96,7 @@ def sft_lines(resolved: Resolved[SftSettings], data: SftData) -> list[tuple[str,
     left_out = [f"left out, too long: {len(data.left_out):,} demonstrations"] if data.left_out else []
     size = min(chosen.train_batch_size, len(data.samples))
     return [
-        ("data", [*data.training.lines(), *left_out, f"held out: {len(data.held_out):,} demonstrations"]),
+        ("data", [*data.training.lines(), *left_out, _held_out_line(settings, data)]),
         ("preparation", [_preparation(settings)]),
         (
             "batches",
@@ -107,6 +108,12 @@ def sft_lines(resolved: Resolved[SftSettings], data: SftData) -> list[tuple[str,
         ),
         ("saving", [_saving(settings)]),
     ]
+
+
+def _held_out_line(settings: SftSettings, data: SftData) -> str:
+    kept_out = settings.data.held_out_rows and not settings.data.eval_data
+    origin = f", kept out of the training rows by seed {settings.run.seed}" if kept_out else ""
+    return f"held out: {len(data.held_out):,} demonstrations{origin}"
 
 
 def show_rl(resolved: Resolved[RlSettings], data: RlData, machine: Machine) -> None:
@@ -126,6 +133,13 @@ def _show(groups: list[tuple[str, list[str]]], resolved: Resolved[Any], machine:
     print(f"{'machine':<12} {machine.describe()}")
     for name, value, effect in environment_report():
         print(f"{'environment':<12} {name}={value}: {effect}")
-    for note in resolved.notes:
+    for note in [*resolved.notes, *_without_effect_on(machine, resolved)]:
         print(f"{'note':<12} {note}")
     print(flush=True)
+
+
+def _without_effect_on(machine: Machine, resolved: Resolved[Any]) -> list[str]:
+    """What was asked for and does nothing on this device."""
+    asked = resolved.settings.data.dataloader_pin_memory and machine.device == "cpu"
+    where = resolved.origins["dataloader_pin_memory"]
+    return [f"dataloader_pin_memory = true ({where}) has no effect: the device is cpu"] if asked else []

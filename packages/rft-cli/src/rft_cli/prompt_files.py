@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rft_algos.errors import DataError, OptionsError
+from rft_algos.keyed_random import derive_key, permutation
 from rft_models.text import HfTextCodec
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.prefetch import Prefetcher
@@ -42,6 +43,12 @@ class Prepared:
             more = f" and {len(self.left_out) - 10} more" if len(self.left_out) > 10 else ""
             lines.append(f"left out, longer than {self.limit} tokens: {named}{more}")
         return lines
+
+    def mixture_of(self, prompt_ids: Sequence[str]) -> Mixture:
+        """How an epoch visits these of the rows, in their order (source after source)."""
+        sources = [prompt_id.rpartition(":")[0] for prompt_id in prompt_ids]
+        sizes = [sources.count(spec.name) for spec in self.loaded.specs]
+        return Mixture(sizes, self.mixture.probabilities)
 
     def prompts(self) -> list[Prompt]:
         """As the RL loop takes them."""
@@ -129,6 +136,23 @@ def read_held_out(
             do=f"--prompt_max_len {length}",
         )
     return tuple(kept)
+
+
+def hold_out(
+    samples: Sequence[TrainingSample], count: int, seed: int
+) -> tuple[list[TrainingSample], list[TrainingSample]]:
+    """(those to train on, `count` others chosen by the seed), both in their order."""
+    if count >= len(samples):
+        raise OptionsError(
+            code="data.held_out_rows",
+            what=f"held_out_rows = {count}, and there are {len(samples)} training rows",
+            where="--held_out_rows",
+            why="at least one row must be left to train on",
+            do=f"--held_out_rows {max(1, len(samples) // 20)}" if len(samples) > 1 else "--held_out_rows 0",
+        )
+    chosen = {int(index) for index in permutation(derive_key(seed, "held_out"), len(samples))[:count]}
+    training = [sample for index, sample in enumerate(samples) if index not in chosen]
+    return training, [samples[index] for index in sorted(chosen)]
 
 
 def _render(

@@ -44,6 +44,11 @@ REFUSED_FLAGS: dict[str, Refusal] = {
         "master_addr",
         "master_port",
     ),
+    **_rows(
+        "torch's fused attention is always used; on a GPU in half precision it is flash attention",
+        "--bf16",
+        "flash_attn",
+    ),
     **_rows("the model is loaded straight onto its device", "--device cuda", "actor_init_on_gpu"),
     **_rows(
         "the form without reentrance is always used", "--gradient_checkpointing", "gradient_checkpointing_use_reentrant"

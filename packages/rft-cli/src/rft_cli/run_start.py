@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from rft_cli.checkpointing import Restored
 from rft_cli.config.resolve import Resolved
 from rft_cli.machine import Machine
 from rft_cli.panel import LivePanel
+from rft_dist.checkpoints.layout import published
 from rft_dist.checkpoints.resolve import resolve_checkpoint
 from rft_dist.environment import environment_report
 from rft_dist.settings import CheckpointSettings
@@ -41,6 +43,9 @@ class Started:
     resume_command: str
     begin: Callable[[], None]
     """Write the directory's first files, or cut it back to the checkpoint: once everything else is built."""
+    lacks_its_end: bool = False
+    """Whether the run goes on in its own directory and has not said that it finished: a kill after the last
+    checkpoint leaves a run with nothing to train and no summary."""
 
 
 def choose_path(settings: CheckpointSettings, run: RunSettings, recipe: str, machine: Machine) -> Path:
@@ -66,7 +71,9 @@ def start(
     restored = None
     source = path if in_place else Path(checkpoint.ckpt_path or path) if checkpoint.load_checkpoint else None
     if source is not None:
-        restored = _find(source, in_place=in_place, machine=machine, origin=str(resolved.origins["ckpt_path"]))
+        name = "ckpt_path" if checkpoint.ckpt_path else "load_checkpoint"
+        asked_by = "rft-train resume" if in_place else f"--{name}"
+        restored = _find(source, asked_by=asked_by, machine=machine, origin=str(resolved.origins[name]))
         in_place = in_place or _belongs_to(restored, path)
     resume_command = f"rft-train resume {path}"
     directory = RunDirectory(path, sync_every=_SYNC_EVERY)
@@ -81,8 +88,21 @@ def start(
         bundle.remember_run_directory(path)
 
     if machine.is_first and not in_place:
-        directory.refuse_existing(resume_command)
-    return Started(directory, restored, resume_command, begin)
+        directory.refuse_existing(resume_command if published(directory.checkpoints_directory) else remove(path))
+    return Started(directory, restored, resume_command, begin, in_place and _lacks_its_end(directory, machine))
+
+
+def remove(path: Path) -> str:
+    """The command that makes room for a fresh start where nothing was saved."""
+    return f"rm -r {shlex.quote(str(path))}"
+
+
+def _lacks_its_end(directory: RunDirectory, machine: Machine) -> bool:
+    """What the summary says before anything is changed, as rank 0 reads it."""
+    told = b""
+    if machine.is_first:
+        told = str((directory.read_summary() or {}).get("outcome", "")).encode()
+    return machine.collectives.broadcast_bytes(told if machine.is_first else None) != b"finished"
 
 
 def _cut_back(directory: RunDirectory, step: int) -> None:
@@ -109,10 +129,11 @@ _SYNC_EVERY = 100
 """Rows between two fsyncs: a checkpoint syncs before it is published, and what comes after it is done again anyway."""
 
 
-def _find(source: Path, *, in_place: bool, machine: Machine, origin: str) -> Restored:
+def _find(source: Path, *, asked_by: str, machine: Machine, origin: str) -> Restored:
     """Rank 0 verifies and quarantines; the others take the one it chose."""
-    asked_by = "rft-train resume" if in_place else "--ckpt_path"
     if machine.is_first:
+        if in_place:
+            _require_any(source)
         found = resolve_checkpoint(source, asked_by=asked_by, origin=origin)
         for finding in found.findings:
             print(f"passed over a damaged checkpoint: {finding}", file=sys.stderr)
@@ -120,6 +141,26 @@ def _find(source: Path, *, in_place: bool, machine: Machine, origin: str) -> Res
         return Restored(found.checkpoint)
     chosen = Path(machine.collectives.broadcast_bytes(None).decode())
     return Restored(resolve_checkpoint(chosen, asked_by=asked_by, origin=origin).checkpoint)
+
+
+def _require_any(path: Path) -> None:
+    """A run that ended before its first save can only be started again: say so, and how."""
+    folder = RunDirectory(path).checkpoints_directory
+    if published(folder) or any(folder.glob("quarantine_*")):
+        return
+    raise CheckpointError(
+        code="run.nothing_saved",
+        what=f"{path} holds no checkpoint: the run ended before its first save",
+        where=str(folder),
+        why="a run is continued from a checkpoint",
+        state="nothing was trained, so a fresh start loses nothing; nothing was changed",
+        do=f"{remove(path)} && {_first_command(path)}",
+    )
+
+
+def _first_command(path: Path) -> str:
+    file = path / "command.txt"
+    return file.read_text().strip() if file.is_file() else "rft-train"
 
 
 def _belongs_to(restored: Restored, path: Path) -> bool:

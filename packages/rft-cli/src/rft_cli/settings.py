@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 
 from rft_dist.settings import AdamSettings, CheckpointSettings, OptimizerSettings
 from rft_engine.settings import DecodingEngineSettings, EngineSettings, SamplingSettings
-from rft_models.settings import ModelSettings, WeightsSettings
+from rft_models.settings import BuildSettings, ModelSettings, WeightsSettings
 from rft_trainer.settings import (
     AlgorithmSettings,
     BatchSettings,
+    BuildDataSettings,
     DataSettings,
     EvalDataSettings,
     EvaluationSettings,
@@ -23,6 +24,7 @@ from rft_trainer.settings import (
     RlRewardSettings,
     RlRunSettings,
     RunSettings,
+    SeedSettings,
     SftDataSettings,
     SftTrainingSettings,
 )
@@ -85,11 +87,32 @@ class GenerateSettings:
     output: OutputSettings = field(default_factory=OutputSettings)
 
 
-CommandSettings = RlSettings | SftSettings | EvalSettings | GenerateSettings
+@dataclass(frozen=True, kw_only=True)
+class BuildOutputSettings(SeedSettings):
+    """Where the new model goes."""
 
-COMMANDS: dict[str, type[RlSettings] | type[SftSettings] | type[EvalSettings] | type[GenerateSettings]] = {
+    save_path: str
+    """Directory of the new model; it must not be there yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildModelSettings:
+    """Make a tokenizer and a decoder with random weights: a complete Hugging Face directory, without a download."""
+
+    data: BuildDataSettings
+    output: BuildOutputSettings
+    model: BuildSettings = field(default_factory=BuildSettings)
+
+
+CommandSettings = RlSettings | SftSettings | EvalSettings | GenerateSettings | BuildModelSettings
+
+COMMANDS: dict[
+    str,
+    type[RlSettings] | type[SftSettings] | type[EvalSettings] | type[GenerateSettings] | type[BuildModelSettings],
+] = {
     "rl": RlSettings,
     "sft": SftSettings,
     "eval": EvalSettings,
     "generate": GenerateSettings,
+    "build": BuildModelSettings,
 }

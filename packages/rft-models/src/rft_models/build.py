@@ -152,13 +152,15 @@ def build_character_tokenizer(alphabet: str) -> Any:
 def build_bpe_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
     """Byte-level BPE trained on `texts`, with <pad> = 0, <eos> = 1 and a one-line-a-message chat template.
 
-    Every text can be encoded: the 256 bytes are part of the vocabulary.
+    Every text can be encoded: the 256 bytes are part of the vocabulary. Texts are normalized and split as
+    Qwen2's are (each digit is a token), so that a loader that goes by the model's family gives the same ids.
 
     Raises:
         OptionsError: `vocab_size` below 258 (two special tokens and 256 bytes).
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
+    from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
     bytes_alphabet = pre_tokenizers.ByteLevel.alphabet()
     smallest = 2 + len(bytes_alphabet)
@@ -171,7 +173,13 @@ def build_bpe_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
             do=f"vocab_size {smallest}",
         )
     backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -191,7 +199,7 @@ def _check_sizes(hidden: int, heads: int, kv_heads: int) -> None:
     raise OptionsError(
         code="build.sizes",
         what=f"hidden = {hidden}, heads = {heads}, kv_heads = {kv_heads}",
-        where="model sizes",
+        where="hidden, heads, kv_heads",
         why="hidden / heads must be an even whole number (rotary pairs), and heads a multiple of kv_heads",
-        do=f"hidden {max(2, hidden // (2 * heads) * 2) * heads}, kv_heads {heads}",
+        do=f"--hidden {max(2, hidden // (2 * heads) * 2) * heads} --heads {heads} --kv_heads {heads}",
     )

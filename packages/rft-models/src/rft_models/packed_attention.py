@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -52,6 +52,24 @@ class Block:
         return self.masks[sliding_window]
 
 
+class RowLayout(Protocol):
+    """Where the segments of a row lie, and how its tokens attend."""
+
+    def attend(
+        self,
+        query_THD: Tensor,
+        key_TGD: Tensor,
+        value_TGD: Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        dropout: float = 0.0,
+    ) -> Tensor:
+        """See `packed_attention`."""
+        ...
+
+
 @dataclass(slots=True)
 class PackedLayout:
     """Where the segments of a packed row lie; computed once per forward, used by every layer."""
@@ -80,6 +98,10 @@ class PackedLayout:
             return cls(0, (), (), [], None)
         _, lengths = torch.unique_consecutive(segment_ids_T, return_counts=True)
         return cls.from_lengths(lengths.tolist(), segment_ids_T.device)
+
+    def attend(self, query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, **settings: Any) -> Tensor:
+        """See `packed_attention`."""
+        return packed_attention(query_THD, key_TGD, value_TGD, self, **settings)
 
 
 def _cut_into_blocks(
@@ -139,32 +161,45 @@ def packed_attention(
     """
     outputs = []
     for block in layout.blocks:
-        query, key, value = (_to_block(tensor, block) for tensor in (query_THD, key_TGD, value_TGD))
+        query, key, value = (to_block(tensor, block) for tensor in (query_THD, key_TGD, value_TGD))
         windowed = sliding_window is not None and block.length > sliding_window
-        mask = block.mask_LL(sliding_window, query.device) if windowed else None
-        if softcap is not None:
-            mask = mask if mask is not None else block.mask_LL(None, query.device)
-            attended = softcapped_attention(query, key, value, mask, scaling=scaling, softcap=softcap, dropout=dropout)
-        else:
-            attended = F.scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                attn_mask=mask,
-                dropout_p=dropout,
-                is_causal=mask is None,
-                scale=scaling,
-                enable_gqa=key.shape[1] != query.shape[1],
-            )
+        window = sliding_window if windowed else None
+        mask = block.mask_LL(window, query.device) if windowed or softcap is not None else None
+        attended = attend(query, key, value, mask, scaling=scaling, softcap=softcap, dropout=dropout)
         outputs.append(attended.transpose(1, 2).reshape(-1, *query_THD.shape[1:-1], value_TGD.shape[-1]))
     places = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return places if layout.scatter_T is None else places.index_select(0, layout.scatter_T)
 
 
-def _to_block(tensor_THD: Tensor, block: Block) -> Tensor:
+def to_block(tensor_THD: Tensor, block: Block) -> Tensor:
     """[T, H, D] -> [S, H, L, D]."""
     rows = tensor_THD if block.gather_SL is None else tensor_THD.index_select(0, block.gather_SL)
     return rows.view(block.num_segments, block.length, *tensor_THD.shape[1:]).transpose(1, 2)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    scaling: float,
+    softcap: float | None,
+    dropout: float,
+) -> Tensor:
+    """Attention of a block, [S, H, Lq, D]; `mask` [Lq, Lk] bool, or None for plain causal (softcapping needs one)."""
+    if softcap is not None:
+        return softcapped_attention(query, key, value, mask, scaling=scaling, softcap=softcap, dropout=dropout)
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=key.shape[1] != query.shape[1],
+    )
 
 
 def softcapped_attention(
@@ -205,7 +240,7 @@ def attention_function(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    packed_layout: PackedLayout | None = None,
+    packed_layout: RowLayout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The function registered with transformers: query [B, H, T, D], key and value [B, G, T, D] -> [B, T, H, D].
@@ -224,11 +259,10 @@ def attention_function(
         )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if packed_layout is not None:
-        packed = packed_attention(
+        packed = packed_layout.attend(
             query[0].transpose(0, 1),
             key[0].transpose(0, 1),
             value[0].transpose(0, 1),
-            packed_layout,
             scaling=scale,
             sliding_window=sliding_window,
             softcap=softcap,

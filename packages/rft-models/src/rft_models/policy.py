@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from rft_algos.errors import PreflightError
 from rft_models.directories import no_progress_bars
 from rft_models.head import head_of
-from rft_models.packed_attention import IMPLEMENTATION, PackedLayout, no_mask
+from rft_models.packed_attention import IMPLEMENTATION, PackedLayout, RowLayout, no_mask
+from rft_models.shared_prompts import share_prompts
 
 if TYPE_CHECKING:
     from rft_models.decode import DecodableModel
@@ -25,7 +26,8 @@ _PROBE_LENGTHS = (3, 5)
 class CausalPolicy:
     """A transformers causal language model, its tokenizer, and the way its packed forward is computed.
 
-    `packed` says which: true runs the backbone once on all tokens with segment-wise attention,
+    `packed` says which: true runs the backbone once on all tokens with segment-wise attention (and
+    on a prompt that several segments begin with once for all of them, see `shared_prompts`),
     false runs the model's own attention on segments padded into blocks of similar length. Both are exact.
     `head_chunk_size` is the number of rows whose logits are formed at a time; None picks by size.
     """
@@ -46,6 +48,7 @@ class CausalPolicy:
         self.where = where
         self.head = head_of(model, where)
         self._backbone = model.get_decoder()
+        self._drops_out = _drops_out(model)
         self._accepts = frozenset(inspect.signature(self._backbone.forward).parameters)
 
     def token_logprobs(
@@ -74,13 +77,13 @@ class CausalPolicy:
             ([T] log-probabilities, [T] entropies or None), float32 (float64 for float64 weights),
             0 where not wanted and at the first token of a segment, which nothing predicts.
         """
-        hidden_TD = self.hidden_states(token_ids_T, positions_T, segment_ids_T)
+        hidden_KD, place_T = self._states(token_ids_T, positions_T, segment_ids_T, wanted_T)
         predicted_T = wanted_T.to(torch.bool).clone()
         predicted_T[:1] = False
         predicted_T[1:] &= segment_ids_T[1:] == segment_ids_T[:-1]
         tokens_R = predicted_T.nonzero()[:, 0]
         logprobs_R, entropy_R = self.head.logprobs(
-            hidden_TD.index_select(0, tokens_R - 1),
+            hidden_KD.index_select(0, tokens_R - 1 if place_T is None else place_T[tokens_R - 1]),
             token_ids_T.index_select(0, tokens_R),
             temperature=temperature,
             with_entropy=with_entropy,
@@ -91,19 +94,34 @@ class CausalPolicy:
         entropy_T = None if entropy_R is None else zeros_T.index_copy(0, tokens_R, entropy_R)
         return zeros_T.index_copy(0, tokens_R, logprobs_R), entropy_T
 
+    def _states(
+        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """([K, D] final hidden states, [T] the row among them of each token); None: in the order of the tokens."""
+        shared = None
+        if self.packed and not (self.model.training and self._drops_out):  # copies of a prompt drop other entries
+            shared = share_prompts(token_ids_T, positions_T, segment_ids_T, wanted_T)
+        if shared is None:
+            return self.hidden_states(token_ids_T, positions_T, segment_ids_T), None
+        states_KD = self._packed_states(token_ids_T[shared.kept_K], positions_T[shared.kept_K], shared.layout)
+        return states_KD, shared.place_T
+
     def hidden_states(self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor) -> Tensor:
         """[T, D] final hidden states (after the last norm), each seeing its own segment only."""
         layout = PackedLayout.from_segment_ids(segment_ids_T)
         if self.packed:
-            output = self._backbone(
-                input_ids=token_ids_T[None],
-                position_ids=positions_T[None],
-                attention_mask=no_mask(token_ids_T.device),
-                use_cache=False,
-                packed_layout=layout,
-            )
-            return output.last_hidden_state[0]
+            return self._packed_states(token_ids_T, positions_T, layout)
         return self._padded_states(token_ids_T, positions_T, layout)
+
+    def _packed_states(self, token_ids_T: Tensor, positions_T: Tensor, layout: RowLayout) -> Tensor:
+        output = self._backbone(
+            input_ids=token_ids_T[None],
+            position_ids=positions_T[None],
+            attention_mask=no_mask(token_ids_T.device),
+            use_cache=False,
+            packed_layout=layout,
+        )
+        return output.last_hidden_state[0]
 
     def _padded_states(self, token_ids_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
         """The model's own forward on right-padded blocks; a causal row never sees what stands after it."""
@@ -213,3 +231,10 @@ class CausalPolicy:
     def eval(self) -> Self:
         """No dropout, no checkpointing."""
         return self.train(False)
+
+
+def _drops_out(model: Any) -> bool:
+    """Whether training mode zeroes entries at random."""
+    if any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
+        return True
+    return any(float(getattr(m, "attention_dropout", None) or 0.0) > 0 for m in model.modules())

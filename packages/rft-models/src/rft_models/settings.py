@@ -25,9 +25,6 @@ class WeightsSettings:
     device: Device = "auto"
     """Where the model lives; auto = a CUDA GPU if there is one, else the CPU."""
 
-    flash_attn: bool = False
-    """Attend with the flash-attn library (a CUDA GPU and the extra `flash-attn`)."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(WeightsSettings):
@@ -41,3 +38,29 @@ class ModelSettings(WeightsSettings):
 
     chunk_size: int = field(default=4096, metadata={"minimum": 1})
     """Rows (tokens) of the head computed at once by `fused_linear_logprob`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildSettings:
+    """The sizes of a tokenizer and a decoder that are made from nothing."""
+
+    vocab_size: int = field(default=2048, metadata={"minimum": 258})
+    """Tokens of the byte-level BPE tokenizer: 2 special ones, 256 bytes, and merges learned from the texts."""
+
+    hidden: int = field(default=256, metadata={"minimum": 2})
+    """Width of the decoder."""
+
+    layers: int = field(default=4, metadata={"minimum": 1})
+    """Blocks of the decoder."""
+
+    heads: int = field(default=4, metadata={"minimum": 1})
+    """Query heads of each block; hidden / heads is an even whole number."""
+
+    kv_heads: int | None = field(default=None, metadata={"minimum": 1})
+    """Key and value heads of each block, a divisor of `heads`; none = as many as `heads`."""
+
+    ffn: int | None = field(default=None, metadata={"minimum": 1})
+    """Width of the gated feed-forward part; none = 3 x hidden."""
+
+    max_positions: int = field(default=1024, metadata={"minimum": 2})
+    """Longest sequence that the decoder can place, in tokens."""

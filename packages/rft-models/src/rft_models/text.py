@@ -9,6 +9,9 @@ from typing import Any
 
 from rft_algos.errors import DataError
 
+_CLASSES_OF_THE_FILE = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""Tokenizer classes that add nothing to tokenizer.json."""
+
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -146,10 +149,14 @@ def load_tokenizer(directory: str | Path) -> HfTextCodec:
 
 
 def _from_pretrained(path: Path) -> Any:
-    from transformers import AutoTokenizer
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    # AutoTokenizer puts the class of the model's family in the place of this one, which for Qwen2 replaces the
+    # normalizer and the splitting that tokenizer.json holds
+    as_written = _json_or_empty(path / "tokenizer_config.json").get("tokenizer_class") in _CLASSES_OF_THE_FILE
+    kind: Any = PreTrainedTokenizerFast if as_written and (path / "tokenizer.json").is_file() else AutoTokenizer
     try:
-        return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        return kind.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise DataError(
             code="models.tokenizer_damaged",

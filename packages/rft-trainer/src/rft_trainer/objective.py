@@ -21,8 +21,13 @@ class PolicyObjective:
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether the loss has an entropy term; the entropy is logged in any case where it is given."""
+        """Whether the loss has an entropy term, so that gradients flow through the entropy."""
         return self._record.needs_entropy
+
+    @property
+    def logs_entropy(self) -> bool:
+        """Always: a policy that collapses shows in its entropy first."""
+        return True
 
     def __call__(
         self, batch: TokenBatch, logprobs_T: Tensor, entropy_T: Tensor | None, counts: Counts

@@ -6,7 +6,7 @@ so any cut and any assignment to ranks adds up to the same gradient.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import torch
@@ -82,8 +82,18 @@ def _check_fits(num_tokens: Sequence[int], max_tokens: int) -> None:
         )
 
 
-def pack(samples: Sequence[TrainingSample], device: torch.device | str = "cpu") -> TokenBatch:
-    """Lay samples end to end. Response-only lists are placed at the response, zeros at the prompt."""
+def pack(
+    samples: Sequence[TrainingSample], device: torch.device | str = "cpu", *, pin_memory: bool = False
+) -> TokenBatch:
+    """Lay samples end to end. Response-only lists are placed at the response, zeros at the prompt.
+
+    `pin_memory` copies from page-locked memory, so that the host does not wait; on a CPU there is no copy.
+    """
+    pinned = pin_memory and torch.device(device).type == "cuda"
+
+    def place(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory().to(device, non_blocking=True) if pinned else tensor.to(device)
+
     lengths = torch.tensor([sample.num_tokens for sample in samples])
     prompt_lengths = torch.tensor([max(sample.prompt_length, 1) for sample in samples])
     starts = lengths.cumsum(0) - lengths
@@ -91,20 +101,22 @@ def pack(samples: Sequence[TrainingSample], device: torch.device | str = "cpu") 
     positions = torch.arange(int(lengths.sum())) - starts[segment_ids]
     advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)
     return TokenBatch(
-        token_ids_T=torch.tensor(list(chain.from_iterable(s.token_ids for s in samples))).to(device),
-        positions_T=positions.to(device),
-        segment_ids_T=segment_ids.to(device),
-        loss_mask_T=(positions >= prompt_lengths[segment_ids]).to(device),
-        advantages_T=advantages[segment_ids].to(device),
-        old_logprobs_T=_spread(samples, "old_logprobs", device),
-        behaviour_logprobs_T=_spread(samples, "behaviour_logprobs", device),
-        reference_logprobs_T=_spread(samples, "reference_logprobs", device),
+        token_ids_T=place(torch.tensor(list(chain.from_iterable(s.token_ids for s in samples)))),
+        positions_T=place(positions),
+        segment_ids_T=place(segment_ids),
+        loss_mask_T=place(positions >= prompt_lengths[segment_ids]),
+        advantages_T=place(advantages[segment_ids]),
+        old_logprobs_T=_spread(samples, "old_logprobs", place),
+        behaviour_logprobs_T=_spread(samples, "behaviour_logprobs", place),
+        reference_logprobs_T=_spread(samples, "reference_logprobs", place),
     )
 
 
-def _spread(samples: Sequence[TrainingSample], name: str, device: torch.device | str) -> torch.Tensor | None:
+def _spread(
+    samples: Sequence[TrainingSample], name: str, place: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor | None:
     """[T] float32 of a response-only field, or None when no sample carries it."""
     if not any(getattr(sample, name) for sample in samples):
         return None
     rows = ((0.0,) * sample.prompt_length + getattr(sample, name) for sample in samples)
-    return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.float32).to(device)
+    return place(torch.tensor(list(chain.from_iterable(rows)), dtype=torch.float32))

@@ -69,6 +69,7 @@ class Policy(Protocol):
         *,
         temperature: float = 1.0,
         with_entropy: bool = False,
+        entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor | None]: ...
 
 

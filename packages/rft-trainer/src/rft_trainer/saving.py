@@ -7,9 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from rft_algos.errors import CheckpointError
 from rft_trainer.protocols import CheckpointWriter, Collectives, Optimizer, SavablePolicy
 from rft_trainer.stopping import agree
+
+
+class StatefulTensors(Protocol):
+    """A part of the run that changes while training and is tensors by name."""
+
+    def state_tensors(self) -> dict[str, Tensor]: ...
 
 
 class Stateful(Protocol):
@@ -70,12 +78,13 @@ class Saver:
         *,
         schedule: SaveSchedule,
         before_save: Callable[[], None],
+        tensor_parts: Mapping[str, StatefulTensors] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._writer = writer
         self._policy = policy
-        self._optimizer = optimizer
         self._parts = parts
+        self._tensor_parts = {"optimizer": optimizer, **(tensor_parts or {})}
         self._collectives = collectives
         self._schedule = schedule
         self._before_save = before_save
@@ -100,7 +109,7 @@ class Saver:
             self._before_save()
             self._writer.save(
                 step,
-                tensors={"optimizer": self._optimizer.state_tensors()},
+                tensors={name: part.state_tensors() for name, part in self._tensor_parts.items()},
                 records={name: part.state() for name, part in self._parts.items()},
                 policy=self._policy,
                 metadata={"episode": episode},

@@ -93,6 +93,20 @@ class SftDataSettings(HeldOutSettings, TrainRowsSettings):
     output_key: str = "output"
     """Column that holds the response to learn."""
 
+    held_out_rows: int = field(default=0, metadata={"minimum": 0})
+    """Training rows, chosen by the seed, that are kept out of training and give the held-out loss; 0 = none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildDataSettings:
+    """The texts that a tokenizer is learned from."""
+
+    texts: str
+    """Files of texts, joined by commas: .txt as it is, or a file of rows with `text_keys`."""
+
+    text_keys: str = "text"
+    """Columns of the rows that hold texts, joined by commas."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateDataSettings(PromptTextSettings):
@@ -300,7 +314,10 @@ class SftTrainingSettings:
     """Longest sequence, in tokens; longer rows are refused and counted; none = what the model can take."""
 
     patience: int = field(default=0, metadata={"minimum": 0})
-    """Evaluations without a better held-out loss after which the run ends; 0 = never early."""
+    """Evaluations without a better held-out loss after which the run ends, with the best weights; 0 = never early."""
+
+    min_improvement: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Fall of the held-out loss, in nats a token, that counts as better (with `patience`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

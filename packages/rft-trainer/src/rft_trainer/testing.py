@@ -32,12 +32,14 @@ class BigramPolicy(nn.Module):
         *,
         temperature: float = 1.0,
         with_entropy: bool = False,
+        entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """The contract of `protocols.Policy`."""
         previous_T = torch.cat([token_ids_T[:1], token_ids_T[:-1]])
         rows_TV = (self.table[previous_T] / temperature).log_softmax(-1)
         logprobs_T = rows_TV.gather(-1, token_ids_T[:, None])[:, 0]
         entropy_T = -(rows_TV.exp() * rows_TV).sum(-1)
+        entropy_T = entropy_T if entropy_gradient else entropy_T.detach()
         zero = logprobs_T.new_zeros(())
         return torch.where(wanted_T, logprobs_T, zero), torch.where(wanted_T, entropy_T, zero) if with_entropy else None
 

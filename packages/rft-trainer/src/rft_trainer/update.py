@@ -33,6 +33,8 @@ class Objective(Protocol):
 
     @property
     def needs_entropy(self) -> bool: ...
+    @property
+    def logs_entropy(self) -> bool: ...
     def __call__(
         self, batch: TokenBatch, logprobs_T: Tensor, entropy_T: Tensor | None, counts: Counts
     ) -> LossOutput: ...
@@ -78,6 +80,7 @@ class Updater:
         learning_rate: Callable[[int], float],
         temperature: float = 1.0,
         device: str = "cpu",
+        pin_memory: bool = False,
     ) -> None:
         self._policy = policy
         self._optimizer = optimizer
@@ -87,6 +90,7 @@ class Updater:
         self._learning_rate = learning_rate
         self._temperature = temperature
         self._device = device
+        self._pin_memory = pin_memory
 
     def __call__(
         self, samples: Sequence[TrainingSample], update_index: int, totals: MetricTotals, counts: Counts | None = None
@@ -101,10 +105,19 @@ class Updater:
         share = [samples[index] for index in mine]
         cuts = self._micro_batching.cut([sample.num_tokens for sample in share])
         for indices in cuts:
-            self._backward(pack([share[i] for i in indices], self._device), counts, totals)
+            self._backward(pack([share[i] for i in indices], self._device, pin_memory=self._pin_memory), counts, totals)
+        if self._collectives.rank == 0:
+            self._count_left_out(samples, counts, totals)
         learning_rate = self._learning_rate(update_index)
         outcome = self._optimizer.step(learning_rate)
         return UpdateOutcome(outcome.gradient_norm, outcome.applied, learning_rate, len(cuts))
+
+    def _count_left_out(self, samples: Sequence[TrainingSample], counts: Counts, totals: MetricTotals) -> None:
+        """Samples that were left out add 0 to the loss and their share to its count, so that its mean is the loss."""
+        missing = counts.num_loss_tokens - count(samples).num_loss_tokens
+        if missing:
+            pair = torch.zeros(()), torch.tensor(missing / counts.num_loss_tokens, dtype=torch.float64)
+            totals.add({"policy/loss": pair, "policy/surrogate": pair})
 
     def _backward(self, batch: TokenBatch, counts: Counts, totals: MetricTotals) -> None:
         logprobs_T, entropy_T = self._policy.token_logprobs(
@@ -113,7 +126,8 @@ class Updater:
             batch.segment_ids_T,
             batch.loss_mask_T,
             temperature=self._temperature,
-            with_entropy=self._objective.needs_entropy,
+            with_entropy=self._objective.needs_entropy or self._objective.logs_entropy,
+            entropy_gradient=self._objective.needs_entropy,
         )
         output = self._objective(batch, logprobs_T, entropy_T, counts)
         self._optimizer.backward(output.loss)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rft_algos.errors import OptionsError
 from rft_cli.config.nearest import nearest
@@ -16,6 +16,8 @@ class Arguments:
     words: list[str]
     switches: set[str]
     rest: list[str]
+    values: dict[str, str] = field(default_factory=dict[str, str])
+    """Options that take a value, by name."""
 
     def word(self, index: int, default: str = "") -> str:
         """The positional word at `index`, or `default`."""
@@ -23,30 +25,47 @@ class Arguments:
 
 
 def parse(
-    verb: str, argv: Sequence[str], *, most: int, switches: Sequence[str] = (), keep_flags: bool = False
+    verb: str,
+    argv: Sequence[str],
+    *,
+    most: int,
+    switches: Sequence[str] = (),
+    options: Sequence[str] = (),
+    keep_flags: bool = False,
 ) -> Arguments:
     """Split `argv`; with `keep_flags` everything from the first other flag on is left in `rest`.
 
     Raises:
-        OptionsError: an unknown flag, or more than `most` words.
+        OptionsError: an unknown flag, an option of `options` without its value, or more than `most` words.
     """
     words: list[str] = []
     found: set[str] = set()
+    values: dict[str, str] = {}
+    waiting = ""
     for index, word in enumerate(argv):
-        name = word.removeprefix("--").replace("-", "_")
-        if word.startswith("--") and name in switches:
+        name, equals, inline = word.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        if waiting:
+            values[waiting], waiting = word, ""
+        elif word.startswith("--") and name in options:
+            values |= {name: inline} if equals else {}
+            waiting = "" if equals else name
+        elif word.startswith("--") and name in switches and not equals:
             found.add(name)
         elif word.startswith("-") and keep_flags:
             return _checked(verb, Arguments(words, found, list(argv[index:])), most)
         elif word.startswith("-"):
-            near = [f"--{option}" for option in nearest(name, switches)]
+            near = [f"--{option}" for option in nearest(name, [*switches, *options])]
             why = f"nearest: {', '.join(near)}" if near else f"rft-train {verb} has no such option"
             raise _refusal(
                 "option.unknown", f"unknown option {word}", why, near[0] if near else f"rft-train {verb} --help"
             )
         else:
             words.append(word)
-    return _checked(verb, Arguments(words, found, []), most)
+    if waiting:
+        what, why = f"--{waiting} needs a value", "it does not stand alone"
+        raise _refusal("option.no_value", what, why, f"rft-train {verb} --help")
+    return _checked(verb, Arguments(words, found, [], values), most)
 
 
 def _checked(verb: str, arguments: Arguments, most: int) -> Arguments:

@@ -76,7 +76,7 @@ def _check_rl(resolved: Resolved[RlSettings], machine: object) -> None:
 
 def _check_sft(resolved: Resolved[SftSettings], machine: object) -> None:
     from rft_cli import plan_page
-    from rft_cli.compose import sft_data
+    from rft_cli.compose_sft import sft_data
     from rft_cli.machine import Machine
     from rft_models.model_facts import model_facts
     from rft_models.text import load_tokenizer

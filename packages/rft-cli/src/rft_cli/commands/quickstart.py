@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,8 @@ CONTROLS = ("none", "shuffled_rewards", "sft")
 SFT_RECIPE, RL_RECIPE = "quickstart-sft", "quickstart"
 ALPHABET = "0123456789+="
 NUM_HELD_OUT = 500
+WARM_START, CHOICES = "warm_start", "choices.json"
+"""Names in the run's directory; the second is written when everything before the warm-up is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ def run(argv: list[str]) -> int:
         return 0
     choices = parse(argv)
     path = Path(choices.save_path or Path("runs") / run_name("quickstart", under=Path("runs")))
-    if (path / "config.yaml").exists() or (path / "warm_start").exists():
+    if (path / "config.yaml").exists() or (path / WARM_START).exists():
         raise OptionsError(
             code="run.exists",
             what=f"{path} already holds a run",
@@ -127,7 +130,7 @@ def prepare(path: Path, choices: Choices) -> None:
     build_character_model(
         path / "untrained", alphabet=ALPHABET, hidden=128, layers=2, heads=4, ffn=384, seed=choices.seed
     )
-    (path / "choices.json").write_text(
+    (path / CHOICES).write_text(
         json.dumps(
             {"seed": choices.seed, "control": choices.control, "seconds": choices.seconds, "steps": choices.steps}
         )
@@ -143,7 +146,7 @@ def _warm_up(path: Path, choices: Choices, command: list[str], *, fresh: bool) -
     from rft_cli.commands import sft
     from rft_cli.config.resolve import resolve
 
-    directory = path / "warm_start"
+    directory = path / WARM_START
     words = [*_data_words(path, SFT_RECIPE), "--pretrain", str(path / "untrained"), "--seed", str(choices.seed)]
     words += ["--save_path", str(directory)]
     print("1. warm-up: supervised training on additions\n")
@@ -169,12 +172,12 @@ def _more_supervised(path: Path, choices: Choices, command: list[str]) -> None:
     from rft_cli.commands import sft
     from rft_cli.config.resolve import resolve
 
-    rows = RunDirectory.open(path / "warm_start").read_metrics().rows
+    rows = RunDirectory.open(path / WARM_START).read_metrics().rows
     seconds_a_step = sum(row["time/step"] for row in rows) / len(rows)
     steps = max(1, round(choices.seconds / seconds_a_step))
     print(f"\n2. control: {steps:,} more steps of supervised training, about {choices.seconds:g} s\n")
     directory = path / "control_sft"
-    words = [*_data_words(path, SFT_RECIPE), "--pretrain", str(sft.final_model(path / "warm_start"))]
+    words = [*_data_words(path, SFT_RECIPE), "--pretrain", str(sft.final_model(path / WARM_START))]
     words += ["--seed", str(choices.seed), "--save_path", str(directory)]
     words += ["--max_epochs", str(steps), "--max_steps", str(steps)]
     sft.train(resolve("sft", words), command, show_end=False)
@@ -193,7 +196,7 @@ def _second_stage(path: Path, choices: Choices, command: list[str]) -> None:
     from rft_cli.config.resolve import resolve
 
     print("\n2. reinforcement learning: 64 prompts x 8 answers a step, reward 1 for the right sum\n")
-    words = [*_data_words(path, RL_RECIPE), "--pretrain", str(final_model(path / "warm_start"))]
+    words = [*_data_words(path, RL_RECIPE), "--pretrain", str(final_model(path / WARM_START))]
     words += ["--seed", str(choices.seed), "--save_path", str(path)]
     if choices.control == "shuffled_rewards":
         words += ["--shuffle_rewards"]
@@ -207,15 +210,25 @@ def resume(path: Path, overrides: list[str]) -> int:
     from rft_cli.commands import rl
     from rft_cli.config.resolve import resolve
 
-    stored = json.loads((path / "choices.json").read_text())
+    stored = json.loads((path / CHOICES).read_text())
     choices = Choices(stored["seed"], str(path), stored["control"], stored["seconds"], stored["steps"])
     command = shlex.split(read_run(path).command) or ["rft-train", "quickstart"]
     if (path / "config.yaml").exists():
         words = ["--config", str(path / "config.yaml"), "--save_path", str(path), *overrides]
         rl.train(resolve("rl", words), command, in_place=path)
         return 0
-    warm_start = RunDirectory.open(path / "warm_start")
-    if warm_start.read_summary() is None or (warm_start.read_summary() or {}).get("outcome") != "finished":
-        _warm_up(path, choices, command, fresh=False)
+    warm_start = path / WARM_START
+    if (RunDirectory(warm_start).read_summary() or {}).get("outcome") != "finished":
+        saved = any(warm_start.glob("checkpoints/step_*/manifest.json"))
+        if warm_start.exists() and not saved:
+            print("the warm-up had saved nothing; it starts again")
+            shutil.rmtree(warm_start)
+        _warm_up(path, choices, command, fresh=not saved)
     _second_stage(path, choices, command)
     return 0
+
+
+def root_of(path: Path) -> Path | None:
+    """The directory of the quickstart that `path` is, or is the warm-up of; None for any other run."""
+    roots = (path, path.parent) if path.name == WARM_START else (path,)
+    return next((root for root in roots if (root / CHOICES).is_file()), None)

@@ -1,4 +1,4 @@
-"""`rft-train recipes`, `recipes show NAME [--resolved]`, `recipes copy NAME [FILE]`."""
+"""`rft-train recipes`, `recipes show NAME [--resolved]`, `recipes copy NAME [FILE]`, `recipes run NAME`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,18 @@ USAGE = """usage: rft-train recipes                                  list the re
        rft-train recipes show NAME                        the file as it is
        rft-train recipes show NAME --resolved [--flag V]  every setting with its origin
        rft-train recipes copy NAME [FILE]                 copy it (default: NAME.yaml here), to change it
+       rft-train recipes run NAME [OPTIONS]               run all stages of a recipe that has several
 
-A recipe is run with: rft-train COMMAND --config NAME"""
+A recipe of one command is run with: rft-train COMMAND --config NAME
 
-VERBS = ("list", "show", "copy")
+Options of run (NAME may be a file):
+  --data DIR         directory of the data sets (default: the environment variable RFT_DATA_DIR)
+  --save_path DIR    directory of the run (default runs/<recipe>-<date>-<word>); given again, finished
+                     stages are passed over and an interrupted one is continued
+  --seed N           start of every random draw (default 42)
+  --quick            a trial of a minute or two: every stage, cut short"""
+
+VERBS = ("list", "show", "copy", "run")
 
 
 def run(argv: list[str]) -> int:
@@ -37,6 +45,11 @@ def run(argv: list[str]) -> int:
         given = arguments.parse("recipes copy", rest, most=2)
         recipe = _recipe(given.word(0))
         _copy(recipe, Path(given.word(1, f"{recipe.name}.yaml")))
+    elif verb == "run":
+        from rft_cli.commands import recipe_run
+
+        given = arguments.parse("recipes run", rest, most=1, switches=["quick"], options=["data", "save_path", "seed"])
+        return recipe_run.run(_recipe_or_file(given.word(0)), given)
     elif verb == "list":
         arguments.parse("recipes", rest, most=0)
         _list()
@@ -65,6 +78,11 @@ def _list() -> None:
         cells = (recipe.command, recipe.task, recipe.hardware, recipe.minutes, expected)
         table.add_row(Text(name, "bold"), *(Text(cell) for cell in cells))
     console.print(table if table.row_count else "no recipes are installed")
+
+
+def _recipe_or_file(name: str) -> Recipe:
+    path = Path(name).expanduser()
+    return catalog.read(path) if path.suffix in catalog.SUFFIXES and path.is_file() else _recipe(name)
 
 
 def _recipe(name: str) -> Recipe:

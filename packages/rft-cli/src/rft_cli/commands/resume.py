@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from rft_algos.errors import OptionsError
-from rft_cli.run_files import as_object, read_run
+from rft_cli.commands import quickstart
+from rft_cli.run_files import as_object
 from rft_trainer.run_directory import RunDirectory
 
 USAGE = """usage: rft-train resume RUN [OPTIONS]
@@ -26,13 +26,13 @@ def run(argv: list[str]) -> int:
         print(USAGE)
         return 0
     path, overrides = Path(argv[0]).expanduser().resolve(), argv[1:]
+    started_by = quickstart.root_of(path)
+    if started_by is not None:
+        _go_to_working_directory(started_by)
+        return quickstart.resume(started_by, overrides)
     directory = RunDirectory.open(path)
     command = command_of(directory)
     _go_to_working_directory(path)
-    if command == "quickstart":
-        from rft_cli.commands import quickstart
-
-        return quickstart.resume(path, overrides)
     from rft_cli.config.resolve import resolve
 
     words = ["--config", str(directory.config_file), "--save_path", str(path), *overrides]
@@ -50,9 +50,6 @@ def run(argv: list[str]) -> int:
 
 def command_of(directory: RunDirectory) -> str:
     """The verb that made the run."""
-    words = shlex.split(read_run(directory.path).command)
-    if "quickstart" in words[:3]:
-        return "quickstart"
     recipe: Any = as_object(yaml.safe_load(directory.config_file.read_text())).get("recipe")
     command = as_object(recipe).get("command")
     if command not in ("rl", "sft"):

@@ -68,7 +68,7 @@ def _run(
             restored=started.restored,
         )
         step = started.restored.step if started.restored else None
-        if step is not None and training.finished:
+        if step is not None and training.finished and not started.lacks_its_end:
             raise run_start.nothing_left(directory.path, step)
         started.begin()
         for sink in sinks:

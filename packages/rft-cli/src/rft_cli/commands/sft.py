@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rft_cli import end_page, plan_page, run_start
-from rft_cli.compose import SftData, build_sft, sft_data
+from rft_cli.compose_sft import SftData, build_sft, sft_data
 from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.machine import Machine, open_machine
 from rft_cli.settings import SftSettings
@@ -64,7 +64,7 @@ def _run(
         restored=started.restored,
     )
     step = started.restored.step if started.restored else None
-    if step is not None and training.finished:
+    if step is not None and training.finished and not started.lacks_its_end:
         raise run_start.nothing_left(directory.path, step)
     started.begin()
     for sink in sinks:

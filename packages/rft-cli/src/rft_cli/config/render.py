@@ -12,12 +12,13 @@ from rft_cli.config.origins import Origin
 from rft_cli.config.schema import REQUIRED, schema
 
 
-def config_yaml(command: str, values: Mapping[str, Any], origins: Mapping[str, Origin]) -> str:
-    """Text that `--config` reads back to the same values."""
+def config_yaml(command: str, values: Mapping[str, Any], origins: Mapping[str, Origin], recipe_name: str = "") -> str:
+    """Text that `--config` reads back to the same values and the same recipe's name."""
     lines = [
         f"# rft-train {command}: every setting, with where its value came from",
         "recipe:",
         f"  command: {command}",
+        *([f"  name: {scalar(recipe_name)}"] if recipe_name else []),
     ]
     group = ""
     for name, setting in schema(command).items():

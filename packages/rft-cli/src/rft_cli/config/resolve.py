@@ -20,7 +20,7 @@ from rft_cli.config.values import NotAllowed, convert
 from rft_cli.recipes import catalog
 from rft_cli.refused_flags import REFUSED_FLAGS, REFUSED_VALUES
 from rft_cli.secrets import looks_like_key
-from rft_cli.settings import EvalSettings, GenerateSettings, RlSettings, SftSettings
+from rft_cli.settings import BuildModelSettings, EvalSettings, GenerateSettings, RlSettings, SftSettings
 
 S = TypeVar("S")
 
@@ -45,7 +45,7 @@ class Resolved(Generic[S]):
 
     def config_yaml(self) -> str:
         """The whole configuration as a file that `--config` reads back, each line with its origin."""
-        return config_yaml(self.command, self.values, self.origins)
+        return config_yaml(self.command, self.values, self.origins, self.recipe_name)
 
 
 @dataclass(slots=True)
@@ -75,6 +75,8 @@ def resolve(command: Literal["eval"], argv: Sequence[str]) -> Resolved[EvalSetti
 @overload
 def resolve(command: Literal["generate"], argv: Sequence[str]) -> Resolved[GenerateSettings]: ...
 @overload
+def resolve(command: Literal["build"], argv: Sequence[str]) -> Resolved[BuildModelSettings]: ...
+@overload
 def resolve(command: str, argv: Sequence[str]) -> Resolved[Any]: ...
 def resolve(command: str, argv: Sequence[str]) -> Resolved[Any]:
     """The settings of `rft-train COMMAND ARGV...`.
@@ -95,7 +97,9 @@ def resolve(command: str, argv: Sequence[str]) -> Resolved[Any]:
         origins=merged.origins,
         recipe_name=merged.recipe_name,
         sources=tuple(merged.sources),
-        notes=tuple(rules.notes(merged.values, merged.origins)),
+        notes=tuple(
+            rules.notes(merged.values, merged.origins, {name: row.default for name, row in merged.schema.items()})
+        ),
     )
 
 
@@ -124,7 +128,8 @@ def _read_config(merged: Merged, reference: str) -> None:
         merged.problems += [problem] if problem else []
         return
     found = yaml_file.read(source.path, merged.schema, kind="recipe" if source.is_recipe else "file")
-    merged.recipe_name = source.name
+    told = found.header.get("name", "")  # of the recipe that a run's config.yaml was made from
+    merged.recipe_name = told if told and Path(told).name == told else source.name
     merged.sources.append(source.path)
     merged.problems += found.problems
     made_for = found.header.get("command", merged.command)

@@ -16,6 +16,8 @@ Origins = Mapping[str, Origin]
 def contradictions(command: str, values: Values, origins: Origins) -> list[Problem]:
     """Combinations that cannot be run, each with its arithmetic and one way out."""
     checks = [_engine, _lengths]
+    if command == "sft":
+        checks += [_nothing_to_wait_for]
     if command == "rl":
         checks += [_group, _sampling_for_training, _divergence]
     return [problem for check in checks for problem in check(values, origins)]
@@ -76,6 +78,12 @@ def _sampling_for_training(values: Values, origins: Origins) -> Iterator[Problem
         yield _problem("sampling.greedy", origins, values, ["temperature"], why, "--temperature 1.0")
 
 
+def _nothing_to_wait_for(values: Values, origins: Origins) -> Iterator[Problem]:
+    if values["patience"] and not values["eval_data"] and not values["held_out_rows"]:
+        why = "patience looks at the held-out loss, and no rows are held out"
+        yield _problem("sft.no_held_out", origins, values, ["patience", "held_out_rows"], why, "--held_out_rows 200")
+
+
 def _divergence(values: Values, origins: Origins) -> Iterator[Problem]:
     if values["use_kl_loss"] and values["init_kl_coef"] == 0.0:
         yield _problem(
@@ -97,6 +105,7 @@ def _problem(code: str, origins: Origins, values: Values, names: list[str], why:
 _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "chunk_size": ("fused_linear_logprob", bool),
     "kl_estimator": ("init_kl_coef", lambda weight: weight > 0),
+    "micro_rollout_batch_size": ("init_kl_coef", lambda weight: weight > 0),
     "num_trajectories_to_save": ("save_trajectories", bool),
     "rollout_log_interval": ("save_trajectories", bool),
     "prefetch_factor": ("num_workers", lambda count: count > 0),
@@ -104,17 +113,23 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "wandb_group": ("use_wandb", bool),
     "wandb_run_name": ("use_wandb", bool),
     "ckpt_path": ("load_checkpoint", bool),
+    "held_out_rows": ("eval_data", lambda path: not path),
+    "min_improvement": ("patience", bool),
     "system_prompt": ("apply_chat_template", bool),
     "min_lr_ratio": ("lr_schedule", lambda schedule: schedule != "constant"),
 }
 """Settings that act only when another one is on."""
 
 
-def notes(values: Values, origins: Origins) -> list[str]:
-    """What was asked for and has no effect beside the other settings, so that it is said and not passed over."""
+def notes(values: Values, origins: Origins, defaults: Values) -> list[str]:
+    """What was asked for and has no effect beside the other settings, so that it is said and not passed over.
+
+    A value that is the default anyway says nothing (the config.yaml of a run holds every setting).
+    """
     told: list[str] = []
     for name, (condition, holds) in _NEEDS.items():
-        if name in values and origins[name].kind != "default" and not holds(values[condition]):
+        asked = name in values and origins[name].kind != "default" and values[name] != defaults[name]
+        if asked and not holds(values[condition]):
             state = f"{condition} is {as_text(values[condition]) or 'empty'} ({origins[condition]})"
             told.append(f"{name} = {as_text(values[name])} ({origins[name]}) has no effect: {state}")
     return told

@@ -19,6 +19,7 @@ from rft_cli.config.origins import Given, Origin, OriginKind
 from rft_cli.config.schema import Setting
 
 HEADER = "recipe"
+STAGES = "stages"
 LARGEST = 1_000_000
 _PLAIN_TAGS = {
     f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp", "seq", "map")
@@ -31,7 +32,9 @@ class FileSettings:
 
     given: list[Given] = field(default_factory=list[Given])
     header: dict[str, str] = field(default_factory=dict[str, str])
-    """The fields under `recipe:`, as text."""
+    """The fields under `recipe:` that hold one value, as text."""
+    stages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
+    """What stands under `stages:` in the header, each stage's fields as text."""
     problems: list[Problem] = field(default_factory=list[Problem])
 
 
@@ -114,7 +117,7 @@ class _Reader:
             return
         self.lines[name] = line
         if name == HEADER and isinstance(value, yaml.MappingNode):
-            self.found.header = {_raw(k): _raw(v) for k, v in value.value}
+            self._header(value)
             return
         texts = self._texts(key.value, value)
         if texts is not None:
@@ -123,6 +126,14 @@ class _Reader:
             texts = ("none",) if is_null else flipped(texts) if negated else texts
             origin = Origin(self.kind, str(self.path), line, shown)
             self.found.given.append(Given(key.value, name, texts, origin, is_null))
+
+    def _header(self, header: yaml.MappingNode) -> None:
+        for key, value in header.value:
+            if isinstance(value, yaml.ScalarNode):
+                self.found.header[_raw(key)] = value.value
+            elif _raw(key) == STAGES and isinstance(value, yaml.SequenceNode):
+                stages = [stage for stage in value.value if isinstance(stage, yaml.MappingNode)]
+                self.found.stages = [{_raw(k): _raw(v) for k, v in stage.value} for stage in stages]
 
     def _texts(self, name: str, value: yaml.Node) -> tuple[str, ...] | None:
         if value.tag not in _PLAIN_TAGS:

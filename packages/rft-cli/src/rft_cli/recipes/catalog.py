@@ -11,7 +11,14 @@ A recipe is a file of settings beside this module. Its header tells a person whe
       date: 2026-11-20
     pretrain: ...
 
-It states only what differs from the defaults.
+It states only what differs from the defaults. A recipe of several stages lists their command lines
+(`recipes.stages` says how they are read) and the files that they need below the data directory::
+
+      needs: gsm8k/train.jsonl, gsm8k/test.jsonl
+      stages:
+        - name: sft
+          run: sft --config my-sft --prompt_data {data}/gsm8k/train.jsonl --save_path {run}/sft --seed {seed}
+          quick: --max_steps 5
 """
 
 from __future__ import annotations
@@ -23,6 +30,7 @@ from rft_algos.errors import Problem
 from rft_cli.config import yaml_file
 from rft_cli.config.nearest import nearest
 from rft_cli.config.origins import Origin
+from rft_cli.recipes.stages import Stage, read_stage
 
 DIRECTORY = Path(__file__).parent
 SUFFIXES = (".yaml", ".yml")
@@ -50,6 +58,14 @@ class Recipe:
     minutes: str
     expected: str
     date: str
+    needs: tuple[str, ...] = ()
+    """Files below the data directory that the stages read."""
+    stages: tuple[Stage, ...] = ()
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether `--config NAME` finds it from any directory."""
+        return self.path.parent == DIRECTORY
 
 
 def names(directory: Path | None = None) -> list[str]:
@@ -59,9 +75,20 @@ def names(directory: Path | None = None) -> list[str]:
 
 def load(name: str, directory: Path | None = None) -> Recipe:
     """The header of one recipe."""
-    path = (directory or DIRECTORY) / f"{name}.yaml"
-    header = yaml_file.read(path, {}).header
-    return Recipe(name, path, *(header.get(field, "") for field in HEADER_FIELDS))
+    return read((directory or DIRECTORY) / f"{name}.yaml")
+
+
+def read(path: Path) -> Recipe:
+    """The header of the recipe in a file."""
+    found = yaml_file.read(path, {})
+    header = found.header
+    return Recipe(
+        path.stem,
+        path,
+        *(header.get(field, "") for field in HEADER_FIELDS),
+        needs=tuple(part.strip() for part in header.get("needs", "").split(",") if part.strip()),
+        stages=tuple(read_stage(fields, path) for fields in found.stages),
+    )
 
 
 def find(reference: str) -> tuple[Source | None, Problem | None]:

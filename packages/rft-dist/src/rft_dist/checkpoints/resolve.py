@@ -27,6 +27,7 @@ from rft_dist.checkpoints.reader import (
 )
 
 _STEP = re.compile(r"(?:global_)?step_?(\d+)")
+_NEVER_FRESH = "a resume that was asked for never becomes a fresh start"
 _EPISODE = re.compile(r"episode_?(\d+)")
 
 
@@ -102,17 +103,24 @@ def _last_of_episode(places: dict[int, Path], episode: int) -> Path | None:
 
 def _nothing_found(path: Path, asked_by: str, origin: str, findings: list[Finding]) -> CheckpointError:
     nearest = _nearest_valid(path)
-    why = "a resume that was asked for never becomes a fresh start"
+    is_verb = asked_by.startswith("rft-train")  # rft-train resume, rft-train eval: there is no flag to leave out
+    why = "a run or a checkpoint that verifies is needed" if is_verb else _NEVER_FRESH
     if findings:
         why = f"none of those in it verifies: {findings[0]}; {why}"
     return CheckpointError(
         code="checkpoint.nothing_to_resume",
         what=f"nothing to resume at {path} (asked by {asked_by} from {origin})",
         where=_what_is_there(path),
-        why=f"{why}: a fresh start needs {asked_by} left out",
+        why=why if is_verb else f"{why}: a fresh start needs --load_checkpoint left out",
         state="nothing was started" + (f"; nearest valid: step {nearest.step} at {nearest.path}" if nearest else ""),
-        do=f"{asked_by} {nearest.path}" if nearest else f"start without {asked_by}",
+        do=_remedy(nearest, asked_by, is_verb=is_verb),
     )
+
+
+def _remedy(nearest: Checkpoint | None, asked_by: str, *, is_verb: bool) -> str:
+    if nearest is None:
+        return "rft-train runs" if is_verb else "start without --load_checkpoint"
+    return f"{asked_by if is_verb else '--ckpt_path'} {nearest.path}"
 
 
 def _what_is_there(path: Path) -> str:

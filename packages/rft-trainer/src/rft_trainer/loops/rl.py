@@ -93,7 +93,7 @@ class Reinforcement:
     def run(self, signals: StopSignals) -> Mapping[str, EvaluationResult]:
         """Train until the ledger or `max_steps` ends; the evaluations before and after by name."""
         results: dict[str, EvaluationResult] = {}
-        if self.progress.step == 0:
+        if self.saver.saved_step is None:  # a resume from step 0 has its evaluation already
             self._evaluate(results, "before")
             self.saver.save(0, episode=0)
         while not self.finished:
@@ -106,7 +106,7 @@ class Reinforcement:
             self.progress.step += 1
             ended = self.ledger.epoch if self.ledger.epoch > entries[-1].epoch else None
             self._finish_step(record, groups, results, ended)
-            if agree(self.collectives, signals.received is not None)[0]:
+            if not self.finished and agree(self.collectives, signals.received is not None)[0]:
                 self._save_and_stop(signals)
         self.saver.save(self.progress.step, episode=self.ledger.epoch)
         return results

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rft_algos.algorithms import Sft
 from rft_algos.errors import NumericsError, SavedAfterSignal
 from rft_algos.fault_points import declare, fault_point
-from rft_algos.reductions import token_mean, weighted_sum
+from rft_algos.objectives import LossOutput, supervised_loss
+from rft_trainer.best_weights import BestWeights
 from rft_trainer.evaluation import Evaluator
 from rft_trainer.ledger import EntryState, Ledger
 from rft_trainer.metrics import MetricTotals
@@ -28,26 +30,21 @@ from rft_trainer.update import Updater
 POINT_LOGGED = declare("sft.logged", "the row of a step is written, its checkpoint is not")
 
 
-@dataclass(frozen=True, slots=True)
-class LikelihoodOutput:
-    """Loss and its (total, count)."""
-
-    loss: Tensor
-    metrics: Mapping[str, tuple[Tensor, Tensor]]
-
-
 class TokenLikelihood:
-    """Cross-entropy per response token: -sum_t m_t log p_t / sum m over the whole optimizer step."""
+    """Mean negative log-likelihood of the response tokens over the whole optimizer step."""
 
     needs_entropy = False
+    logs_entropy = False
 
-    def __call__(
-        self, batch: TokenBatch, logprobs_T: Tensor, entropy_T: Tensor | None, counts: Counts
-    ) -> LikelihoodOutput:
-        weights_T = token_mean(batch.loss_mask_T, counts.num_loss_tokens)
-        total = -weighted_sum(batch.loss_mask_T.to(logprobs_T.dtype), logprobs_T)
-        return LikelihoodOutput(
-            loss=-weighted_sum(weights_T, logprobs_T), metrics={"sft/loss": (total, batch.loss_mask_T.sum())}
+    def __call__(self, batch: TokenBatch, logprobs_T: Tensor, entropy_T: Tensor | None, counts: Counts) -> LossOutput:
+        """The record's loss with the denominators of the whole step."""
+        return supervised_loss(
+            Sft(),
+            logprobs_T=logprobs_T,
+            loss_mask_T=batch.loss_mask_T,
+            segment_ids_T=batch.segment_ids_T,
+            num_loss_tokens=counts.num_loss_tokens,
+            num_sequences=counts.num_sequences,
         )
 
 
@@ -77,35 +74,51 @@ def mean_loss(
 
 @dataclass(slots=True)
 class EarlyStop:
-    """Ends a run when the validation loss has not fallen for `patience` evaluations; 0 never ends it."""
+    """Ends a run when the validation loss has not fallen for `patience` evaluations; 0 never ends it.
+
+    A fall counts for patience where it is more than `min_improvement` (nats a token) below the last one
+    that counted; `best` is the lowest loss of all.
+    """
 
     patience: int
+    min_improvement: float = 0.0
     best: float = math.inf
     best_step: int = 0
+    mark: float = math.inf
     waited: int = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether patience is at its end."""
+        return 0 < self.patience <= self.waited
 
     def observe(self, loss: float, step: int) -> bool:
         """Whether to stop."""
         if loss < self.best:
-            self.best, self.best_step, self.waited = loss, step, 0
+            self.best, self.best_step = loss, step
+        if loss < self.mark - self.min_improvement:
+            self.mark, self.waited = loss, 0
         else:
             self.waited += 1
-        return bool(self.patience) and self.waited >= self.patience
+        return self.stopped
 
     def state(self) -> dict[str, Any]:
         """Plain JSON; no loss seen yet is null."""
-        best = None if math.isinf(self.best) else self.best
-        return {"best": best, "best_step": self.best_step, "waited": self.waited}
+        best, mark = (None if math.isinf(value) else value for value in (self.best, self.mark))
+        return {"best": best, "best_step": self.best_step, "mark": mark, "waited": self.waited}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`."""
-        self.best = math.inf if state["best"] is None else float(state["best"])
+        self.best, self.mark = (math.inf if state[name] is None else float(state[name]) for name in ("best", "mark"))
         self.best_step, self.waited = int(state["best_step"]), int(state["waited"])
 
 
 @dataclass(slots=True, kw_only=True)
 class SupervisedRun:
-    """The collaborators of a run, and the run."""
+    """The collaborators of a run, and the run.
+
+    With `best` the run ends with the weights of the lowest validation loss; what it evaluates as "after" are these.
+    """
 
     ledger: Ledger
     samples: Sequence[TrainingSample]
@@ -128,14 +141,13 @@ class SupervisedRun:
     eval_max_tokens: int
     resume_command: str
     device: str = "cpu"
-    _stopped: bool = field(default=False)
+    best: BestWeights | None = None
 
     def run(self, signals: StopSignals) -> None:
         """Train until the epochs, `max_steps` or patience end."""
-        if self.progress.step == 0:
-            self._evaluate("before")
+        if self.saver.saved_step is None:  # a resume from step 0 has its evaluation already
+            self._watch("before")
             self.saver.save(0, episode=0)
-        self._stopped = self.early_stop.patience > 0 and self.early_stop.waited >= self.early_stop.patience
         while not self.finished:
             entries = self.ledger.reserve(self.train_batch_size)
             batch = [self.samples[entry.prompt_index] for entry in entries]
@@ -145,7 +157,7 @@ class SupervisedRun:
             self.progress.step += 1
             ended = self.ledger.epoch if self.ledger.epoch > entries[-1].epoch else None
             self._finish_step(record, batch, ended)
-            if agree(self.collectives, signals.received is not None)[0]:
+            if not self.finished and agree(self.collectives, signals.received is not None)[0]:
                 self._save_and_stop(signals)
         self.saver.save(self.progress.step, episode=self.ledger.epoch)
 
@@ -153,7 +165,7 @@ class SupervisedRun:
     def finished(self) -> bool:
         """Whether nothing is left to train."""
         at_limit = bool(self.max_steps and self.progress.step >= self.max_steps)
-        return self._stopped or at_limit or self.ledger.finished
+        return self.early_stop.stopped or at_limit or self.ledger.finished
 
     def _learn(self, batch: Sequence[TrainingSample]) -> dict[str, object]:
         totals = MetricTotals()
@@ -169,7 +181,7 @@ class SupervisedRun:
                 where=f"step {self.progress.step + 1}; samples " + ", ".join(s.sample_id for s in batch[:3]),
                 why=f"at most {self.max_refused_in_a_row} in a row are passed over (--max_refused_steps)",
                 state=f"weights are those of the last finite update; last checkpoint: step {self.saver.saved_step}",
-                do=f"{self.resume_command} --actor_learning_rate <a tenth of the present one>",
+                do=f"{self.resume_command} --learning_rate <a tenth of the present one>",
             )
         return {
             **merged,
@@ -185,24 +197,44 @@ class SupervisedRun:
         batch: Sequence[TrainingSample],
         ended_episode: int | None,
     ) -> None:
-        step, last = self.progress.step, self.finished
+        step, at_end = self.progress.step, self.finished
         tokens = sum(sample.num_tokens for sample in batch)
         self.reporter.step(record, self.progress, self.timer, num_tokens=tokens, num_samples=len(batch))
         fault_point(POINT_LOGGED)
         due = bool(self.eval_every) and step % self.eval_every == 0
-        if last or due or (not self.eval_every and ended_episode is not None):
-            self._evaluate("after" if last else f"step {step}")
-        if self.saver.due(step, ended_episode=ended_episode) or last or self._stopped:
+        if at_end or due or (not self.eval_every and ended_episode is not None):
+            self._watch("after" if at_end and self.best is None else f"step {step}")
+        if self.finished and not (at_end and self.best is None):
+            self._conclude()
+        if self.saver.due(step, ended_episode=ended_episode) or self.finished:
             with self.timer.phase(Phase.SAVE):
                 self.saver.save(step, episode=self.ledger.epoch)
 
-    def _evaluate(self, name: str) -> None:
-        """Validation loss, and greedy answers where there is an evaluator; patience looks at the loss."""
-        measured: dict[str, object] = {}
+    def _watch(self, name: str) -> None:
+        """Evaluate; patience looks at the loss, and the weights of the lowest one are kept."""
+        loss = self._evaluate(name)
+        if loss is None:
+            return
+        self.early_stop.observe(loss, self.progress.step)
+        if self.best is not None and self.early_stop.best_step == self.progress.step:
+            self.best.keep()
+
+    def _conclude(self) -> None:
+        """End with the best weights where they are kept."""
+        if self.best is None:
+            self._evaluate("after")
+            return
+        self.best.put_back()
+        self._evaluate("after", **{"eval/best_step": self.early_stop.best_step})
+
+    def _evaluate(self, name: str, **told: object) -> float | None:
+        """Validation loss (returned, where rows are held out), and greedy answers where there is an evaluator."""
+        measured: dict[str, object] = dict(told)
         lists: dict[str, object] = {}
+        loss: float | None = None
         with self.timer.phase(Phase.EVAL):
             if self.held_out:
-                measured["eval/loss"] = mean_loss(
+                measured["eval/loss"] = loss = mean_loss(
                     self.policy,
                     self.held_out,
                     self.collectives,
@@ -217,8 +249,7 @@ class SupervisedRun:
                 measured |= result.as_record()
                 lists = {"rewards": result.rewards, "correct": result.correct}
         self.reporter.evaluation(name, measured, self.progress, **lists)
-        if "eval/loss" in measured:
-            self._stopped = self.early_stop.observe(float(str(measured["eval/loss"])), self.progress.step)
+        return loss
 
     def _save_and_stop(self, signals: StopSignals) -> None:
         self.saver.save(self.progress.step, episode=self.ledger.epoch)

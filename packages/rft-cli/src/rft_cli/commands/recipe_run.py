@@ -1,0 +1,205 @@
+"""`rft-train recipes run NAME`: the stages of a recipe one after another, each an ordinary command.
+
+Every command is printed before it runs, so that a person can run it by hand. Run again on the same
+directory, finished stages are passed over and an interrupted one is continued.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shlex
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rft_algos.errors import CheckpointError, DataError, OptionsError
+from rft_cli.command_table import COMMANDS
+from rft_cli.commands.arguments import Arguments
+from rft_cli.config.resolve import resolve
+from rft_cli.recipes.catalog import Recipe
+from rft_cli.recipes.stages import Stage, option
+from rft_cli.run_files import as_object
+
+DATA_VARIABLE = "RFT_DATA_DIR"
+RECORD = "stages.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What a person chose for one run of a recipe; kept in stages.json so that a later call repeats it."""
+
+    recipe: str
+    data: str
+    seed: str
+    quick: bool
+
+
+def run(recipe: Recipe, given: Arguments) -> int:
+    """Run every stage that is not finished; the exit code of the first that fails is the program's."""
+    if not recipe.stages:
+        raise OptionsError(
+            code="recipe.no_stages",
+            what=f"{recipe.name} is one command and has no stages",
+            where="command line",
+            why="`recipes run` runs the stages that a recipe lists",
+            do=f"rft-train {recipe.command or 'rl'} --config {recipe.name}",
+        )
+    _refuse_ranks(recipe)
+    path = _directory(recipe, given)
+    choices = _choices(recipe, given, path)
+    values = {**{key: str(value) for key, value in asdict(choices).items()}, "run": str(path)}
+    for stage in recipe.stages:
+        words = stage.words(values, quick=choices.quick)
+        resolve(stage.command, words[1:])  # what cannot be used is told before the first stage spends its time
+    path.mkdir(parents=True, exist_ok=True)
+    (path / RECORD).write_text(json.dumps(asdict(choices), indent=2) + "\n")
+    (path / "recipe.yaml").write_text(recipe.path.read_text(encoding="utf-8"), encoding="utf-8")
+    started = time.monotonic()
+    for number, stage in enumerate(recipe.stages, start=1):
+        title = f"stage {number} of {len(recipe.stages)}, {stage.name}"
+        _run_stage(title, stage, stage.words(values, quick=choices.quick))
+    print(f"\n{recipe.name}: all {len(recipe.stages)} stages are finished, {_minutes(started)} in this call; {path}")
+    return 0
+
+
+def _run_stage(title: str, stage: Stage, words: list[str]) -> None:
+    place = Path(option(words, "output") or option(words, "save_path"))
+    if _is_finished(stage, place):
+        print(f"{title}: finished already ({place})")
+        return
+    resumed = stage.command in ("sft", "rl") and (place / "config.yaml").is_file() and _set_aside_unsaved(place)
+    words = ["resume", str(place)] if resumed else words
+    print(f"\n{title}:\n  {shlex.join(['rft-train', *words])}\n", flush=True)
+    started = time.monotonic()
+    try:
+        code = importlib.import_module(COMMANDS[words[0]].module).run(words[1:])
+    except CheckpointError as error:
+        if error.problem.code != "run.finished":  # stopped by a signal just after its last step
+            raise
+        code = 0
+    assert code == 0, f"{title} returned {code} without an error"
+    print(f"\n{title}: finished, {_minutes(started)}", flush=True)
+
+
+def _is_finished(stage: Stage, place: Path) -> bool:
+    """A training run by its summary; a model or an output by being there, since they are written last."""
+    if stage.command in ("sft", "rl"):
+        return _json(place / "summary.json").get("outcome") == "finished"
+    return place.is_file() if stage.command in ("eval", "generate") else (place / "config.json").is_file()
+
+
+def _set_aside_unsaved(place: Path) -> bool:
+    """Whether there is a checkpoint to continue from; a run without one is moved aside, so that it starts again."""
+    if any((place / "checkpoints").glob("step_*[0-9]/manifest.json")):
+        return True
+    number = 1
+    while (aside := place.with_name(f"{place.name}-unsaved-{number}")).exists():
+        number += 1
+    place.rename(aside)
+    print(f"{place} ended before its first checkpoint: moved to {aside}, and started again")
+    return False
+
+
+def _refuse_ranks(recipe: Recipe) -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise OptionsError(
+            code="recipe.ranks",
+            what=f"recipes run was started as {os.environ['WORLD_SIZE']} processes",
+            where="WORLD_SIZE",
+            why="it runs its stages in this one process; a stage runs on several by its own command",
+            do=f"rft-train recipes run {recipe.name}",
+        )
+
+
+def _directory(recipe: Recipe, given: Arguments) -> Path:
+    """Absolute, so that the printed commands work from anywhere."""
+    if given.values.get("save_path"):
+        return Path(given.values["save_path"]).expanduser().resolve()
+    from rft_trainer.run_names import run_name
+
+    return (Path("runs") / run_name(recipe.name, under=Path("runs"))).resolve()
+
+
+def _choices(recipe: Recipe, given: Arguments, path: Path) -> Choices:
+    """Those of this call, or of an earlier one on the same directory where this call leaves them open."""
+    stored = _json(path / RECORD)
+    if path.exists() and not stored and any(path.iterdir()):
+        raise OptionsError(
+            code="recipe.not_its_directory",
+            what=f"{path} holds files and is no run of a recipe",
+            where="--save_path",
+            why="a recipe's stages are kept in a directory of their own",
+            do=f"--save_path {path / recipe.name}",
+        )
+    seed = given.values.get("seed", str(stored.get("seed", "42")))
+    if not seed.isdecimal():
+        raise OptionsError(
+            code="option.value",
+            what=f"--seed {seed} is not a whole number of at least 0",
+            where="command line",
+            why="the same seed gives the same run",
+            do="--seed 42",
+        )
+    reference = recipe.name if recipe.is_installed else str(recipe.path.resolve())
+    choices = Choices(
+        recipe=str(stored.get("recipe", reference)),
+        data=_data_directory(recipe, given.values.get("data") or stored.get("data")),
+        seed=seed,
+        quick="quick" in given.switches or stored.get("quick") is True,
+    )
+    asked = {"recipe": reference, "data": choices.data, "seed": seed, "quick": choices.quick}
+    changed = [name for name, value in stored.items() if asked.get(name) != value]
+    if changed:
+        name = changed[0]
+        raise OptionsError(
+            code="recipe.other_choices",
+            what=f"{path} was started with {name} = {stored[name]}, now {name} = {asked.get(name)}",
+            where="command line",
+            why="finished stages would not be those of the new choice",
+            state="the earlier stages are untouched; nothing was started",
+            do=f"--save_path {path}-2",
+        )
+    return choices
+
+
+def _data_directory(recipe: Recipe, given: str | None) -> str:
+    """The directory of the data sets, absolute, with every file that the recipe needs."""
+    if not recipe.needs:
+        return str(Path(given or os.environ.get(DATA_VARIABLE, ".")).expanduser().resolve())
+    chosen = given or os.environ.get(DATA_VARIABLE, "")
+    files = ", ".join(recipe.needs)
+    if not chosen:
+        raise DataError(
+            code="recipe.no_data",
+            what=f"the data directory is not given: {recipe.name} needs {files}",
+            where=f"--data, or the environment variable {DATA_VARIABLE}",
+            why="data are read where they are; nothing is downloaded",
+            do=f"rft-train recipes run {recipe.name} --data DIR (the directory that holds {recipe.needs[0]})",
+        )
+    directory = Path(chosen).expanduser().resolve()
+    missing = [name for name in recipe.needs if not (directory / name).is_file()]
+    if missing:
+        is_one_above = all((directory.parent / name).is_file() for name in recipe.needs)
+        raise DataError(
+            code="recipe.missing_data",
+            what=f"{directory} has no {', '.join(missing)}; {recipe.name} needs {files}",
+            where="--data" if given else DATA_VARIABLE,
+            why="data are read where they are; nothing is downloaded",
+            do=f"--data {directory.parent}" if is_one_above else f"--data DIR (the one that holds {missing[0]})",
+        )
+    return str(directory)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        return as_object(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def _minutes(started: float) -> str:
+    minutes, seconds = divmod(round(time.monotonic() - started), 60)
+    return f"{minutes} min {seconds:02d} s"

@@ -1,0 +1,165 @@
+"""Where a supervised run meets: from resolved settings to its samples and collaborators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rft_cli.checkpointing import Restored
+from rft_cli.compose import (
+    head_chunk_size,
+    learning_rate_schedule,
+    make_ledger,
+    make_optimizer,
+    make_saver,
+    micro_batching,
+    weights_dtype,
+)
+from rft_cli.machine import Machine
+from rft_cli.prompt_files import Prepared, demonstrations, hold_out, read_held_out, read_training
+from rft_cli.settings import SftSettings
+from rft_models.load import load_policy
+from rft_models.policy import CausalPolicy
+from rft_models.text import HfTextCodec
+from rft_trainer.best_weights import BestWeights
+from rft_trainer.data.mixture import Mixture
+from rft_trainer.loops.sft import EarlyStop, SupervisedRun, TokenLikelihood
+from rft_trainer.records import TrainingSample
+from rft_trainer.report import Reporter
+from rft_trainer.run_directory import RunDirectory
+from rft_trainer.saving import Progress
+from rft_trainer.settings import SftTrainingSettings
+from rft_trainer.sinks.protocol import Sink
+from rft_trainer.throughput import PhaseTimer
+from rft_trainer.update import Updater
+
+
+@dataclass(frozen=True, slots=True)
+class SftData:
+    """What a supervised run learns from and is measured on."""
+
+    training: Prepared
+    samples: list[TrainingSample]
+    left_out: list[tuple[str, int]]
+    held_out: list[TrainingSample]
+    num_steps: int
+    mixture: Mixture
+
+
+def sft_data(settings: SftSettings, codec: HfTextCodec, max_positions: int) -> SftData:
+    """Read, render and count; needs a tokenizer and no weights."""
+    data, chosen = settings.data, settings.training
+    max_len = chosen.max_len or max_positions
+    training = read_training(data, data, codec, label_key=None, output_key=data.output_key, prompt_max_len=max_len)
+    samples, left_out = demonstrations(training.rendered, codec, max_len)
+    held_out: list[TrainingSample] = []
+    if data.eval_data:
+        rendered = read_held_out(
+            data.eval_data,
+            data.eval_split,
+            data.max_eval_samples,
+            data,
+            codec,
+            label_key=None,
+            output_key=data.output_key,
+            prompt_max_len=max_len,
+        )
+        held_out, _ = demonstrations(rendered, codec, max_len)
+    elif data.held_out_rows:
+        samples, held_out = hold_out(samples, data.held_out_rows, settings.run.seed)
+    num_steps = -(-len(samples) // chosen.train_batch_size) * chosen.max_epochs
+    if chosen.max_steps:
+        num_steps = min(num_steps, chosen.max_steps)
+    mixture = training.mixture_of([sample.sample_id for sample in samples])
+    return SftData(training, samples, left_out, held_out, num_steps, mixture)
+
+
+def build_sft(
+    settings: SftSettings,
+    machine: Machine,
+    directory: RunDirectory,
+    data: SftData,
+    sinks: Sequence[Sink],
+    *,
+    metadata: dict[str, object],
+    resume_command: str,
+    restored: Restored | None,
+) -> SupervisedRun:
+    """The whole supervised run, ready to go; with `restored`, exactly where that checkpoint was."""
+    chosen = settings.training
+    source = restored.model_directory if restored else settings.model.pretrain
+    policy = load_policy(
+        source,
+        dtype=weights_dtype(settings.model.bf16),
+        device=machine.device,
+        gradient_checkpointing=settings.model.gradient_checkpointing,
+        head_chunk_size=head_chunk_size(settings.model),
+    ).train()
+    optimizer = make_optimizer(policy, settings.optimizer, machine, restored)
+    progress, early_stop = Progress(), EarlyStop(chosen.patience, chosen.min_improvement)
+    best = _best_weights(chosen, policy, restored)
+    ledger = make_ledger(data.mixture, data.training.data_hash, len(data.samples), chosen.max_epochs, settings.run.seed)
+    saver = make_saver(
+        directory,
+        settings.checkpoint,
+        metadata,
+        policy,
+        optimizer,
+        {"progress": progress, "ledger": ledger, "early_stop": early_stop},
+        machine,
+        restored,
+        {"best_weights": best} if best else None,
+    )
+    return SupervisedRun(
+        ledger=ledger,
+        samples=data.samples,
+        held_out=data.held_out,
+        policy=policy,
+        updater=Updater(
+            policy,
+            optimizer,
+            TokenLikelihood(),
+            machine.collectives,
+            micro_batching=micro_batching(
+                chosen.micro_train_batch_size, chosen.max_tokens_per_micro_batch, chosen.packing_samples
+            ),
+            learning_rate=learning_rate_schedule(settings.optimizer, chosen.learning_rate, data.num_steps),
+            device=machine.device,
+            pin_memory=settings.data.dataloader_pin_memory,
+        ),
+        evaluator=None,
+        engine=None,
+        saver=saver,
+        reporter=Reporter(
+            directory,
+            sinks,
+            machine.collectives,
+            num_steps=data.num_steps,
+            rollout_every=0,
+            rollouts_kept=0,
+            seconds_before=progress.seconds,
+        ),
+        collectives=machine.collectives,
+        progress=progress,
+        timer=PhaseTimer(),
+        early_stop=early_stop,
+        train_batch_size=chosen.train_batch_size,
+        max_steps=chosen.max_steps,
+        eval_every=max(settings.evaluation.eval_steps, 0),
+        max_refused_in_a_row=settings.run.max_refused_steps,
+        eval_max_sequences=chosen.micro_train_batch_size,
+        eval_max_tokens=chosen.max_tokens_per_micro_batch,
+        resume_command=resume_command,
+        device=machine.device,
+        best=best,
+    )
+
+
+def _best_weights(chosen: SftTrainingSettings, policy: CausalPolicy, restored: Restored | None) -> BestWeights | None:
+    """Kept where patience decides about the end, since the best evaluation is then not the last."""
+    if not chosen.patience:
+        return None
+    best = BestWeights(policy.named_parameters())
+    if restored is not None:
+        best.load_state_tensors(restored.checkpoint.tensors("best_weights"))
+    return best

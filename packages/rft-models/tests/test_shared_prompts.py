@@ -1,0 +1,121 @@
+"""A prompt that several segments share: run once, with the results of running it in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rft_models.families import PACKED_FAMILIES
+from rft_models.load import make_policy
+from rft_models.policy import CausalPolicy
+from rft_models.shared_prompts import PromptGroup, share_prompts
+
+VOCAB = 61
+Build = Callable[..., Any]
+Batch = tuple[Tensor, Tensor, Tensor, Tensor]
+
+# (prompt number, prompt length, response length): two groups, one of them ragged, and segments between them
+ROWS = ((0, 9, 4), (0, 9, 4), (0, 9, 4), (1, 5, 3), (2, 5, 2), (3, 7, 1), (3, 7, 6), (3, 7, 2))
+
+
+def grouped_batch(rows: tuple[tuple[int, int, int], ...] = ROWS) -> Batch:
+    generator = torch.Generator().manual_seed(5)
+    prompts = {
+        number: torch.randint(0, VOCAB, (length,), generator=generator) for number, length, _ in dict.fromkeys(rows)
+    }
+    for number, length, _ in rows:
+        prompts[number] = prompts[number][:length]
+    parts = [torch.cat([prompts[n], torch.randint(0, VOCAB, (r,), generator=generator)]) for n, _, r in rows]
+    lengths = torch.tensor([len(part) for part in parts])
+    positions = torch.cat([torch.arange(len(part)) for part in parts])
+    segments = torch.repeat_interleave(torch.arange(len(parts)), lengths)
+    return torch.cat(parts), positions, segments, positions >= torch.tensor([p for _, p, _ in rows])[segments]
+
+
+def without_sharing(policy: CausalPolicy, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The same, one segment a call: nothing can be shared."""
+    found = [
+        policy.token_logprobs(*(tensor[batch[2] == number] for tensor in batch), with_entropy=True)
+        for number in batch[2].unique()
+    ]
+    entropies = [entropy for _, entropy in found if entropy is not None]
+    return torch.cat([logprobs for logprobs, _ in found]), torch.cat(entropies)
+
+
+def gradients(policy: CausalPolicy, loss: Tensor) -> list[Tensor]:
+    policy.model.zero_grad()
+    loss.backward()
+    return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for _, p in policy.named_parameters()]
+
+
+@pytest.mark.parametrize("model_type", sorted(PACKED_FAMILIES))
+def test_sharing_changes_no_logprob_entropy_or_gradient(model_type: str, tiny_model: Build) -> None:
+    dtype, exact = (torch.float32, 1e-5) if model_type == "qwen3_moe" else (torch.float64, 1e-10)  # grouped products
+    policy = make_policy(tiny_model(model_type, dtype=dtype), None, packed=True)
+    batch = grouped_batch()
+    assert share_prompts(*batch) is not None
+    expected, expected_entropy = without_sharing(policy, batch)
+    weights = torch.linspace(-1, 1, len(expected), dtype=dtype)
+    wanted = gradients(policy, (expected * weights).sum())
+    found, entropy = policy.token_logprobs(*batch, with_entropy=True)
+    assert entropy is not None
+    torch.testing.assert_close(found, expected, atol=exact, rtol=exact)
+    torch.testing.assert_close(entropy, expected_entropy, atol=exact, rtol=exact)
+    for ours, theirs in zip(gradients(policy, (found * weights).sum()), wanted, strict=True):
+        # transformers' norms compute in float32 whatever the weights are
+        assert (ours - theirs).norm() <= max(exact, 1e-6) * theirs.norm() + 1e-6
+
+
+def test_each_prompt_runs_once() -> None:
+    shared = share_prompts(*grouped_batch())
+    assert shared is not None
+    assert shared.kept_K.shape[0] == (9 + 3 * 4) + (5 + 3) + (5 + 2) + (7 + 1 + 6 + 2)
+    assert [type(run) is PromptGroup for run in shared.layout.runs] == [True, False, True]
+
+
+def test_a_token_has_the_state_of_an_equal_token_at_the_same_place() -> None:
+    ids, positions, segments, wanted = grouped_batch()
+    shared = share_prompts(ids, positions, segments, wanted)
+    assert shared is not None
+    torch.testing.assert_close(ids[shared.kept_K][shared.place_T], ids)
+    torch.testing.assert_close(positions[shared.kept_K][shared.place_T], positions)
+    assert shared.place_T[wanted].unique().numel() == int(wanted.sum()), "responses share nothing"
+
+
+@pytest.mark.parametrize("change", ["token", "position", "length"])
+def test_prompts_that_differ_in_anything_are_not_shared(change: str) -> None:
+    ids, positions, segments, wanted = grouped_batch(((0, 9, 4), (0, 9, 4)))
+    if change == "token":
+        ids[13 + 8] = (ids[13 + 8] + 1) % VOCAB
+    elif change == "position":
+        positions[13:] += 1
+    else:
+        wanted[13 + 8] = True
+    assert share_prompts(ids, positions, segments, wanted) is None
+
+
+def test_segments_without_a_wanted_token_share_nothing() -> None:
+    ids, positions, segments, wanted = grouped_batch(((0, 9, 4), (0, 9, 4)))
+    assert share_prompts(ids, positions, segments, torch.zeros_like(wanted)) is None
+
+
+def test_little_repetition_is_left_alone() -> None:
+    assert share_prompts(*grouped_batch(((0, 1, 30), (0, 1, 30)))) is None
+
+
+def test_with_dropout_each_copy_of_a_prompt_draws_its_own(tiny_model: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = make_policy(tiny_model("qwen2", attention_dropout=0.5), None, packed=True)
+    asked: list[bool] = []
+
+    def noted(*batch: Tensor) -> None:
+        asked.append(True)
+
+    monkeypatch.setattr("rft_models.policy.share_prompts", noted)
+    policy.train().token_logprobs(*grouped_batch())
+    assert not asked
+    policy.eval().token_logprobs(*grouped_batch())
+    assert asked

@@ -1,0 +1,60 @@
+"""The weights of the best evaluation so far, so that a run can end with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from rft_algos.errors import CheckpointError
+
+
+class BestWeights:
+    """A copy of a policy's parameters on the host; one more set of weights in memory and in each checkpoint.
+
+    Example::
+
+        best = BestWeights(policy.named_parameters())
+        best.keep()          # the evaluation was the best so far
+        ...
+        best.put_back()      # the policy has these weights again
+    """
+
+    def __init__(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
+        self._parameters = dict(named_parameters)
+        self._kept: dict[str, Tensor] = {}
+
+    def keep(self) -> None:
+        """Remember the parameters as they are now."""
+        self._kept = {name: value.detach().to("cpu", copy=True) for name, value in self._parameters.items()}
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Give the parameters the values that were kept; they stay as they are where none were."""
+        for name, value in self._kept.items():
+            self._parameters[name].copy_(value)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What was kept by parameter name; the present values before anything was."""
+        return dict(self._kept) or {name: value.detach() for name, value in self._parameters.items()}
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Continue from `state_tensors()`.
+
+        Raises:
+            CheckpointError: other parameters, or parameters of other sizes.
+        """
+        expected = {name: tuple(value.shape) for name, value in self._parameters.items()}
+        found = {name: tuple(value.shape) for name, value in tensors.items()}
+        if found != expected:
+            differing = sorted(n for n in {*expected, *found} if expected.get(n) != found.get(n))
+            raise CheckpointError(
+                code="checkpoint.best_weights",
+                what=f"the best weights of the checkpoint differ from the model in {len(differing)} of "
+                f"{len(expected)} parameters, the first is {differing[0]}",
+                where="state/best_weights.safetensors",
+                why="they belong to the model that is trained",
+                do="resume with the model that the run was started with",
+            )
+        self._kept = {name: value.detach().to("cpu", copy=True) for name, value in tensors.items()}

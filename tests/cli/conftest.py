@@ -1,0 +1,175 @@
+"""A bench for the command line: a small model, small files, and calls of `rft-train` inside this process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import string
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from rft_cli import bundle
+from rft_cli.main import main
+from rft_models.build import CHAT_TEMPLATE, build_character_tokenizer, build_decoder
+
+torch.set_num_threads(1)
+
+REWARD = '''"""Rewards that depend on nothing but the response."""
+import time
+
+
+def digits(responses, labels):
+    return [sum(letter.isdigit() for letter in response) / (1 + len(response)) for response in responses]
+
+
+def few_signals(responses, labels):
+    return [float(number) * (int(labels[0]) % 4 == 0) for number in range(len(responses))]
+
+
+def sometimes(responses, labels):
+    return [float(number) if number else None for number in range(len(responses))]
+
+
+def slow(responses, labels):
+    time.sleep(0.3)
+    return [float(number) for number in range(len(responses))]
+
+
+def wrong_signature(response):
+    return 1.0
+'''
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where the small things are."""
+
+    root: Path
+    model: Path
+    train: Path
+    other: Path
+    held_out: Path
+    splits: Path
+    reward: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one call of `rft-train` ended and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def problem(self) -> dict[str, str]:
+        """The problem of a call with `--json_errors`."""
+        return json.loads(self.err.splitlines()[-1])["problem"]
+
+
+def run_program(*argv: object) -> Outcome:
+    """Run the program as a shell would, without starting a process; what it sets is put back."""
+    out, err = io.StringIO(), io.StringIO()
+    hook, environment = sys.excepthook, dict(os.environ)
+    bundle.remember_run_directory(None)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main([str(word) for word in argv])
+    finally:
+        sys.excepthook = hook
+        os.environ.clear()
+        os.environ.update(environment)
+        bundle.remember_run_directory(None)
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def _rows(count: int, start: int) -> list[dict[str, str]]:
+    numbers = [*range(start, start + count - 1), 10 * start]
+    return [
+        {
+            "input": f"{n}+{n}=",
+            "label": str(2 * n),
+            "question": f"twice {n}?",
+            "output": str(2 * n),
+            "more": f"{2 * n}!",
+        }
+        for n in numbers
+    ]
+
+
+def _write(path: Path, rows: list[dict[str, str]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="session")
+def bench(memory_root: Path) -> Bench:
+    """A decoder of 16 dimensions over characters, with a chat template, and rows of sums."""
+    root = memory_root / "bench"
+    root.mkdir()
+    tokenizer = build_character_tokenizer(string.ascii_lowercase + string.digits + "+=?!: \n")
+    tokenizer.chat_template = CHAT_TEMPLATE
+    sizes = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 2, "ffn": 16, "max_positions": 128}
+    model = build_decoder(root / "model", tokenizer, **sizes, seed=0, init_std=0.4)
+    splits = root / "splits"
+    _write(splits / "train.jsonl", _rows(6, 10))
+    _write(splits / "test.jsonl", _rows(6, 30))
+    (root / "reward.py").write_text(REWARD)
+    return Bench(
+        root,
+        model,
+        _write(root / "train.jsonl", _rows(6, 10)),
+        _write(root / "other.jsonl", _rows(6, 40)),
+        _write(root / "heldout.jsonl", _rows(4, 70)),
+        splits,
+        root / "reward.py",
+    )
+
+
+@pytest.fixture(autouse=True)
+def clean_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the caller's terminal or of another test shows in a page."""
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("RFT_ERRORS", "RFT_FAULT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def rft_train(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    """`rft-train ARGV...` in an empty directory; gives exit code, standard output and standard error."""
+    monkeypatch.chdir(runs)
+    return run_program
+
+
+@pytest.fixture(scope="session")
+def call() -> Callable[..., Outcome]:
+    """`rft-train ARGV...` wherever the caller is."""
+    return run_program
+
+
+@pytest.fixture(scope="session")
+def base_words(bench: Bench) -> dict[str, list[str]]:
+    """A run of three steps for each training command, in a fraction of a second."""
+    shared = ["--pretrain", bench.model, "--prompt_data", bench.train, "--eval_data", bench.held_out, "--device", "cpu"]
+    shared += ["--max_steps", "3", "--lr_schedule", "constant", "--lr_warmup_ratio", "0"]
+    rl = ["--reward", f"{bench.reward}:digits", "--rollout_batch_size", "2", "--n_samples_per_prompt", "4"]
+    rl += [
+        "--train_batch_size",
+        "8",
+        "--generate_max_len",
+        "12",
+        "--prompt_max_len",
+        "40",
+        "--actor_learning_rate",
+        "1e-2",
+    ]
+    sft = ["--train_batch_size", "4", "--learning_rate", "1e-2"]
+    return {"rl": list(map(str, [*shared, *rl])), "sft": list(map(str, [*shared, *sft]))}

@@ -1,0 +1,431 @@
+"""Every setting of the training commands has an effect that can be seen, or is refused.
+
+For each setting one row: a value that is not the default, and where its effect is seen when two runs
+that differ in nothing else are compared. A setting without a row fails.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import importlib
+import json
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rft_cli.config.schema import schema
+
+BENCH = "{bench}"
+EARLIER = "{earlier}"
+SIGNALS = f"--reward {BENCH}/reward.py:few_signals"
+SPLITS = f"--prompt_data {BENCH}/splits --eval_data {BENCH}/splits"
+BOTH = f"--prompt_data {BENCH}/train.jsonl,{BENCH}/other.jsonl"
+KL = "--init_kl_coef 0.5"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A value of a setting, and where it shows beside the same run without it."""
+
+    words: str
+    seen: str
+    """plan, rollouts, metrics, evals, weights, files, printed, calls, or refused:<code of the problem>."""
+    given: str = ""
+    """Flags of both runs."""
+
+
+SHARED = {
+    "bf16": Row("--bf16", "weights"),
+    "gradient_checkpointing": Row("--gradient_checkpointing", "calls:layer forwards"),
+    "fused_linear_logprob": Row("--fused_linear_logprob", "calls:head rows"),
+    "chunk_size": Row("--chunk_size 16", "calls:head rows", "--fused_linear_logprob"),
+    "prompt_data": Row(f"--prompt_data {BENCH}/other.jsonl", "plan"),
+    "prompt_data_probs": Row("--prompt_data_probs 0.9,0.1", "weights", BOTH),
+    "prompt_split": Row("--prompt_split test", "weights", SPLITS),
+    "max_samples": Row("--max_samples 3", "plan"),
+    "num_workers": Row("--num_workers 2", "calls:threads"),
+    "prefetch_factor": Row("--prefetch_factor 5", "calls:chunks ahead", "--num_workers 2"),
+    "dataloader_pin_memory": Row("--dataloader_pin_memory", "calls:pinned"),
+    "input_key": Row("--input_key question", "weights"),
+    "input_template": Row("--input_template q{}", "weights"),
+    "apply_chat_template": Row("--apply_chat_template", "weights"),
+    "system_prompt": Row("--system_prompt add", "weights", "--apply_chat_template"),
+    "eval_data": Row(f"--eval_data {BENCH}/other.jsonl", "evals"),
+    "eval_split": Row("--eval_split train", "evals", SPLITS),
+    "max_eval_samples": Row("--max_eval_samples 2", "evals"),
+    "train_batch_size": Row("--train_batch_size 3", "weights"),
+    "micro_train_batch_size": Row("--micro_train_batch_size 2", "metrics:policy/micro_batches"),
+    "max_tokens_per_micro_batch": Row("--max_tokens_per_micro_batch 24", "metrics:policy/micro_batches"),
+    "packing_samples": Row("--packing_samples", "calls:micro-batches", "--micro_train_batch_size 3"),
+    "max_epochs": Row("--max_epochs 1", "printed", "--max_steps 0"),
+    "max_steps": Row("--max_steps 2", "metrics:step"),
+    "lr_warmup_ratio": Row("--lr_warmup_ratio 0.9", "metrics:policy/learning_rate"),
+    "lr_schedule": Row("--lr_schedule linear", "metrics:policy/learning_rate"),
+    "min_lr_ratio": Row("--min_lr_ratio 0.5", "metrics:policy/learning_rate", "--lr_schedule linear"),
+    "adam_betas": Row("--adam_betas 0.5 0.6", "weights"),
+    "adam_epsilon": Row("--adam_epsilon 0.01", "weights"),
+    "l2": Row("--l2 0.5", "weights"),
+    "max_norm": Row("--max_norm 0.000001", "weights"),
+    "eval_steps": Row("--eval_steps 1", "evals"),
+    "save_path": Row("--save_path elsewhere", "where"),
+    "save_steps": Row("--save_steps 1", "files", "--max_ckpt_num 9"),
+    "save_interval": Row("--save_interval 0", "files", "--max_steps 0 --max_ckpt_num 9"),
+    "save_minutes": Row("--save_minutes 0.000001", "files", "--max_ckpt_num 9"),
+    "load_checkpoint": Row("--load_checkpoint", "metrics:step", f"--ckpt_path {EARLIER}"),
+    "ckpt_path": Row(
+        f"--ckpt_path {EARLIER}/checkpoints/step_1", "metrics:step", f"--load_checkpoint --ckpt_path {EARLIER}"
+    ),
+    "max_ckpt_num": Row("--max_ckpt_num 1", "files"),
+    "max_ckpt_mem": Row("--max_ckpt_mem 1", "files", "--save_steps 1 --max_ckpt_num 9"),
+    "seed": Row("--seed 7", "weights"),
+    "debug": Row("--debug", "plan"),
+    "run_name": Row("--run_name mine", "where"),
+    "log_interval": Row("--log_interval 2", "printed"),
+    "max_refused_steps": Row("--max_refused_steps 0", "metrics:step", "--max_norm 0 {explode}"),
+    "use_wandb": Row("--use_wandb ours", "calls:wandb"),
+    "wandb_org": Row("--wandb_org us", "calls:wandb", "--use_wandb ours"),
+    "wandb_group": Row("--wandb_group some", "calls:wandb", "--use_wandb ours"),
+    "wandb_run_name": Row("--wandb_run_name first", "calls:wandb", "--use_wandb ours"),
+    "use_tensorboard": Row("--use_tensorboard events", "calls:tensorboard"),
+    "use_trackio": Row("--use_trackio ours", "calls:trackio"),
+}
+
+RL = SHARED | {
+    "pretrain": Row("--pretrain {second}", "rollouts"),
+    "device": Row("--device cuda", "device"),
+    "label_key": Row("--label_key more", "rollouts"),
+    "reward": Row("--reward exact", "rollouts"),
+    "reward_workers": Row("--reward_workers 2", "calls:scorers"),
+    "reward_timeout": Row("--reward_timeout 0.01", "code", f"--reward {BENCH}/reward.py:slow"),
+    "shuffle_rewards": Row("--shuffle_rewards", "weights"),
+    "max_refused_steps": Row("--max_refused_steps 0", "code", f"{SIGNALS} --max_norm 0 {{explode}}"),
+    "save_interval": Row("--save_interval 0", "files", "--max_steps 0 --num_episodes 2 --max_ckpt_num 9"),
+    "advantage_estimator": Row("--advantage_estimator cpgd", "refused:option.refused_value"),
+    "eps_clip": Row("--eps_clip 0.01", "weights", "--max_epochs 3"),
+    "eps_clip_high": Row("--eps_clip_high 0.01", "weights", "--max_epochs 3"),
+    "loss_agg_mode": Row("--loss_agg_mode token-mean", "weights"),
+    "kl_estimator": Row("--kl_estimator k2", "weights", f"{KL} --use_kl_loss"),
+    "init_kl_coef": Row("--init_kl_coef 0.5", "weights"),
+    "use_kl_loss": Row("--use_kl_loss", "weights", KL),
+    "entropy_coef": Row("--entropy_coef 0.1", "weights"),
+    "filter_groups": Row("--filter_groups", "metrics:policy/gradient_norm", SIGNALS),
+    "rollout_batch_size": Row("--rollout_batch_size 3", "rollouts"),
+    "n_samples_per_prompt": Row("--n_samples_per_prompt 5", "rollouts"),
+    "micro_rollout_batch_size": Row("--micro_rollout_batch_size 1", "calls:annotations", KL),
+    "max_epochs": Row("--max_epochs 2", "weights"),
+    "num_episodes": Row("--num_episodes 2", "metrics:step", "--max_steps 0"),
+    "temperature": Row("--temperature 0.5", "rollouts"),
+    "top_p": Row("--top_p 0.5", "rollouts"),
+    "top_k": Row("--top_k 3", "rollouts"),
+    "min_p": Row("--min_p 0.4", "rollouts"),
+    "prompt_max_len": Row("--prompt_max_len 7", "refused:eval.prompt_too_long"),
+    "generate_max_len": Row("--generate_max_len 3", "rollouts"),
+    "max_len": Row("--max_len 12", "rollouts", "--prompt_max_len 8"),
+    "engine_type": Row("--engine_type vllm", "refused:option.refused_value"),
+    "engine_tp_size": Row("--engine_tp_size 2", "refused:engine.native_one_device"),
+    "engine_mem_util": Row("--engine_mem_util 0.5", "refused:engine.native_no_reserve"),
+    "engine_max_rows": Row("--engine_max_rows 3", "calls:decoded rows"),
+    "enable_engine_sleep": Row("--disable_engine_sleep", "calls:sleeps"),
+    "actor_learning_rate": Row("--actor_learning_rate 2e-2", "weights"),
+    "save_trajectories": Row("--no-save_trajectories", "files", "--rollout_log_interval 1"),
+    "num_trajectories_to_save": Row("--num_trajectories_to_save 2", "rollouts"),
+    "rollout_log_interval": Row("--rollout_log_interval 2", "files"),
+    "max_unscored_share": Row("--max_unscored_share 1", "code", f"--reward {BENCH}/reward.py:sometimes"),
+}
+
+SFT = SHARED | {
+    "pretrain": Row("--pretrain {second}", "weights"),
+    "device": Row("--device cuda", "device"),
+    "packing_samples": Row(
+        "--packing_samples", "calls:micro-batches", "--train_batch_size 6 --micro_train_batch_size 4"
+    ),
+    "output_key": Row("--output_key more", "weights"),
+    "learning_rate": Row("--learning_rate 2e-2", "weights"),
+    "max_len": Row("--max_len 10", "plan"),
+    "held_out_rows": Row("--held_out_rows 2", "evals", "--eval_data="),
+    "min_improvement": Row("--min_improvement 100", "metrics:step", "--max_steps 9 --eval_steps 1 --patience 2"),
+    "patience": Row("--patience 1", "metrics:step", "--max_steps 9 --eval_steps 1 --learning_rate 1"),
+}
+
+TABLES = {"rl": RL, "sft": SFT}
+CASES = [(command, name) for command, table in TABLES.items() for name in table]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a run left behind; times, paths and the settings themselves are not in it."""
+
+    code: int
+    problem: str
+    where: str
+    plan: list[str]
+    printed: list[str]
+    weights: str
+    metrics: list[dict[str, Any]]
+    evals: list[dict[str, Any]]
+    rollouts: dict[str, str]
+    files: list[str]
+    device: str
+    calls: dict[str, Any]
+
+    def part(self, name: str) -> Any:
+        """What a row compares."""
+        kind, _, detail = name.partition(":")
+        value = getattr(self, kind)
+        if kind == "metrics" and detail:
+            return [row.get(detail) for row in value]
+        return value[detail] if detail else value
+
+
+@dataclass(slots=True)
+class Spies:
+    """What cannot be read from files: counted where the work is done."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def calls(self) -> dict[str, Any]:
+        """All of it by name."""
+        names = ("layer forwards", "annotations", "scorers", "sleeps", "threads")
+        found = {name: self.counts[name] for name in names}
+        keys = (
+            "head rows",
+            "chunks ahead",
+            "pinned",
+            "decoded rows",
+            "micro-batches",
+            "wandb",
+            "tensorboard",
+            "trackio",
+        )
+        return found | {key: self.values.get(key) for key in keys}
+
+    def counting(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, counted."""
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            self.counts[name] += 1
+            return function(*arguments, **options)
+
+        return counted
+
+    def micro_batch(self, samples: Any, options: dict[str, Any]) -> None:
+        """One forward and backward pass."""
+        self.keep("pinned", options.get("pin_memory", False))
+        self.values.setdefault("micro-batches", []).append([sample.sample_id for sample in samples])
+
+    def keep(self, name: str, value: Any) -> None:
+        """The largest value (or the last that cannot be compared)."""
+        known = self.values.get(name)
+        self.values[name] = max(known, value) if isinstance(known, int) and isinstance(value, int) else value
+
+
+def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
+    """Watch the places where settings that leave no trace in files act."""
+    from rft_cli import checkpointing
+    from rft_engine.native import NativeEngine
+    from rft_models import head
+    from rft_trainer import annotate, update
+    from rft_trainer.data import prefetch
+    from rft_trainer.rewards import pool
+
+    def before_forward(module: torch.nn.Module, *_: Any) -> None:
+        spies.counts["layer forwards"] += type(module).__name__.endswith("DecoderLayer")
+
+    stack.callback(torch.nn.modules.module.register_module_forward_pre_hook(before_forward).remove)
+    for module, name, told in ((annotate, "pack", "annotations"), (pool, "ScoringProcess", "scorers")):
+        patch.setattr(module, name, spies.counting(told, getattr(module, name)))
+    patch.setattr(faulthandler, "enable", lambda: None)  # what is written here goes to no file
+    patch.setattr(NativeEngine, "sleep", spies.counting("sleeps", NativeEngine.sleep))
+    patch.setattr(checkpointing, "GIGABYTE", 20_000)  # one checkpoint of the small model is larger
+
+    def watch(owner: Any, name: str, look: Callable[..., None]) -> None:
+        original = getattr(owner, name)
+
+        def watched(*arguments: Any, **options: Any) -> Any:
+            look(*arguments, **options)
+            return original(*arguments, **options)
+
+        patch.setattr(owner, name, watched)
+
+    watch(head, "linear_logprobs", lambda *_, chunk_size=None, **__: spies.keep("head rows", chunk_size))
+    watch(update, "pack", lambda samples, *_, **options: spies.micro_batch(samples, options))
+    watch(NativeEngine, "_take_cache", lambda self, rows, length: spies.keep("decoded rows", rows))
+    watch(prefetch, "ThreadPoolExecutor", lambda count, **_: spies.counts.update(threads=count))
+    watch(prefetch.Prefetcher, "_fill", lambda self, pool: spies.keep("chunks ahead", self._ahead))
+    install_trackers(spies, patch)
+
+
+def install_trackers(spies: Spies, patch: pytest.MonkeyPatch) -> None:
+    """Modules in the place of the trackers, which keep what they are told."""
+    wandb, trackio, tensorboard = ModuleType("wandb"), ModuleType("trackio"), ModuleType("torch.utils.tensorboard")
+    silent = SimpleNamespace(
+        log=lambda *_, **__: None, define_metric=lambda *_, **__: None, summary={}, finish=lambda *_, **__: None
+    )
+
+    def init(tracker: str, *words: Any, **options: Any) -> Any:
+        told = {key: options.get(key) for key in ("project", "entity", "group", "name")}
+        spies.keep(tracker, told)
+        return silent
+
+    class Writer:
+        def __init__(self, log_dir: str, **_: Any) -> None:
+            spies.keep("tensorboard", log_dir)
+
+        def __getattr__(self, _: str) -> Callable[..., None]:
+            return lambda *_, **__: None
+
+    wandb.init, trackio.init = partial(init, "wandb"), partial(init, "trackio")
+    trackio.log, trackio.finish = silent.log, silent.finish
+    tensorboard.SummaryWriter = Writer
+    fakes = {"wandb": wandb, "trackio": trackio, "tensorboard": ModuleType("tensorboard")}
+    for name, module in (fakes | {"torch.utils.tensorboard": tensorboard}).items():
+        patch.setitem(sys.modules, name, module)
+
+
+class Walker:
+    """Runs the program on the bench; the same words are run once."""
+
+    def __init__(self, bench: Any, base_words: dict[str, list[str]], root: Path, call: Callable[..., Any]) -> None:
+        self._bench, self._base_words, self._root, self._call = bench, base_words, root, call
+        self._known: dict[tuple[str, str], Observed] = {}
+        self._second = self._second_model()
+        self._earlier: dict[str, Path] = {}
+
+    def __call__(self, command: str, words: str) -> Observed:
+        if (command, words) not in self._known:
+            self._known[command, words] = self._run(command, self._filled(command, words))
+        return self._known[command, words]
+
+    def _filled(self, command: str, words: str) -> list[str]:
+        rate = "actor_learning_rate" if command == "rl" else "learning_rate"
+        places = {
+            BENCH: str(self._bench.root),
+            "{second}": str(self._second),
+            "{explode}": f"--{rate} 1e38 --max_steps 9",
+        }
+        if EARLIER in words:
+            places[EARLIER] = str(self._earlier_run(command))
+        for place, text in places.items():
+            words = words.replace(place, text)
+        return words.split()
+
+    def _earlier_run(self, command: str) -> Path:
+        if command not in self._earlier:
+            path = self._root / f"earlier-{command}"
+            words = ["--max_steps", "2", "--save_steps", "1", "--save_path", str(path)]
+            assert self._call(command, *self._base_words[command], *words).code == 0
+            self._earlier[command] = path
+        return self._earlier[command]
+
+    def _second_model(self) -> Path:
+        path = self._root / "second"
+        shutil.copytree(self._bench.model, path)
+        tensors = importlib.import_module("safetensors.torch")
+        weights = tensors.load_file(path / "model.safetensors")
+        tensors.save_file(
+            {name: value.flip(0) for name, value in weights.items()}, path / "model.safetensors", {"format": "pt"}
+        )
+        return path
+
+    def _run(self, command: str, words: list[str]) -> Observed:
+        folder = Path(tempfile.mkdtemp(dir=self._root))
+        spies = Spies()
+        with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            install(spies, patch, stack)
+            kept = ["--rollout_log_interval", "1"] if command == "rl" else []
+            here = [] if "--run_name" in words else ["--save_path", "run"]
+            outcome = self._call(command, *self._base_words[command], *kept, *here, *words, "--json_errors")
+        observed = observe(folder, outcome, spies.calls())
+        shutil.rmtree(folder)
+        return observed
+
+
+def observe(folder: Path, outcome: Any, calls: dict[str, Any]) -> Observed:
+    """Read everything that the run left."""
+    homes = [file.parent for file in folder.rglob("config.yaml")]
+    home = homes[0] if homes else folder
+    before, _, after = outcome.out.partition("\nstart ")
+    problem = outcome.problem["code"] if outcome.err.startswith("{") else ""
+    models = sorted(home.glob("checkpoints/step_*/model/model.safetensors"))
+    files = (
+        str(path.relative_to(home)) for path in home.rglob("*") if path.is_file() and not path.name.startswith("bundle")
+    )
+    environment = json.loads((home / "env.json").read_text()) if (home / "env.json").is_file() else {}
+    return Observed(
+        code=outcome.code,
+        problem=problem,
+        where=str(home.relative_to(folder)),
+        plan=before.splitlines(),
+        printed=[line.split("loss=")[0].split("reward=")[0] for line in after.splitlines() if line.startswith("step ")],
+        weights=hashlib.sha256(models[-1].read_bytes()).hexdigest() if models else "",
+        metrics=[without_times(row) for row in lines(home / "metrics.jsonl")],
+        evals=[without_times(row) for row in lines(home / "evals.jsonl")],
+        rollouts={path.name: path.read_text() for path in sorted(home.glob("rollouts/*.jsonl"))},
+        files=sorted(files),
+        device=str(environment.get("device")),
+        calls=calls,
+    )
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    """The rows of a file of JSON lines, none where it is absent."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+def without_times(row: dict[str, Any]) -> dict[str, Any]:
+    """What two equal runs have in common."""
+    return {name: value for name, value in row.items() if not name.startswith(("time/", "memory/"))}
+
+
+@pytest.fixture(scope="session")
+def walker(
+    bench: Any, base_words: dict[str, list[str]], memory_root: Path, call: Callable[..., Any]
+) -> Iterator[Walker]:
+    """One for all rows, so that runs which serve several rows are run once."""
+    root = memory_root / "walk"
+    root.mkdir()
+    yield Walker(bench, base_words, root, call)
+    shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("command", TABLES)
+def test_every_setting_has_a_row(command: str) -> None:
+    assert set(TABLES[command]) == set(schema(command))
+
+
+@pytest.mark.parametrize("command", TABLES)
+def test_equal_words_give_equal_runs(command: str, walker: Walker) -> None:
+    first, second = walker(command, ""), walker(command, " ")
+    assert first.code == second.code == 0
+    for part in ("plan", "printed", "weights", "metrics", "evals", "rollouts", "files"):
+        assert first.part(part) == second.part(part), part
+
+
+@pytest.mark.parametrize(("command", "name"), CASES, ids=lambda value: value)
+def test_a_setting_acts_or_is_refused(command: str, name: str, walker: Walker) -> None:
+    row = TABLES[command][name]
+    changed = walker(command, f"{row.given} {row.words}")
+    kind, _, detail = row.seen.partition(":")
+    if kind == "refused":
+        assert (changed.code in (2, 4), changed.problem) == (True, detail)
+        assert not changed.files, "a refused run leaves nothing"
+    elif kind == "device" and not torch.cuda.is_available():
+        assert (changed.code, changed.problem) == (3, "device.no_cuda")
+    else:
+        plain = walker(command, row.given)
+        assert plain.part(row.seen) != changed.part(row.seen)
+        assert kind == "code" or name == "max_refused_steps" or plain.code == changed.code == 0, changed.problem
