@@ -216,11 +216,11 @@ def _print_row(row: Mapping[str, Any], *, header: bool) -> None:
         parts = "".join(f"{1e3 * side['parts'][part]:>10.1f}" for part in PARTS)
         line = f"{row['case']:<18}{name:<6}{1e3 * side['seconds']:>9.1f}{1e3 * side['cpu_seconds']:>9.1f}"
         print(f"{line}{side['seconds'] / row['floor_seconds']:>9.2f}{side['peak_mib']:>9.0f}{parts}")
-    gate, compared = row["gate"], ("loss", "gradient", "entropy")
+    floor_ms, gate = 1e3 * row["floor_seconds"], row["gate"]
     print(
-        f"{'':<18}ratio {row['ratio']:.2f} (cpu time {row['cpu_ratio']:.2f}), floor {1e3 * row['floor_seconds']:.1f} ms"
+        f"{'':<18}ratio {row['ratio']:.2f} (cpu time {row['cpu_ratio']:.2f}), floor {floor_ms:.1f} ms; apart by", end=""
     )
-    print(f"{'':<18}apart by " + ", ".join(f"{name} {gate[name]:.1e}" for name in compared), flush=True)
+    print("".join(f" {name} {gate[name]:.1e}" for name in ("loss", "gradient", "entropy")), flush=True)
 
 
 def _finish(rows: Sequence[Mapping[str, Any]], setting: Mapping[str, Any], arguments: argparse.Namespace) -> None:

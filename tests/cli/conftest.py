@@ -37,6 +37,10 @@ def sometimes(responses, labels):
     return [float(number) if number else None for number in range(len(responses))]
 
 
+def lonely(responses, labels):
+    return [1.0 if number == 0 and int(labels[0]) % 4 == 0 else None for number in range(len(responses))]
+
+
 def slow(responses, labels):
     time.sleep(0.3)
     return [float(number) for number in range(len(responses))]

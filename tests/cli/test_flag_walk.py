@@ -156,6 +156,7 @@ SFT = SHARED | {
     "max_len": Row("--max_len 10", "plan"),
     "held_out_rows": Row("--held_out_rows 2", "evals", "--eval_data="),
     "min_improvement": Row("--min_improvement 100", "metrics:step", "--max_steps 9 --eval_steps 1 --patience 2"),
+    "target_loss": Row("--target_loss 100", "metrics:step", "--max_steps 9 --eval_steps 1"),
     "patience": Row("--patience 1", "metrics:step", "--max_steps 9 --eval_steps 1 --learning_rate 1"),
 }
 

@@ -14,7 +14,7 @@ from rft_cli.run_files import read_run
 pytestmark = pytest.mark.xdist_group("quickstart")
 
 STEPS = 60
-"""Of 900: enough to see it learn. The learning rate falls over these steps, so that the last weights are settled."""
+"""Of 1,000: enough to see it learn. The learning rate falls over these steps, so that the last weights are settled."""
 
 
 @pytest.fixture(scope="module")

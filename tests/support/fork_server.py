@@ -1,10 +1,10 @@
 """A process that has torch and the command line imported, and forks one child for each run it is asked for.
 
-A run then costs what it computes and no import, so hundreds of them can be killed. The server itself never
-computes, starts no thread and installs nothing; each child is as fresh as a new process.
+A run then costs what it computes and no import, so hundreds of them can be killed. The server itself trains
+nothing, keeps no thread and installs nothing; each child is as fresh as a new process.
 
 Lines of JSON: {"argv", "logs", "environments", "preludes", "directory"} in, one child for each environment (the
-ranks of a run); {"pids"} and then {"statuses"} out.
+ranks of a run); {"pids"} and then {"statuses"} out. {"model"} loads a model and forgets it, for what that imports.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 
 IMPORTED = (
     "torch",
+    "numpy.ctypeslib",
+    "rich._emoji_codes",
     "transformers.models.qwen2.modeling_qwen2",
     "transformers.models.qwen2.tokenization_qwen2",
     "rft_cli.main",
@@ -29,6 +31,8 @@ IMPORTED = (
     "rft_cli.commands.quickstart",
     "rft_cli.commands.eval",
     "rft_models.build",
+    "rft_models.decode",
+    "rft_models.decode_general",
     "support.preludes",
 )
 
@@ -43,9 +47,18 @@ def serve() -> None:
     _say({"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
+        if "model" in request:
+            _load(request["model"])
+            continue
         pids = [_fork(request, log, env) for log, env in zip(request["logs"], request["environments"], strict=True)]
         _say({"pids": pids})
         _say({"statuses": [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]})
+
+
+def _load(model: str) -> None:
+    importlib.import_module("rft_cli.config.resolve").resolve("rl", ["--pretrain", model])
+    importlib.import_module("rft_models.load").load_policy(model)
+    _say({"ready": True})
 
 
 def _say(message: dict[str, Any]) -> None:

@@ -83,6 +83,16 @@ class ForkServer:
         assert line, f"the server ended: {(self._folder / 'server.log').read_text()[-3000:]}"
         return json.loads(line)
 
+    def warm_up(self, model: Path) -> None:
+        """Load a model once, so that children find imported what loading imports."""
+        self._send({"model": str(model)})
+        self.receive()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message) + "\n")
+        self._process.stdin.flush()
+
     def start(
         self,
         *argv: str,
@@ -100,9 +110,7 @@ class ForkServer:
             "preludes": [list(prelude) for prelude in preludes],
             "directory": str(self._folder),
         }
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
+        self._send(request)
         return Child(self, list(self.receive()["pids"]), logs)
 
     def run(

@@ -108,4 +108,5 @@ def make_task(folder: Path, server: ForkServer) -> TinyTask:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = TinyTask(folder)
     server.must_finish(*task.warm_up(), preludes=[("build_model", [str(folder / "untrained"), ALPHABET])])
+    server.warm_up(task.model)
     return task

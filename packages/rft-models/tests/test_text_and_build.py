@@ -97,6 +97,35 @@ def test_template_and_every_end_token_survive_saving(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path / "saved").eos_ids == (1, 9)
 
 
+SPLIT_TEXTS = ["12 + 345 = 357 cats,  $1,234.50\n#### 1234", "caf\u00e9 and cafe\u0301", "a\n\nb\t c"]
+
+
+def test_a_bpe_tokenizer_gives_the_same_ids_from_its_files_whatever_loads_them(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = build_bpe_tokenizer(SPLIT_TEXTS * 3, 290)
+    directory = build_decoder(
+        tmp_path, tokenizer, hidden=16, layers=1, heads=2, kv_heads=1, ffn=24, max_positions=64, seed=5
+    )
+    codec, automatic = load_tokenizer(directory), AutoTokenizer.from_pretrained(str(directory))
+    assert codec.vocab_size == len(tokenizer) == load_policy(directory).head.weight.shape[0]
+    for text in SPLIT_TEXTS:
+        ids = tokenizer.encode(text)
+        assert codec.encode(text) == ids
+        assert automatic.encode(text) == ids
+    assert len(codec.encode("1234")) == 4, "each digit is a token"
+
+
+def test_a_character_tokenizer_keeps_its_closed_alphabet_in_its_files(tmp_path: Path) -> None:
+    directory = build_character_model(tmp_path, alphabet="01 +\n", hidden=16, layers=1, heads=2, ffn=24, seed=5)
+    codec = load_tokenizer(directory)
+    assert codec.vocab_size == 7
+    assert codec.encode("0 +\n1") == [2, 4, 5, 6, 3]
+    assert codec.decode([2, 4, 5, 6, 3]) == "0 +\n1"
+    with pytest.raises(DataError, match="characters 'x'"):
+        codec.encode("0x")
+
+
 def test_the_same_seed_builds_the_same_files_and_another_seed_others(tmp_path: Path) -> None:
     sizes = {"hidden": 16, "layers": 1, "heads": 2, "ffn": 24}
     torch.manual_seed(1)

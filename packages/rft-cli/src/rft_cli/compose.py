@@ -254,6 +254,7 @@ def make_saver(
         schedule=save_schedule(settings),
         before_save=directory.sync,
         tensor_parts=tensor_parts,
+        resume_command=f"rft-train resume {directory.path}",
     )
     if restored is not None:
         saver.restore(restored.step, restored.records())

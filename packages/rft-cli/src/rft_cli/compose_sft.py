@@ -87,16 +87,9 @@ def build_sft(
 ) -> SupervisedRun:
     """The whole supervised run, ready to go; with `restored`, exactly where that checkpoint was."""
     chosen = settings.training
-    source = restored.model_directory if restored else settings.model.pretrain
-    policy = load_policy(
-        source,
-        dtype=weights_dtype(settings.model.bf16),
-        device=machine.device,
-        gradient_checkpointing=settings.model.gradient_checkpointing,
-        head_chunk_size=head_chunk_size(settings.model),
-    ).train()
+    policy = _policy(settings, machine, restored)
     optimizer = make_optimizer(policy, settings.optimizer, machine, restored)
-    progress, early_stop = Progress(), EarlyStop(chosen.patience, chosen.min_improvement)
+    progress, early_stop = Progress(), EarlyStop(chosen.patience, chosen.min_improvement, chosen.target_loss)
     best = _best_weights(chosen, policy, restored)
     ledger = make_ledger(data.mixture, data.training.data_hash, len(data.samples), chosen.max_epochs, settings.run.seed)
     saver = make_saver(
@@ -153,6 +146,18 @@ def build_sft(
         device=machine.device,
         best=best,
     )
+
+
+def _policy(settings: SftSettings, machine: Machine, restored: Restored | None) -> CausalPolicy:
+    """The weights to train: those given, or those of the checkpoint."""
+    source = restored.model_directory if restored else settings.model.pretrain
+    return load_policy(
+        source,
+        dtype=weights_dtype(settings.model.bf16),
+        device=machine.device,
+        gradient_checkpointing=settings.model.gradient_checkpointing,
+        head_chunk_size=head_chunk_size(settings.model),
+    ).train()
 
 
 def _best_weights(chosen: SftTrainingSettings, policy: CausalPolicy, restored: Restored | None) -> BestWeights | None:

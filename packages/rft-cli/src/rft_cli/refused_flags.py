@@ -31,7 +31,11 @@ REFUSED_FLAGS: dict[str, Refusal] = {
     **_rows(_REPLICATED, "--bf16 --gradient_checkpointing to save memory", "fsdp", "zero_stage", "fsdp_cpu_offload"),
     **_rows(_REPLICATED, _OUT, "zpg", "overlap_comm", "initial_model_shard_size", "no_shard_vit", "meta_init"),
     **_rows(f"{_NOT_YET}: the optimizer's state stays beside the weights", "--bf16 to save memory", "adam_offload"),
-    **_rows("the optimizer keeps float32 state for bfloat16 weights in any case", "--bf16", "use_mp_opt"),
+    **_rows(
+        f"{_NOT_YET}: the optimizer's state has the type of the weights",
+        "leave out --bf16 (both are then float32)",
+        "use_mp_opt",
+    ),
     **_rows("gradients are summed in float32 in any case", _OUT, "grad_accum_dtype"),
     **_rows(f"{_NOT_YET}: a sequence stays on one rank", "--max_tokens_per_micro_batch 8192", "sp_size"),
     **_rows("the rank is read from the environment (LOCAL_RANK)", "torchrun --nproc_per_node=N ...", "local_rank"),
@@ -146,7 +150,12 @@ REFUSED_FLAGS: dict[str, Refusal] = {
     **_rows("rewards compare with one column", "--label_key NAME", "reference_key"),
     **_rows("training data has one name in all commands", "--prompt_data PATH", "train_data"),
     **_rows(f"{_NOT_YET}: one system prompt for all rows", "--system_prompt TEXT", "system_prompt_path"),
-    **_rows("data is read from files and from Hugging Face datasets", "--prompt_data PATH", "use_ms", "data_root"),
+    **_rows(
+        "data is read from files, and from directories that save_to_disk wrote",
+        "--prompt_data PATH",
+        "use_ms",
+        "data_root",
+    ),
     **_rows("tokenizers are always the fast ones", _OUT, "disable_fast_tokenizer"),
     **_rows(
         f"{_NOT_YET}: evaluation reads any file of prompts and answers", "--eval_data PATH", "benchmarks", "benchmark"

@@ -73,6 +73,8 @@ def start(
     if source is not None:
         name = "ckpt_path" if checkpoint.ckpt_path else "load_checkpoint"
         asked_by = "rft-train resume" if in_place else f"--{name}"
+        if in_place and machine.is_first:
+            _require_any(path)
         restored = _find(source, asked_by=asked_by, machine=machine, origin=str(resolved.origins[name]))
         in_place = in_place or _belongs_to(restored, path)
     resume_command = f"rft-train resume {path}"
@@ -132,8 +134,6 @@ _SYNC_EVERY = 100
 def _find(source: Path, *, asked_by: str, machine: Machine, origin: str) -> Restored:
     """Rank 0 verifies and quarantines; the others take the one it chose."""
     if machine.is_first:
-        if in_place:
-            _require_any(source)
         found = resolve_checkpoint(source, asked_by=asked_by, origin=origin)
         for finding in found.findings:
             print(f"passed over a damaged checkpoint: {finding}", file=sys.stderr)

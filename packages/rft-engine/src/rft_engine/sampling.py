@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from rft_algos import sampling
 from rft_algos.errors import OptionsError
@@ -76,7 +77,8 @@ class TokenSampler:
         self._options = options
         self.has_stop_tokens = bool(options.stop_token_ids)
         self.is_stop_V = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-        self.is_stop_V[list(options.stop_token_ids)] = True
+        self._stops_K = torch.tensor(sorted(set(options.stop_token_ids)), dtype=torch.int64, device=device)
+        self.is_stop_V[self._stops_K] = True
         self._truncates = options.top_p < 1.0 or options.top_k > 0 or options.min_p > 0.0
 
     def draw(self, logits_BV: Tensor, uniforms_B: Tensor, may_stop_B: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,9 +96,9 @@ class TokenSampler:
         """
         if self._options.temperature == 0.0:
             return self._take_likeliest(logits_BV, may_stop_B)
-        logprobs_BV = sampling.temperature_scaled_logprobs(logits_BV, self._options.temperature)
         if may_stop_B is not None:
-            return self._draw_without_stops(logprobs_BV, uniforms_B, may_stop_B)
+            return self._draw_without_stops(logits_BV, uniforms_B, may_stop_B)
+        logprobs_BV = sampling.temperature_scaled_logprobs(logits_BV, self._options.temperature)
         return sampling.draw(logprobs_BV, self._kept(logprobs_BV), uniforms_B)
 
     def _kept(self, logprobs_BV: Tensor) -> Tensor | None:
@@ -106,29 +108,34 @@ class TokenSampler:
         return sampling.kept_tokens(logprobs_BV, self._options.top_p, max(self._options.top_k, 0), self._options.min_p)
 
     def _draw_without_stops(
-        self, logprobs_BV: Tensor, uniforms_B: Tensor, may_stop_B: Tensor
+        self, logits_BV: Tensor, uniforms_B: Tensor, may_stop_B: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Truncate and draw within the distribution that is left when stop tokens are taken away.
 
         It is normalised first: top-p of the whole could keep stop tokens alone, and where stopping
-        is nearly certain the mass of everything else is 0 in float32.
+        is nearly certain the mass of everything else is 0 in float32. With a the log-sum-exp of what
+        is left and b that of the stop tokens, the log of what is left is a - log(e^a + e^b).
         """
-        masked_BV = logprobs_BV.masked_fill(self._forbidden(may_stop_B), -math.inf)
-        log_left_B1 = masked_BV.logsumexp(-1, keepdim=True)
-        left_BV = masked_BV - log_left_B1
-        tokens_B, _, log_kept_of_left_B = sampling.draw(left_BV, self._kept(left_BV), uniforms_B)
-        logprobs_B = logprobs_BV.gather(1, tokens_B.unsqueeze(1)).squeeze(1)
-        # rounding may leave a trace above 0 in rows that lose nothing
-        return tokens_B, logprobs_B, (log_kept_of_left_B + log_left_B1.squeeze(1)).clamp(max=0.0)
+        temperature = self._options.temperature
+        stops_BK = logits_BV[:, self._stops_K].masked_fill(may_stop_B.unsqueeze(1), -math.inf)
+        left_logits_BV = self._without_stops(logits_BV, may_stop_B)
+        left_BV = sampling.temperature_scaled_logprobs(left_logits_BV, temperature)
+        tokens_B, left_B, log_kept_of_left_B = sampling.draw(left_BV, self._kept(left_BV), uniforms_B)
+        log_sum_left_B = left_logits_BV.gather(1, tokens_B.unsqueeze(1)).squeeze(1) / temperature - left_B
+        log_left_B = -softplus((stops_BK / temperature).logsumexp(1) - log_sum_left_B)
+        return tokens_B, left_B + log_left_B, log_kept_of_left_B + log_left_B
 
     def _take_likeliest(self, logits_BV: Tensor, may_stop_B: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         if may_stop_B is None:
             tokens_B, logprobs_B = sampling.greedy(logits_BV)
             return tokens_B, logprobs_B, torch.zeros_like(logprobs_B)
-        tokens_B, _ = sampling.greedy(logits_BV.masked_fill(self._forbidden(may_stop_B), -math.inf))
+        tokens_B, _ = sampling.greedy(self._without_stops(logits_BV, may_stop_B))
         logprobs_BV = sampling.temperature_scaled_logprobs(logits_BV, 1.0)
         logprobs_B = logprobs_BV.gather(1, tokens_B.unsqueeze(1)).squeeze(1)
         return tokens_B, logprobs_B, torch.zeros_like(logprobs_B)
 
-    def _forbidden(self, may_stop_B: Tensor) -> Tensor:
-        return self.is_stop_V & ~may_stop_B.unsqueeze(1)
+    def _without_stops(self, logits_BV: Tensor, may_stop_B: Tensor) -> Tensor:
+        """A copy in which rows that may not stop have -inf at the stop tokens: a few columns, not a mask of all."""
+        left_BV = logits_BV.clone()
+        left_BV[:, self._stops_K] = left_BV[:, self._stops_K].masked_fill(~may_stop_B.unsqueeze(1), -math.inf)
+        return left_BV

@@ -85,12 +85,17 @@ class _Linear(torch.autograd.Function):
         return grad_inputs, grad_weight, grad_bias
 
 
-def product_tn(left_RN: Tensor, right_RK: Tensor) -> Tensor:
-    """left^T right, [N, K]: the weight gradient. Not differentiable."""
-    if _suits_onednn(right_RK.t(), left_RN.t(), None):
-        # Written as (x^T g)^T: with the wide side as the output columns oneDNN is up to twice as fast.
-        return _onednn(right_RK.t(), left_RN.t(), None).t()
-    return left_RN.t() @ right_RK
+def product_tn(left_RN: Tensor, right_RK: Tensor, out_NK: Tensor | None = None) -> Tensor:
+    """left^T right, [N, K] and contiguous (or into `out_NK`): the weight gradient. Not differentiable."""
+    if not _suits_onednn(right_RK.t(), left_RN.t(), None):
+        return torch.mm(left_RN.t(), right_RK, out=out_NK)
+    if out_NK is None and left_RN.shape[1] <= right_RK.shape[1]:
+        return _onednn(left_RN.t(), right_RK.t(), None)
+    # Written as (x^T g)^T: with the wide side as the output columns oneDNN is faster by more than the
+    # copy takes. Without the copy, gradients of two micro-batches would be added across layouts, which
+    # takes 20 times as long (1024 x 256: 0.46 ms against 0.02 ms, and 0.1 ms for the copy).
+    product_NK = _onednn(right_RK.t(), left_RN.t(), None).t()
+    return product_NK.contiguous() if out_NK is None else out_NK.copy_(product_NK)
 
 
 def _apply(inputs: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:

@@ -11,14 +11,15 @@ not known in the forward pass, so the backward pass forms each slab again:
 
 Slabs run over the vocabulary and not over the rows because each slice of the weight gradient is
 then written once, instead of one [V, D] accumulation per chunk of rows (2048 x 512 x 32000 on a
-CPU: 0.61 of the time in bfloat16, 0.84 in float32). A vocabulary whose whole logits are small is one
-slab that stays in memory, which saves the second product: 3 products instead of 4. Rows whose
-upstream gradient is zero (clipped, masked, groups without advantage) are left out of the backward.
+CPU: 0.61 of the time in bfloat16, 0.84 in float32). Where all probabilities of the rows are small
+enough they stay in memory, which saves the second product and the second exponential: 3 products
+instead of 4 (512 x 256 x 32000 on one CPU thread: 0.64 of the time). Rows whose upstream gradient is
+zero (clipped, masked, groups without advantage) are left out of the backward.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,11 +27,12 @@ from torch import Tensor
 
 from rft_models.linear import linear, product_nt, product_tn
 
-_KEEP_ELEMENTS = 8_388_608
-"""Logits up to this many elements (32 MiB in float32) are one slab and kept for the backward pass."""
+_KEEP_ELEMENTS = 33_554_432
+"""Probabilities up to this many elements (128 MiB in float32) are kept for the backward pass."""
 
 _SLAB_ELEMENTS = 2_097_152
-"""Size of a slab otherwise: 8 MiB in float32 stay in a shared last-level cache between the passes over them."""
+"""Size of a slab: 8 MiB in float32 stay in a shared last-level cache between the passes over them, and
+come from memory that is in use already (fresh pages cost ten times a pass: 65 MiB take 27 ms to touch)."""
 
 _MIN_SLAB = 256
 
@@ -66,14 +68,16 @@ def linear_logprobs(
     Returns:
         ([R] log-probabilities, [R] entropies or None), float32, or float64 for float64 inputs.
     """
-    num_rows, vocab_size = hidden_RD.shape[0], weight_VD.shape[0]
-    if chunk_size is None and slab_size is None and num_rows * vocab_size <= _KEEP_ELEMENTS:
-        return _whole(hidden_RD, weight_VD, targets_R, bias, temperature, softcap, with_entropy, entropy_gradient)
+    num_rows = hidden_RD.shape[0]
     chunk = max(1, num_rows if chunk_size is None else min(chunk_size, num_rows))
     slab = max(_MIN_SLAB, _SLAB_ELEMENTS // chunk) if slab_size is None else max(1, slab_size)
-    result = _SlabLogprobs.apply(
-        hidden_RD, weight_VD, bias, targets_R, _Cut(temperature, softcap, chunk, slab), with_entropy, entropy_gradient
-    )
+    small = chunk_size is None and num_rows * weight_VD.shape[0] <= _KEEP_ELEMENTS
+    keep = small and softcap is None  # with a softcap the logits are needed again
+    cut = _Cut(temperature, softcap, chunk, slab, keep)
+    if not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden_RD, weight_VD, bias))):
+        sums = _all_sums(hidden_RD, weight_VD, bias, targets_R, cut.without_keeping(), with_entropy)
+        return sums.logprobs, sums.entropy if with_entropy else None
+    result = _SlabLogprobs.apply(hidden_RD, weight_VD, bias, targets_R, cut, with_entropy, entropy_gradient)
     assert isinstance(result, tuple)
     return result[0], result[1] if with_entropy else None
 
@@ -86,6 +90,12 @@ class _Cut:
     softcap: float | None
     chunk: int
     slab: int
+    keep: bool
+    """Whether the probabilities stay for the backward pass; then one chunk holds all rows."""
+
+    def without_keeping(self) -> _Cut:
+        """The same cut for a pass that no backward pass follows."""
+        return replace(self, keep=False)
 
     def logits_RC(self, hidden_RD: Tensor, weight_VD: Tensor, bias: Tensor | None, start: int) -> Tensor:
         """[R, C] logits of vocabulary entries start .. start + slab, capped and divided by the temperature."""
@@ -94,31 +104,6 @@ class _Cut:
         if self.softcap is not None:
             logits_RC = logits_RC.div_(self.softcap).tanh_().mul_(self.softcap)
         return logits_RC if self.temperature == 1.0 else logits_RC.div_(self.temperature)
-
-
-def _whole(
-    hidden_RD: Tensor,
-    weight_VD: Tensor,
-    targets_R: Tensor,
-    bias: Tensor | None,
-    temperature: float,
-    softcap: float | None,
-    with_entropy: bool,
-    entropy_gradient: bool,
-) -> tuple[Tensor, Tensor | None]:
-    """One slab through plain autograd: log_softmax keeps [R, V] for the backward pass, nothing is computed twice."""
-    logits_RV = linear(hidden_RD, weight_VD, bias)
-    logits_RV = logits_RV if logits_RV.dtype is torch.float64 else logits_RV.float()
-    if softcap is not None:
-        logits_RV = softcap * torch.tanh(logits_RV / softcap)
-    if temperature != 1.0:
-        logits_RV = logits_RV / temperature
-    logprobs_RV = torch.log_softmax(logits_RV, -1)
-    logprobs_R = logprobs_RV.gather(1, targets_R[:, None])[:, 0]
-    if not with_entropy:
-        return logprobs_R, None
-    source = logprobs_RV if entropy_gradient else logprobs_RV.detach()
-    return logprobs_R, -(source.exp() * source).sum(-1)
 
 
 class _SlabLogprobs(torch.autograd.Function):
@@ -135,31 +120,33 @@ class _SlabLogprobs(torch.autograd.Function):
         with_entropy: bool,
         entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
-        parts = [
-            _row_sums(hidden, weight_VD, bias, targets, cut, with_entropy)
-            for hidden, targets in zip(hidden_RD.split(cut.chunk), targets_R.split(cut.chunk), strict=True)
-        ]
-        target_R, normalizer_R, entropy_R = (torch.cat(part) for part in zip(*parts, strict=True))
-        ctx.save_for_backward(hidden_RD, weight_VD, bias, targets_R, normalizer_R, entropy_R)
+        sums = _all_sums(hidden_RD, weight_VD, bias, targets_R, cut, with_entropy)
+        ctx.save_for_backward(
+            hidden_RD, weight_VD, bias, targets_R, sums.normalizer, sums.entropy, sums.own_normalizer, *sums.probs
+        )
         ctx.cut = cut
         ctx.entropy_gradient = with_entropy and entropy_gradient
         if not ctx.entropy_gradient:
-            ctx.mark_non_differentiable(entropy_R)
+            ctx.mark_non_differentiable(sums.entropy)
         ctx.set_materialize_grads(False)
-        return target_R - normalizer_R, entropy_R
+        return sums.logprobs, sums.entropy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_RD, weight_VD, bias, targets_R, normalizer_R, entropy_R = ctx.saved_tensors
+        hidden_RD, weight_VD, bias, targets_R, normalizer_R, entropy_R, own_SR, *probs_SRC = ctx.saved_tensors
         grad_R = grads[0] if grads[0] is not None else torch.zeros_like(normalizer_R)
         entropy_grad_R = grads[1] if ctx.entropy_gradient and grads[1] is not None else torch.zeros_like(grad_R)
         rows_N = ((grad_R != 0) | (entropy_grad_R != 0)).nonzero()[:, 0]
+        if rows_N.shape[0] < grad_R.shape[0]:
+            probs_SRC = [probs_RC.index_select(0, rows_N) for probs_RC in probs_SRC]
         rows = _Rows(
             *(
                 tensor.index_select(0, rows_N)
                 for tensor in (hidden_RD, targets_R, normalizer_R, grad_R, entropy_R, entropy_grad_R)
-            )
+            ),
+            shares_SN=(own_SR.index_select(1, rows_N) - normalizer_R.index_select(0, rows_N)).exp(),
+            probs_SNC=probs_SRC,
         )
         grad_hidden_ND, grad_weight, grad_bias = _slab_gradients(ctx, rows, weight_VD, bias)
         grad_hidden = None
@@ -168,25 +155,65 @@ class _SlabLogprobs(torch.autograd.Function):
         return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 
-def _row_sums(
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """What the forward pass found; a slab's own normalizer is the log-sum-exp over its entries alone."""
+
+    logprobs: Tensor
+    normalizer: Tensor
+    entropy: Tensor
+    own_normalizer: Tensor
+    """[S, R]."""
+    probs: list[Tensor]
+    """S times [R, C], each slab's softmax over its own entries; empty unless kept."""
+
+
+def _all_sums(
     hidden_RD: Tensor, weight_VD: Tensor, bias: Tensor | None, targets_R: Tensor, cut: _Cut, with_entropy: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(target logit, log-sum-exp, entropy) of each row, [R] each, with a running maximum over the slabs."""
-    highest_R = torch.full((hidden_RD.shape[0],), -torch.inf, dtype=_sum_dtype(hidden_RD), device=hidden_RD.device)
-    total_R, moment_R, target_R = (torch.zeros_like(highest_R) for _ in range(3))
+) -> _Sums:
+    """Chunk after chunk; where probabilities are kept there is one chunk."""
+    parts = [
+        _chunk_sums(hidden, weight_VD, bias, targets, cut, with_entropy)
+        for hidden, targets in zip(hidden_RD.split(cut.chunk), targets_R.split(cut.chunk), strict=True)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    return _Sums(
+        torch.cat([part.logprobs for part in parts]),
+        torch.cat([part.normalizer for part in parts]),
+        torch.cat([part.entropy for part in parts]),
+        torch.cat([part.own_normalizer for part in parts], 1),
+        [],
+    )
+
+
+def _chunk_sums(
+    hidden_RD: Tensor, weight_VD: Tensor, bias: Tensor | None, targets_R: Tensor, cut: _Cut, with_entropy: bool
+) -> _Sums:
+    """With the highest logit z* of a slab at 0 its largest probability is 1 / sum_v exp(z_v - z*), so the
+    softmax, the fastest pass over exponentials that torch has, gives the log-sum-exp as well.
+    """
+    highest_SR, own_SR, moment_SR, target_SR, probs_SRC = [], [], [], [], []
     for start in range(0, weight_VD.shape[0], cut.slab):
         logits_RC = cut.logits_RC(hidden_RD, weight_VD, bias, start)
-        new_highest_R = torch.maximum(highest_R, logits_RC.amax(1))
-        weights_RC = torch.exp(logits_RC - new_highest_R[:, None])
-        shrink_R = torch.exp(highest_R - new_highest_R)
-        total_R = total_R * shrink_R + weights_RC.sum(1)
-        if with_entropy:
-            moment_R = moment_R * shrink_R + weights_RC.mul_(logits_RC).sum(1)
+        highest_R = logits_RC.amax(1)
+        probs_RC = torch.softmax(logits_RC.sub_(highest_R[:, None]), 1)
         inside_R, column_R = _columns(targets_R, start, logits_RC.shape[1])
-        target_R = torch.where(inside_R, logits_RC.gather(1, column_R)[:, 0], target_R)
-        highest_R = new_highest_R
-    normalizer_R = highest_R + total_R.log()
-    return target_R, normalizer_R, normalizer_R - moment_R / total_R
+        highest_SR.append(highest_R)
+        own_SR.append(highest_R - probs_RC.amax(1).log())
+        target_SR.append(torch.where(inside_R, logits_RC.gather(1, column_R)[:, 0], -torch.inf))
+        if with_entropy:
+            moment_SR.append(torch.linalg.vecdot(probs_RC, logits_RC))
+        if cut.keep:
+            probs_SRC.append(probs_RC)
+    highest, own = torch.stack(highest_SR), torch.stack(own_SR)
+    normalizer_R = own[0] if len(own_SR) == 1 else own.logsumexp(0)
+    height_SR = highest - normalizer_R  # highest log-probability of each slab: what follows adds up small numbers
+    logprobs_R = (torch.stack(target_SR) + height_SR).amax(0)  # -inf but in the slab that holds the target
+    entropy_R = torch.zeros_like(normalizer_R)
+    if with_entropy:
+        entropy_R = -((own - normalizer_R).exp() * (height_SR + torch.stack(moment_SR))).sum(0)
+    return _Sums(logprobs_R, normalizer_R, entropy_R, own, probs_SRC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +226,18 @@ class _Rows:
     grad: Tensor
     entropy: Tensor
     entropy_grad: Tensor
+    shares_SN: Tensor
+    """[S, N]: the probability of each slab."""
+    probs_SNC: list[Tensor]
+    """As in `_Sums`, of these rows."""
 
     def split(self, size: int) -> list[_Rows]:
-        """Chunks of at most `size` rows."""
+        """Chunks of at most `size` rows; rows whose probabilities are kept are one chunk."""
+        if self.probs_SNC or self.hidden.shape[0] <= size:
+            return [self]
         fields = (self.hidden, self.targets, self.normalizer, self.grad, self.entropy, self.entropy_grad)
-        return [_Rows(*part) for part in zip(*(tensor.split(size) for tensor in fields), strict=True)]
+        parts = zip(*(tensor.split(size) for tensor in fields), self.shares_SN.split(size, 1), strict=True)
+        return [_Rows(*tensors, probs_SNC=[]) for tensors in parts]
 
 
 def _slab_gradients(
@@ -218,17 +252,37 @@ def _slab_gradients(
     for start in range(0, weight_VD.shape[0], cut.slab):
         stop = min(start + cut.slab, weight_VD.shape[0])
         for number, part in enumerate(chunks):
-            logits_NC = cut.logits_RC(part.hidden, weight_VD, bias, start)
-            dlogits_NC = _logit_gradients(logits_NC, part, start, cut, ctx.entropy_gradient).to(part.hidden.dtype)
+            if part.probs_SNC:
+                dlogits_NC = _kept_gradients(part, start, cut, ctx.entropy_gradient)
+            else:
+                logits_NC = cut.logits_RC(part.hidden, weight_VD, bias, start)
+                dlogits_NC = _logit_gradients(logits_NC, part, start, cut, ctx.entropy_gradient)
+            dlogits_NC = dlogits_NC.to(part.hidden.dtype)
             if needs_hidden:
                 sums[number] += product_nt(dlogits_NC, weight_VD[start:stop].t())
-            if grad_weight is not None and number == 0:
-                grad_weight[start:stop] = product_tn(dlogits_NC, part.hidden)
+            if grad_weight is not None and stop - start == weight_VD.shape[0] and len(chunks) == 1:
+                grad_weight = product_tn(dlogits_NC, part.hidden)
+            elif grad_weight is not None and number == 0:
+                product_tn(dlogits_NC, part.hidden, out_NK=grad_weight[start:stop])
             elif grad_weight is not None:
                 grad_weight[start:stop] += product_tn(dlogits_NC, part.hidden)
             if grad_bias is not None:
                 grad_bias[start:stop] += dlogits_NC.sum(0)
     return torch.cat(sums) if needs_hidden else None, grad_weight, grad_bias
+
+
+def _kept_gradients(rows: _Rows, start: int, cut: _Cut, entropy_gradient: bool) -> Tensor:
+    """As `_logit_gradients`, from the kept probabilities q of the slab: p = q times the slab's share."""
+    number = start // cut.slab
+    probs_NC, share_N1 = rows.probs_SNC[number], rows.shares_SN[number][:, None]
+    inside_N, column_N = _columns(rows.targets, start, probs_NC.shape[1])
+    if entropy_gradient:
+        probs_NC, share_N1 = probs_NC * share_N1, torch.ones_like(share_N1)
+    coefficient_N1 = rows.grad[:, None] + rows.entropy_grad[:, None] * rows.entropy[:, None]
+    gradients_NC = probs_NC * (coefficient_N1 * share_N1).div_(-cut.temperature)
+    if entropy_gradient:
+        gradients_NC -= torch.xlogy(probs_NC, probs_NC).mul_(rows.entropy_grad[:, None] / cut.temperature)
+    return gradients_NC.scatter_add_(1, column_N, (rows.grad * inside_N / cut.temperature)[:, None])
 
 
 def _logit_gradients(logits_NC: Tensor, rows: _Rows, start: int, cut: _Cut, entropy_gradient: bool) -> Tensor:

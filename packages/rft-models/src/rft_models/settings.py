@@ -17,7 +17,7 @@ class WeightsSettings:
     """The weights to load, and where they live."""
 
     pretrain: str
-    """Model to start from: a Hugging Face directory, or a name in the local Hugging Face cache."""
+    """Model to start from: a Hugging Face directory on this machine."""
 
     bf16: bool = False
     """Hold and compute the weights in bfloat16 (half the memory); off = float32."""

@@ -192,17 +192,16 @@ def shared_attention(
     parts = iter(zip(*(tensor.split(layout.sizes) for tensor in (query_KHD, key_KGD, value_KGD)), strict=True))
     outputs: list[Tensor] = []
     for run in layout.runs:
-        if isinstance(run, PackedLayout):
-            outputs.append(packed_attention(*next(parts), run, **settings))
-            continue
         query, key, value = next(parts)
-        outputs.append(packed_attention(query, key, value, run.prompt, **settings))
-        outputs.append(_own_attention(next(parts), key, value, run, **settings))
+        plain = run if isinstance(run, PackedLayout) else run.prompt
+        outputs.append(packed_attention(query, key, value, plain, **settings))
+        if isinstance(run, PromptGroup):
+            outputs.append(_own_attention(next(parts), key, value, run, **settings))
     return torch.cat(outputs)
 
 
 def _own_attention(
-    own: tuple[Tensor, Tensor, Tensor],
+    own: tuple[Tensor, ...],
     prompt_key_PGD: Tensor,
     prompt_value_PGD: Tensor,
     group: PromptGroup,
@@ -212,7 +211,10 @@ def _own_attention(
     softcap: float | None,
     dropout: float,
 ) -> Tensor:
-    """The own tokens of a group's segments over the prompt's columns and their own; [tokens, H, D]."""
+    """The own tokens of a group's segments over the prompt's columns and their own; [tokens, H, D].
+
+    `own` are their queries, keys and values.
+    """
     outputs = []
     for block in group.own.blocks:
         query = to_block(own[0], block)

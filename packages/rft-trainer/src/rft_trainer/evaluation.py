@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rft_algos.keyed_random import derive_key
+from rft_trainer.finite import refuse_non_finite_samples
 from rft_trainer.protocols import Collectives, Engine, ResponseDecoder
 from rft_trainer.records import Prompt, Rollout, Sampling
 from rft_trainer.rollouts import RewardFunction, sample_responses, score_rollouts
@@ -95,6 +96,7 @@ class Evaluator:
         rank, world_size = self._collectives.rank, self._collectives.world_size
         mine = self._prompts[rank::world_size]
         sampled = sample_responses(self._engine, self._decoder, mine, self._keys[rank::world_size], self._sampling)
+        refuse_non_finite_samples(sampled, during="evaluation", do="go back to an earlier checkpoint of the run")
         rollouts = [group[0] for group in score_rollouts(self._reward, mine, sampled)]
         rows = [_row(rollout) for rollout in rollouts]
         if world_size > 1:

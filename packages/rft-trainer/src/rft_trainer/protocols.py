@@ -77,6 +77,7 @@ class SavablePolicy(Policy, Protocol):
     """A policy that can be written as a complete Hugging Face directory."""
 
     def save_pretrained(self, directory: Path) -> None: ...
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
 
 
 class StepOutcome(Protocol):

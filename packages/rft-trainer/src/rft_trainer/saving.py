@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from rft_algos.errors import CheckpointError
+from rft_trainer.finite import refuse_non_finite_weights
 from rft_trainer.protocols import CheckpointWriter, Collectives, Optimizer, SavablePolicy
 from rft_trainer.stopping import agree
 
@@ -79,8 +80,10 @@ class Saver:
         schedule: SaveSchedule,
         before_save: Callable[[], None],
         tensor_parts: Mapping[str, StatefulTensors] | None = None,
+        resume_command: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._resume_command = resume_command
         self._writer = writer
         self._policy = policy
         self._parts = parts
@@ -102,9 +105,15 @@ class Saver:
         return late or by_step or by_episode
 
     def save(self, step: int, *, episode: int) -> None:
-        """Save unless this step is saved already; rows logged so far are on disk before the checkpoint is."""
+        """Save unless this step is saved already; rows logged so far are on disk before the checkpoint is.
+
+        Raises `NumericsError` on every rank where a weight is not finite.
+        """
         if self.saved_step == step:
             return
+        refuse_non_finite_weights(
+            self._policy.named_parameters(), step=step, last_good=self.saved_step, do=self._resume_command
+        )
         if self._collectives.rank == 0:
             self._before_save()
             self._writer.save(

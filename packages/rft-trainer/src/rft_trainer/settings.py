@@ -38,7 +38,7 @@ class HeldOutSettings(PromptTextSettings):
     """The held-out rows."""
 
     eval_data: str = ""
-    """Held-out data: a .jsonl, .json, .csv or .parquet file, a directory, or a dataset's name."""
+    """Held-out data: a .jsonl, .json, .csv or .parquet file, a pattern, or a directory."""
 
     eval_split: str = "test"
     """Split of `eval_data` to use, where it has splits."""
@@ -60,7 +60,7 @@ class TrainRowsSettings:
     """The rows to train on, and how they are read."""
 
     prompt_data: str = ""
-    """Training data: a file, directory or dataset's name; several joined by commas."""
+    """Training data: a file, a pattern or a directory; several joined by commas."""
 
     prompt_data_probs: str = ""
     """Shares of the several `prompt_data`, joined by commas; empty = by their sizes."""
@@ -116,7 +116,7 @@ class GenerateDataSettings(PromptTextSettings):
     """One prompt given as text; empty = the rows of `prompt_data`."""
 
     prompt_data: str = ""
-    """Prompts to answer: a file, directory or dataset's name."""
+    """Prompts to answer: a file, a pattern or a directory."""
 
     prompt_split: str = "train"
     """Split of `prompt_data` to use, where it has splits."""
@@ -318,6 +318,9 @@ class SftTrainingSettings:
 
     min_improvement: float = field(default=0.0, metadata={"minimum": 0.0})
     """Fall of the held-out loss, in nats a token, that counts as better (with `patience`)."""
+
+    target_loss: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Held-out loss, in nats a token, at which the run ends; 0 = at none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ def run(argv: list[str]) -> int:
         longest_prompt = max(len(prompt.token_ids) for prompt in prompts)
         response = settings.sampling.generate_max_len
         if settings.sampling.max_len is not None:
-            response = min(response, settings.sampling.max_len - longest_prompt)
+            response = min(response, settings.sampling.max_len - settings.sampling.prompt_max_len)
         decoder = policy.decoder()
         response = min(response, decoder.max_positions - longest_prompt)
         engine = NativeEngine(

@@ -155,15 +155,7 @@ def _warm_up(path: Path, choices: Choices, command: list[str], *, fresh: bool) -
 
 
 def _data_words(path: Path, recipe: str) -> list[str]:
-    data = path / "data"
-    return [
-        "--config",
-        recipe,
-        "--prompt_data",
-        str(data / "train.jsonl"),
-        "--eval_data",
-        str(data / "heldout.jsonl"),
-    ]
+    return ["--config", recipe, "--prompt_data", str(path / "data" / "train.jsonl")]
 
 
 def _more_supervised(path: Path, choices: Choices, command: list[str]) -> None:
@@ -179,7 +171,7 @@ def _more_supervised(path: Path, choices: Choices, command: list[str]) -> None:
     directory = path / "control_sft"
     words = [*_data_words(path, SFT_RECIPE), "--pretrain", str(sft.final_model(path / WARM_START))]
     words += ["--seed", str(choices.seed), "--save_path", str(directory)]
-    words += ["--max_epochs", str(steps), "--max_steps", str(steps)]
+    words += ["--max_epochs", str(steps), "--max_steps", str(steps), "--target_loss", "0", "--eval_steps", "500"]
     sft.train(resolve("sft", words), command, show_end=False)
     for name in ("warm_start", "control_sft"):
         print(f"\nheld-out accuracy of {name}:")
@@ -197,6 +189,7 @@ def _second_stage(path: Path, choices: Choices, command: list[str]) -> None:
 
     print("\n2. reinforcement learning: 64 prompts x 8 answers a step, reward 1 for the right sum\n")
     words = [*_data_words(path, RL_RECIPE), "--pretrain", str(final_model(path / WARM_START))]
+    words += ["--eval_data", str(path / "data" / "heldout.jsonl")]
     words += ["--seed", str(choices.seed), "--save_path", str(path)]
     if choices.control == "shuffled_rewards":
         words += ["--shuffle_rewards"]

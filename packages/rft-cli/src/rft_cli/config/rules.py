@@ -79,9 +79,10 @@ def _sampling_for_training(values: Values, origins: Origins) -> Iterator[Problem
 
 
 def _nothing_to_wait_for(values: Values, origins: Origins) -> Iterator[Problem]:
-    if values["patience"] and not values["eval_data"] and not values["held_out_rows"]:
-        why = "patience looks at the held-out loss, and no rows are held out"
-        yield _problem("sft.no_held_out", origins, values, ["patience", "held_out_rows"], why, "--held_out_rows 200")
+    for name in ("patience", "target_loss"):
+        if values[name] and not values["eval_data"] and not values["held_out_rows"]:
+            why = f"{name} looks at the held-out loss, and no rows are held out"
+            yield _problem("sft.no_held_out", origins, values, [name, "held_out_rows"], why, "--held_out_rows 200")
 
 
 def _divergence(values: Values, origins: Origins) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ from rft_algos.errors import NumericsError, SavedAfterSignal, ServiceError
 from rft_algos.fault_points import declare, fault_point
 from rft_trainer.annotate import LogprobAnnotator
 from rft_trainer.evaluation import EvaluationResult, Evaluator
+from rft_trainer.finite import refuse_non_finite_samples
 from rft_trainer.ledger import EntryState, Ledger, LedgerEntry
 from rft_trainer.metrics import MetricTotals
 from rft_trainer.packing import count
@@ -127,6 +128,9 @@ class Reinforcement:
         for start in range(0, len(entries), size):
             batch = entries[start : start + size]
             groups += self.collector.collect(batch, [self.prompts[entry.prompt_index] for entry in batch], self.timer)
+        refuse_non_finite_samples(
+            (group.rollouts for group in groups), during=f"step {self.progress.step + 1}", do=self.resume_command
+        )
         self.ledger.advance(entries, EntryState.GENERATED)
         self.ledger.advance(entries, EntryState.SCORED)
         if self.sleep_engine:

@@ -77,11 +77,12 @@ class EarlyStop:
     """Ends a run when the validation loss has not fallen for `patience` evaluations; 0 never ends it.
 
     A fall counts for patience where it is more than `min_improvement` (nats a token) below the last one
-    that counted; `best` is the lowest loss of all.
+    that counted; `best` is the lowest loss of all. A loss at or below `target` ends it at once; 0 never does.
     """
 
     patience: int
     min_improvement: float = 0.0
+    target: float = 0.0
     best: float = math.inf
     best_step: int = 0
     mark: float = math.inf
@@ -89,8 +90,8 @@ class EarlyStop:
 
     @property
     def stopped(self) -> bool:
-        """Whether patience is at its end."""
-        return 0 < self.patience <= self.waited
+        """Whether patience is at its end, or the target is reached."""
+        return 0 < self.patience <= self.waited or self.best <= self.target
 
     def observe(self, loss: float, step: int) -> bool:
         """Whether to stop."""

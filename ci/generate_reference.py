@@ -1,0 +1,196 @@
+"""Write the pages of docs/ that follow from the code; with --check, say which of them are out of date.
+
+docs/reference/COMMAND.md come whole from the settings dataclasses. In other pages, what stands between
+`<!-- generated: NAME -->` and `<!-- end: NAME -->` is replaced.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_type_hints
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from names import CONCEPTS
+
+from rft_algos.errors import ExitCode
+from rft_cli.config.command_line import ALIASES, OPPOSITES
+from rft_cli.config.errors import SettingsError
+from rft_cli.config.resolve import resolve
+from rft_cli.config.schema import Required, Setting, schema
+from rft_cli.config.values import allowed, as_text
+from rft_cli.settings import COMMANDS
+from rft_dist.environment import REPORTED, environment_report
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+FLAGS_FILE = Path(__file__).with_name("lightrft_flags.txt")
+
+
+def pages() -> dict[Path, str]:
+    """Every generated page with the text that it should have."""
+    found = {DOCS / "reference" / f"{command}.md": reference(command) for command in COMMANDS}
+    for path in sorted(DOCS.glob("*.md")):
+        text = path.read_text()
+        if "<!-- generated:" in text:
+            found[path] = filled(text)
+    return found
+
+
+def filled(text: str) -> str:
+    """The page with every generated part written anew."""
+
+    def part(match: re.Match[str]) -> str:
+        name = match[1]
+        return f"<!-- generated: {name} -->\n{PARTS[name]()}\n<!-- end: {name} -->"
+
+    return re.sub(r"<!-- generated: ([\w-]+) -->.*?<!-- end: \1 -->", part, text, flags=re.S)
+
+
+def reference(command: str) -> str:
+    """One table a group: flag, value, default, meaning."""
+    owner: Any = COMMANDS[command]
+    lines = [
+        f"# Settings of `rft-train {command}`",
+        "",
+        f"{inspect.getdoc(owner)} Generated from the code by `ci/generate_reference.py`.",
+        "",
+        "A flag, a key of a `--config` file and a row have one name. See [configuration](../configuration.md).",
+    ]
+    kinds = get_type_hints(owner)
+    table = schema(command)
+    for group in fields(owner):
+        kind = kinds[group.name]
+        told = meanings(kind)
+        lines += ["", f"## {group.name}", "", str(inspect.getdoc(kind)), ""]
+        lines += ["| flag | takes | default | meaning |", "|---|---|---|---|"]
+        for item in fields(kind):
+            setting = table[item.name]
+            lines.append(f"| `--{item.name}` | {takes(setting)} | {default(setting)} | {told[item.name]} |")
+    return "\n".join(lines) + "\n"
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """The text under each field of a dataclass and of those it extends."""
+    told: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for node, following in zip(body.body, body.body[1:], strict=False):
+            is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and is_text:
+                told[node.target.id] = cell(" ".join(str(following.value.value).split()))  # type: ignore[attr-defined]
+    return told
+
+
+def takes(setting: Setting) -> str:
+    """What a value may be."""
+    if setting.is_switch:
+        return "a switch"
+    text = allowed(setting)
+    return f"{text}; bare: `{setting.metadata['bare']}`" if "bare" in setting.metadata else text
+
+
+def default(setting: Setting) -> str:
+    """The default as it would be written."""
+    if isinstance(setting.default, Required):
+        return "required"
+    return f"`{as_text(setting.default)}`" if as_text(setting.default) else "empty"
+
+
+def cell(text: str) -> str:
+    """A text that does not end a cell of a table."""
+    return text.replace("|", "\\|")
+
+
+def lightrft_flags() -> str:
+    """Each flag of LightRFT's guides, with the value that the guides show: works, or why not and what instead."""
+    lines = ["| flag | here | |", "|---|---|---|"]
+    for words in FLAGS_FILE.read_text().splitlines():
+        name, *value = words.split()
+        given = [f"{name}={value[0]}"] if value else [name]
+        try:
+            resolve("rl", ["--pretrain", "MODEL", *(given if name != "--pretrain" else [])])
+        except SettingsError as error:
+            problem = error.problem
+            reason = problem.what.partition("cannot be used: ")[2] or f"{problem.what}: {problem.why}"
+            lines.append(f"| `{words}` | refused | {cell(reason)}. Instead: `{cell(problem.do)}` |")
+        else:
+            lines.append(f"| `{words}` | works | {cell(meaning_of(name.removeprefix('--')))} |")
+    return "\n".join(lines)
+
+
+def meaning_of(name: str) -> str:
+    """What the flag of this name does in `rft-train rl`."""
+    if name in OPPOSITES:
+        return f"The contrary of `--{OPPOSITES[name]}`."
+    setting = schema("rl")[ALIASES.get(name, name)]
+    owner: Any = COMMANDS["rl"]
+    return meanings(get_type_hints(owner)[setting.group])[setting.name]
+
+
+def names_elsewhere() -> str:
+    """One row a concept."""
+    lines = ["| meaning | flag here | in code here | TRL | verl | OpenRLHF |", "|---|---|---|---|---|---|"]
+    for c in CONCEPTS:
+        flag = f"`--{c.flag}`" if c.flag else ""
+        lines.append(f"| {c.meaning} | {flag} | `{c.code}` | {c.trl} | {c.verl} | {c.openrlhf} |")
+    return "\n".join(lines)
+
+
+EXIT_MEANINGS = {
+    ExitCode.DONE: "done",
+    ExitCode.OPTIONS: "a flag, a setting or a combination of them cannot be used",
+    ExitCode.PREFLIGHT: "the machine, the environment or the installation lacks what the run needs",
+    ExitCode.DATA: "a data file, a model directory or another artefact is absent, damaged or of another kind",
+    ExitCode.NO_CHECKPOINT: "no usable checkpoint where one was asked for, or nothing left to resume",
+    ExitCode.STORAGE: "the disk refused: full, read-only, quota, input/output error",
+    ExitCode.NUMERICS: "non-finite gradients reached their limit",
+    ExitCode.SERVICE: "a reward or an inference engine is unavailable or answers wrongly",
+    ExitCode.PEER: "another rank failed or did not arrive",
+    ExitCode.SAVED_AFTER_SIGNAL: "saved after a signal: start me again",
+    ExitCode.NO_PROGRESS: "reserved for a restart that makes no progress; not used in this version",
+}
+
+
+def exit_codes() -> str:
+    """One row a code."""
+    lines = ["| code | name | meaning |", "|---|---|---|"]
+    return "\n".join(lines + [f"| {int(code)} | {code.name} | {EXIT_MEANINGS[code]} |" for code in ExitCode])
+
+
+def environment() -> str:
+    """One row a variable."""
+    lines = ["| variable | effect |", "|---|---|"]
+    rows = environment_report(dict.fromkeys(REPORTED, "1") | {"NCCL_BACKEND": "nccl"})
+    return "\n".join(lines + [f"| `{name}` | {effect.rpartition('; set by')[0]} |" for name, _, effect in rows])
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "lightrft-flags": lightrft_flags,
+    "names": names_elsewhere,
+    "exit-codes": exit_codes,
+    "environment": environment,
+}
+
+
+def main(argv: list[str]) -> int:
+    """Write, or with --check report; 1 where a page was out of date."""
+    stale = [path for path, text in pages().items() if not path.is_file() or path.read_text() != text]
+    for path in stale:
+        print(f"{'out of date' if '--check' in argv else 'written'}: {path.relative_to(ROOT)}")
+        if "--check" not in argv:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(pages()[path])
+    return int(bool(stale) and "--check" in argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

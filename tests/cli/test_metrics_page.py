@@ -1,0 +1,55 @@
+"""docs/metrics.md: a run emits no metric that is not documented, and none is documented that no run emits."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rft_trainer.throughput import Phase
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def documented() -> set[str]:
+    """The first column of every table but the last."""
+    text = PAGE.read_text().partition("## Reading them")[0]
+    return set(re.findall(r"^\| `([^`]+)` \|", text, flags=re.M))
+
+
+@pytest.fixture(scope="module")
+def emitted(
+    bench: Any, base_words: dict[str, list[str]], call: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> set[str]:
+    """Every name in the rows of runs that use everything."""
+    names: set[str] = set()
+    words = [("rl", "--init_kl_coef 0.5 --use_kl_loss --entropy_coef 0.1"), ("sft", ""), ("rl", "--reward gsm8k")]
+    words.append(("rl", f"--filter_groups --reward {bench.reward}:few_signals"))
+    words.append(("rl", f"--max_unscored_share 1 --reward {bench.reward}:lonely"))
+    for number, (command, more) in enumerate(words):
+        path = tmp_path_factory.mktemp("runs") / str(number)
+        ended = call(command, *base_words[command], *more.split(), "--save_path", path)
+        assert ended.code == 0, ended.err
+        for file in ("metrics.jsonl", "evals.jsonl"):
+            names = names.union(*(json.loads(line) for line in (path / file).read_text().splitlines()))
+    return names
+
+
+def general(name: str) -> str:
+    """The pattern that stands for a family of names."""
+    if name in ("reward/correctness", "reward/format"):
+        return "reward/<part>"
+    phase = name.removeprefix("time/share_")
+    return "time/share_<phase>" if name != phase and phase in {*Phase, "other"} else name
+
+
+def test_no_metric_is_undocumented(emitted: set[str]) -> None:
+    assert {general(name) for name in emitted} - documented() == set()
+
+
+def test_no_documented_metric_is_dead(emitted: set[str]) -> None:
+    assert documented() - {general(name) for name in emitted} == set()

@@ -1,0 +1,73 @@
+"""A disk that refuses: the run ends with a storage error, what was saved stays, and a resume goes on from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.compare import checkpoints, differences
+from support.references import References, Restarts
+from support.runs import ForkServer, Prelude
+from support.setup import TinyTask
+
+pytestmark = pytest.mark.xdist_group("faults")
+
+STORAGE = 6
+SHORT = ("--max_steps", "4", "--save_steps", "2", "--eval_steps", "2", "--rollout_log_interval", "1")
+LATER_SAVE = 2
+REFUSALS: dict[str, tuple[Prelude, str]] = {
+    "full while the optimizer is written": (("refuse_at", ["checkpoint.file.write.before", 14, "ENOSPC"]), "ENOSPC"),
+    "full while a file is flushed": (("refuse_at", ["checkpoint.file.sync.before", 8, "ENOSPC"]), "ENOSPC"),
+    "quota while the model is written": (("refuse_at", ["checkpoint.model.write.before", LATER_SAVE, "EDQUOT"]), "EDQUOT"),
+    "input or output error at the rename": (("refuse_at", ["checkpoint.publish.before", LATER_SAVE, "EIO"]), "EIO"),
+    "read-only at the staging directory": (("refuse_at", ["checkpoint.mkdir.before", 5, "EROFS"]), "EROFS"),
+    "full while a row is appended": (("refuse_at", ["run.append", 4, "ENOSPC"]), "ENOSPC"),
+    "full while rollouts are written": (("refuse_at", ["run.rename", 6, "ENOSPC"]), "ENOSPC"),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_disk_that_refuses_costs_no_checkpoint(
+    server: ForkServer, task: TinyTask, references: References, runs: Path, refusal: str
+) -> None:
+    prelude, name = REFUSALS[refusal]
+    restarts = Restarts(server, task.words("rl", runs / "run", *SHORT), runs / "run")
+    refused = restarts.start([prelude]).wait()
+    assert refused.code == STORAGE, refused.output[-3000:]
+    assert name in refused.output
+    assert [path.name for path in checkpoints(runs / "run")][0] == "step_000000"
+    assert not [path for path in (runs / "run" / "checkpoints").iterdir() if path.name.startswith(".staging")]
+    restarts.finish()
+    assert restarts.resumes == 1
+    assert differences(references.run("rl", *SHORT), runs / "run") == []
+
+
+def test_a_file_that_may_not_grow_is_a_storage_error(
+    server: ForkServer, task: TinyTask, references: References, runs: Path
+) -> None:
+    """The limit is the system's own and refuses the weights, which another library writes."""
+    restarts = Restarts(server, task.words("rl", runs / "run", *SHORT), runs / "run")
+    stopped = restarts.start([("signal_at", ["rl.logged", 1, "SIGTERM"])]).wait()
+    assert stopped.code == 75
+    refused = restarts.start([("limit_file_size", [60_000])]).wait()
+    assert refused.code == STORAGE, refused.output[-3000:]
+    assert "step 1" in refused.output, "the last good checkpoint is named"
+    assert [path.name for path in checkpoints(runs / "run")] == ["step_000000", "step_000001"]
+    restarts.finish()
+    assert differences(references.run("rl", *SHORT), runs / "run") == []
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(
+    server: ForkServer, task: TinyTask, references: References, runs: Path
+) -> None:
+    restarts = Restarts(server, task.words("rl", runs / "run", *SHORT), runs / "run")
+    assert restarts.start([("signal_at", ["rl.logged", 3, "SIGTERM"])]).wait().code == 75
+    weights = checkpoints(runs / "run")[-1] / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    resumed = restarts.finish()
+    assert "model.safetensors" in resumed.output, "what was passed over is said"
+    assert "continuing" in resumed.output
+    assert (runs / "run" / "checkpoints" / "quarantine_step_000003").is_dir()
+    assert differences(references.run("rl", *SHORT), runs / "run") == []
