@@ -363,6 +363,6 @@ def make_trainer(case: Case, directory: Path, num_steps: int, gate: Gate | None,
     )
 
 
-def drive_trl(case: Case, directory: Path, num_steps: int, gate: Gate) -> None:
+def drive_trl(case: Case, directory: Path, num_steps: int, gate: Gate, micro_batch: int) -> None:
     """Run TRL's loop; returns when the gate closes."""
-    make_trainer(case, directory, num_steps, gate).train()
+    make_trainer(case, directory, num_steps, gate, micro_batch).train()

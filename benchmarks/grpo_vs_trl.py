@@ -31,10 +31,13 @@ PARTS = ("generate", "reward", "forward", "backward", "optimizer", "sync", "othe
 class Side:
     """One system's loop in its own process, stepped from here."""
 
-    def __init__(self, name: str, case_name: str, directory: Path, num_steps: int, threads: int) -> None:
+    def __init__(
+        self, name: str, case_name: str, directory: Path, num_steps: int, arguments: argparse.Namespace
+    ) -> None:
         self.name = name
         command = [sys.executable, __file__, "--worker", name, "--cases", case_name]
-        command += ["--directory", str(directory), "--steps", str(num_steps), "--threads", str(threads)]
+        command += ["--directory", str(directory), "--steps", str(num_steps), "--threads", str(arguments.threads)]
+        command += ["--trl_micro_batch", str(arguments.trl_micro_batch)]
         self._errors = (directory / f"{name}.log").open("w+")
         self._process = subprocess.Popen(
             command,
@@ -42,7 +45,7 @@ class Side:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
-            env=_environment(threads),
+            env=_environment(arguments.threads),
         )
         self._read()
 
@@ -99,13 +102,13 @@ class Measured:
         return cls(total, cpu, min(seconds), steps[-1]["peak_mib"], parts, seconds)
 
 
-def measure(case_name: str, directory: Path, num_steps: int, threads: int) -> dict[str, Measured]:
+def measure(case_name: str, directory: Path, arguments: argparse.Namespace) -> dict[str, Measured]:
     """Both loops, resident together and stepping in turn: ours TRL TRL ours ours TRL ..."""
-    total = WARM_UP + num_steps
+    total = WARM_UP + arguments.steps
     answers: dict[str, list[dict[str, Any]]] = {name: [] for name in SIDES}
     with (
-        Side("ours", case_name, directory, total, threads) as ours,
-        Side("trl", case_name, directory, total, threads) as trl,
+        Side("ours", case_name, directory, total, arguments) as ours,
+        Side("trl", case_name, directory, total, arguments) as trl,
     ):
         for number in range(total):
             for side in (ours, trl) if number % 2 == 0 else (trl, ours):
@@ -145,8 +148,11 @@ def work(arguments: argparse.Namespace) -> None:
         sys.exit(0 if agreement.holds else 1)
     from grpo_sides import Gate, drive_ours, drive_trl
 
-    drive = drive_ours if arguments.worker == "ours" else drive_trl
-    drive(case, arguments.directory, arguments.steps, Gate(sys.stdin, answers))
+    gate = Gate(sys.stdin, answers)
+    if arguments.worker == "ours":
+        drive_ours(case, arguments.directory, arguments.steps, gate)
+    else:
+        drive_trl(case, arguments.directory, arguments.steps, gate, arguments.trl_micro_batch)
 
 
 def _worker(name: str, threads: int, *more: str) -> dict[str, Any]:
@@ -172,7 +178,7 @@ def run(arguments: argparse.Namespace) -> None:
             if arguments.gate_only:
                 print(f"{case.name}: loss {gate['loss']:.1e}, gradients {gate['gradient']:.1e} apart", flush=True)
                 continue
-            measured = measure(case.name, directory, arguments.steps, arguments.threads)
+            measured = measure(case.name, directory, arguments)
         seconds = floor(case).seconds(rate["rate"])
         rows.append(_row(case.name, gate, measured, seconds))
         _print_row(rows[-1], header=len(rows) == 1)
@@ -188,6 +194,7 @@ def _setting(arguments: argparse.Namespace, rate: Mapping[str, Any]) -> dict[str
         "python": platform.python_version(),
         "threads": arguments.threads,
         "steps": arguments.steps,
+        "trl_micro_batch": arguments.trl_micro_batch,
         "gflop_per_second": round(rate["rate"] / 1e9, 1),
         "load_at_start": round(os.getloadavg()[0], 2),
     }
@@ -216,11 +223,10 @@ def _print_row(row: Mapping[str, Any], *, header: bool) -> None:
         parts = "".join(f"{1e3 * side['parts'][part]:>10.1f}" for part in PARTS)
         line = f"{row['case']:<18}{name:<6}{1e3 * side['seconds']:>9.1f}{1e3 * side['cpu_seconds']:>9.1f}"
         print(f"{line}{side['seconds'] / row['floor_seconds']:>9.2f}{side['peak_mib']:>9.0f}{parts}")
-    floor_ms, gate = 1e3 * row["floor_seconds"], row["gate"]
-    print(
-        f"{'':<18}ratio {row['ratio']:.2f} (cpu time {row['cpu_ratio']:.2f}), floor {floor_ms:.1f} ms; apart by", end=""
-    )
-    print("".join(f" {name} {gate[name]:.1e}" for name in ("loss", "gradient", "entropy")), flush=True)
+    gate, floor_ms = row["gate"], 1e3 * row["floor_seconds"]
+    apart = "".join(f" {name} {gate[name]:.1e}" for name in ("loss", "gradient", "entropy"))
+    ratios = f"ratio {row['ratio']:.2f} (cpu time {row['cpu_ratio']:.2f})"
+    print(f"{'':<18}{ratios}, floor {floor_ms:.1f} ms; apart by{apart}", flush=True)
 
 
 def _finish(rows: Sequence[Mapping[str, Any]], setting: Mapping[str, Any], arguments: argparse.Namespace) -> None:
@@ -241,6 +247,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", default=names, choices=names, metavar="CASE", help=", ".join(names))
     parser.add_argument("--steps", type=int, default=5, help="measured steps of each side (after 2 of warm-up)")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--trl_micro_batch", type=int, default=8, choices=(8, 16, 32, 64), help="sequences a pass of TRL"
+    )
     parser.add_argument("--quick", action="store_true", help="3 steps; the results file is left as it is")
     parser.add_argument("--gate_only", action="store_true", help="compare losses and gradients, time nothing")
     parser.add_argument("--output", type=Path, default=RESULTS)

@@ -13,9 +13,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the package `support` beside this file
 
-from support.references import References  # noqa: E402
-from support.runs import ForkServer  # noqa: E402
-from support.setup import TinyTask, make_task  # noqa: E402
+from support.references import References
+from support.runs import ForkServer
+from support.setup import TinyTask, make_task
 
 
 @pytest.fixture(scope="session")

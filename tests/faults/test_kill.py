@@ -63,7 +63,9 @@ def table(instants: list[tuple[int, float, str, int]], restarts: list[Restarts])
     lines += [f"{run:>3}  {second:>6.2f}  {phase:<8}  {step}" for run, second, phase, step in instants]
     resumes, fresh = sum(r.resumes for r in restarts), sum(r.fresh_starts for r in restarts)
     again = fresh - len(restarts)
-    lines += [f"{len(instants)} kills of {len(restarts)} runs: {resumes} resumes, {again} fresh starts for want of a save"]
+    lines += [
+        f"{len(instants)} kills of {len(restarts)} runs: {resumes} resumes, {again} fresh starts for want of a save"
+    ]
     return "\n".join(lines)
 
 
@@ -150,7 +152,9 @@ def test_a_kill_while_a_resume_takes_back_later_records_changes_nothing(
 ) -> None:
     """The resume cuts rows and rollouts beyond its checkpoint; killed there, the next one does it again."""
     expected = references.run("rl", *SHORT)
-    for number, (point, nth) in enumerate([("run.replace", 1), ("run.rename", 1), ("run.remove", 1), ("run.append", 1)]):
+    for number, (point, nth) in enumerate(
+        [("run.replace", 1), ("run.rename", 1), ("run.remove", 1), ("run.append", 1)]
+    ):
         restarts = Restarts(server, task.words("rl", runs / f"{number}", *SHORT), runs / f"{number}")
         assert restarts.start([("signal_at", ["rl.rolled_out", 4, "SIGKILL"])]).wait().code == KILLED
         assert restarts.start([("signal_at", [point, nth, "SIGKILL"])]).wait().code == KILLED, point

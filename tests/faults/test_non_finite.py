@@ -85,16 +85,25 @@ def test_some_refused_updates_are_passed_over_and_said(server: ForkServer, task:
     server.must_finish(*task.words("rl", runs / "run", *SHORT), preludes=spoil)
     rows = read_rows(runs / "run" / "metrics.jsonl")
     assert [row["policy/updates_refused"] for row in rows] == [0, 1, 1, 0]
-    assert all(t.isfinite().all() for t in load_file(final_checkpoint(runs / "run") / "model" / "model.safetensors").values())
+    assert all(
+        t.isfinite().all() for t in load_file(final_checkpoint(runs / "run") / "model" / "model.safetensors").values()
+    )
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("point", "nth", "value"),
+    [
+        ("rl.logged", 2, float("nan")),  # before a save
+        ("rl.updated", 3, float("inf")),  # before the engine takes the weights
+        ("rl.rolled_out", 3, float("nan")),  # before an update
+    ],
+)
 def test_a_spoiled_weight_stops_the_run_and_reaches_no_checkpoint(
-    server: ForkServer, task: TinyTask, references: References, runs: Path, value: float
+    server: ForkServer, task: TinyTask, references: References, runs: Path, point: str, nth: int, value: float
 ) -> None:
-    """The spoiled model samples what no reward likes, so that no sample has a gradient: it must be seen all the same."""
-    restarts = Restarts(server, task.words("rl", runs / "run", *SHORT, "--max_refused_steps", "1"), runs / "run")
-    ended = restarts.start([("spoil_a_weight", ["rl.logged", 2, "layers.0", value])]).wait()
+    """What the spoiled model samples no reward likes, so that no sample has a gradient: it is seen all the same."""
+    restarts = Restarts(server, task.words("rl", runs / "run", *SHORT), runs / "run")
+    ended = restarts.start([("spoil_a_weight", [point, nth, "layers.0", value])]).wait()
     assert ended.code == NUMERICS, ended.output[-3000:]
     for path in checkpoints(runs / "run"):
         weights = load_file(path / "model" / "model.safetensors")
@@ -102,4 +111,4 @@ def test_a_spoiled_weight_stops_the_run_and_reaches_no_checkpoint(
     for line in (runs / "run" / "evals.jsonl").read_text().splitlines():
         assert "non_finite" not in json.loads(line)
     restarts.finish()
-    assert differences(references.run("rl", *SHORT, "--max_refused_steps", "1"), runs / "run") == []
+    assert differences(references.run("rl", *SHORT), runs / "run") == []

@@ -14,7 +14,7 @@ from rft_cli.run_files import read_run
 pytestmark = pytest.mark.xdist_group("quickstart")
 
 STEPS = 60
-"""Of 1,000: enough to see it learn. The learning rate falls over these steps, so that the last weights are settled."""
+"""Of 1,200: enough to see it learn. The learning rate falls over these steps, so that the last weights are settled."""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,15 @@ def test_rewards_shuffled_within_groups_do_not_teach(folder: Path) -> None:
 
 def test_the_run_directory_holds_what_it_promises(folder: Path) -> None:
     run = folder / "run"
-    for name in ("config.yaml", "recipe.yaml", "command.txt", "env.json", "summary.json", "metrics.jsonl", "evals.jsonl"):
+    for name in (
+        "config.yaml",
+        "recipe.yaml",
+        "command.txt",
+        "env.json",
+        "summary.json",
+        "metrics.jsonl",
+        "evals.jsonl",
+    ):
         assert (run / name).is_file(), name
     model = sorted((run / "checkpoints").glob("step_*/model"))[-1]
     for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):

@@ -66,6 +66,7 @@ def test_a_step_does_not_depend_on_how_the_batch_is_cut(
         assert relative_distance([found[name]], [gradient]) < 1e-5, name
     assert relative_distance(update(task, runs / "cut"), update(task, expected_run)) < 1e-3
     [row], [expected_row] = (read_rows(run / "metrics.jsonl") for run in (runs / "cut", expected_run))
+    assert expected_row["policy/gradient_norm"] > 0.1
     assert row["policy/micro_batches"] != expected_row["policy/micro_batches"], "this cut is another one"
     assert_rows_close(row, expected_row, 1e-5, besides=OF_THE_CUT)
 
@@ -84,7 +85,16 @@ def test_the_number_of_reading_threads_changes_no_bit(
     assert differences(references.run("rl"), runs / "run") == []
 
 
-RANK_FLAGS = ("--max_steps", "3", "--rollout_log_interval", "1", "--num_trajectories_to_save", "32", "--eval_steps", "2")
+RANK_FLAGS = (
+    "--max_steps",
+    "3",
+    "--rollout_log_interval",
+    "1",
+    "--num_trajectories_to_save",
+    "32",
+    "--eval_steps",
+    "2",
+)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +102,15 @@ def two_ranks(task: TinyTask, memory_root: Path) -> Path:
     """A run of two ranks over gloo, started by torchrun as a person would."""
     run = memory_root / "two_ranks"
     words = task.words("several_updates", run, *RANK_FLAGS)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "rft_cli.main"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        "-m",
+        "rft_cli.main",
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([*torchrun, *words], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -132,3 +150,9 @@ def test_a_rank_that_dies_ends_the_other_with_a_checkpoint_to_go_on_from(
     assert (died.code, *died.other_codes) == (9, -9), died.output[-3000:]
     server.must_finish("resume", str(runs / "run"), num_ranks=2)
     assert differences(two_ranks, runs / "run") == []
+
+
+def test_a_disk_that_refuses_the_first_rank_ends_both(server: ForkServer, task: TinyTask, runs: Path) -> None:
+    words = task.words("several_updates", runs / "run", *RANK_FLAGS)
+    refused = server.run(*words, preludes=[("refuse_at", ["checkpoint.publish.before", 2, "ENOSPC"])], num_ranks=2)
+    assert (refused.code, *refused.other_codes) == (6, 9), refused.output[-3000:]

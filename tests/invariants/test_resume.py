@@ -68,9 +68,7 @@ def test_a_stop_in_the_last_step_finishes_the_run(
     server: ForkServer, task: TinyTask, references: References, runs: Path
 ) -> None:
     num_steps = len(read_rows(references.run("rl") / "metrics.jsonl"))
-    ended = server.run(
-        *task.words("rl", runs / "run"), preludes=[("signal_at", ["rl.logged", num_steps, "SIGTERM"])]
-    )
+    ended = server.run(*task.words("rl", runs / "run"), preludes=[("signal_at", ["rl.logged", num_steps, "SIGTERM"])])
     assert ended.code == 0, ended.output[-3000:]
     assert json.loads((runs / "run" / "summary.json").read_text())["outcome"] == "finished"
     assert differences(references.run("rl"), runs / "run") == []
@@ -154,3 +152,16 @@ def test_a_resume_of_a_run_that_patience_ended_is_refused(server: ForkServer, ta
     assert len(read_rows(runs / "run" / "metrics.jsonl")) < 15, "patience has to end it for this test to say anything"
     ended = server.run("resume", str(runs / "run"))
     assert ended.code == 5, ended.output
+
+
+def test_a_run_taken_back_to_an_earlier_step_and_killed_goes_on_from_there(
+    server: ForkServer, task: TinyTask, references: References, runs: Path
+) -> None:
+    words = task.words("rl", runs / "run")
+    server.must_finish(*words)
+    earlier = checkpoints(runs / "run")[0]
+    back = [*words, "--load_checkpoint", "--ckpt_path", str(earlier)]
+    assert server.run(*back, preludes=[("signal_at", ["rl.logged", 1, "SIGKILL"])]).code == -signal.SIGKILL
+    assert not (runs / "run" / "summary.json").exists(), "the end that it told of is no longer there"
+    server.must_finish("resume", str(runs / "run"))
+    assert differences(references.run("rl"), runs / "run") == []

@@ -1,1 +1,1 @@
-"""What the tests that cross packages share: tiny runs, children that are forked with everything imported, comparisons."""
+"""What the tests that cross packages share: a tiny task, runs forked with everything imported, comparisons."""

@@ -80,7 +80,8 @@ def _differing_rows(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[st
         return [f"steps {steps_a}, {steps_b}"]
     pairs = ((x, y) for x, y in zip(a, b, strict=True) if x != y)
     return [
-        f"step {x['step']}: " + ", ".join(f"{k} {x.get(k)} {y.get(k)}" for k in sorted({*x, *y}) if x.get(k) != y.get(k))
+        f"step {x['step']}: "
+        + ", ".join(f"{k} {x.get(k)} {y.get(k)}" for k in sorted({*x, *y}) if x.get(k) != y.get(k))
         for x, y in pairs
     ]
 

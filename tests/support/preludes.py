@@ -48,9 +48,7 @@ def _at(point: str, nth: int, action: Callable[[], object]) -> None:
 
 def build_model(directory: str, alphabet: str) -> None:
     """An untrained model of hidden size 32."""
-    build_character_model(
-        directory, alphabet=alphabet, hidden=32, layers=2, heads=2, ffn=64, max_positions=64, seed=1
-    )
+    build_character_model(directory, alphabet=alphabet, hidden=32, layers=2, heads=2, ffn=64, max_positions=64, seed=1)
 
 
 def list_points(path: str) -> None:

@@ -85,7 +85,16 @@ class TinyTask:
 
     def warm_up(self) -> list[str]:
         """The command line that makes the model."""
-        more = ("--max_epochs", "40", "--max_steps", "100", "--train_batch_size", "10", "--micro_train_batch_size", "10")
+        more = (
+            "--max_epochs",
+            "40",
+            "--max_steps",
+            "100",
+            "--train_batch_size",
+            "10",
+            "--micro_train_batch_size",
+            "10",
+        )
         more = (*more, "--eval_steps", "0", "--save_steps", "0")
         return self._words("sft", "sft", SFT, self.folder / "untrained", self.folder / "warm_start", *more)
 

@@ -57,6 +57,19 @@ def test_a_recipe_is_found_by_name_and_named_as_the_origin(recipes: Path) -> Non
     assert resolved.recipe_name == "addition"
 
 
+def test_a_stored_configuration_keeps_the_name_of_its_recipe(recipes: Path) -> None:
+    first = resolve("rl", ["--config", "addition", "--pretrain", "m"])
+    Path("config.yaml").write_text(first.config_yaml())
+    again = resolve("rl", ["--config", "config.yaml", "--seed", "3"])
+    assert again.recipe_name == "addition"
+    Path("config.yaml").write_text(again.config_yaml())
+    assert resolve("rl", ["--config", "config.yaml"]).recipe_name == "addition"
+
+
+def test_a_name_that_is_a_path_is_not_taken_from_a_file() -> None:
+    assert settings_of("recipe: {command: rl, name: ../../elsewhere}\npretrain: m\n").recipe_name == "my"
+
+
 def test_a_recipe_of_another_command_is_refused(recipes: Path) -> None:
     with pytest.raises(SettingsError) as caught:
         resolve("rl", ["--config", "spelling", "--pretrain", "m"])

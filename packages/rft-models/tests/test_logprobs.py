@@ -102,10 +102,24 @@ def test_shifted_logits_stay_finite_and_equal(shift: float) -> None:
     torch.testing.assert_close(shifted, plain, atol=2e-3 if shift else 0.0, rtol=0)
 
 
-def test_rows_without_upstream_gradient_cost_and_change_nothing() -> None:
+@pytest.mark.parametrize("slab_size", [4, None])
+def test_large_logits_cost_no_digits(slab_size: int | None) -> None:
+    hidden, weight, _, targets = inputs()
+    given = ((hidden * 1000).detach(), weight.detach())
+    expected, expected_entropy = naive(*given, None, targets, 500.0, None)
+    found, entropy = linear_logprobs(
+        *(tensor.float() for tensor in given), targets, temperature=500.0, slab_size=slab_size, with_entropy=True
+    )
+    torch.testing.assert_close(found.double(), expected, atol=3e-6, rtol=0)
+    assert entropy is not None
+    torch.testing.assert_close(entropy.double(), expected_entropy, atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize("slab_size", [4, None])
+def test_rows_without_upstream_gradient_cost_and_change_nothing(slab_size: int | None) -> None:
     hidden, weight, _, targets = inputs()
     upstream = torch.tensor([0.0, 2.0, 0.0, 0.0, -1.0, 0.0, 0.0], dtype=torch.float64)
-    found, _ = linear_logprobs(hidden, weight, targets, slab_size=4)
+    found, _ = linear_logprobs(hidden, weight, targets, slab_size=slab_size)
     expected, _ = naive(hidden, weight, None, targets, 1.0, None)
     ours = torch.autograd.grad(found, (hidden, weight), upstream)
     theirs = torch.autograd.grad(expected, (hidden, weight), upstream)
@@ -138,6 +152,28 @@ def test_a_large_table_is_cut_by_size_and_equal(monkeypatch: pytest.MonkeyPatch)
     hidden, weight, bias, targets = inputs()
     found, _ = linear_logprobs(hidden, weight, targets, bias=bias)
     torch.testing.assert_close(found, naive(hidden, weight, bias, targets, 1.0, None)[0], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_kept_probabilities_of_several_slabs_give_the_gradients_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, entropy_gradient: bool
+) -> None:
+    monkeypatch.setattr(module, "_MIN_SLAB", 4)
+    monkeypatch.setattr(module, "_SLAB_ELEMENTS", 35)
+    hidden, weight, bias, targets = inputs()
+    found, entropy = linear_logprobs(
+        hidden, weight, targets, bias=bias, temperature=0.7, with_entropy=True, entropy_gradient=entropy_gradient
+    )
+    expected, expected_entropy = naive(hidden, weight, bias, targets, 0.7, None)
+    assert entropy is not None
+    torch.testing.assert_close(entropy, expected_entropy, atol=1e-12, rtol=0)
+    weights = torch.linspace(-1, 1, 7, dtype=torch.float64)
+    ours, theirs = (found * weights).sum(), (expected * weights).sum()
+    if entropy_gradient:
+        ours, theirs = ours + (entropy * weights.flip(0)).sum(), theirs + (expected_entropy * weights.flip(0)).sum()
+    leaves = (hidden, weight, bias)
+    for our, their in zip(torch.autograd.grad(ours, leaves), torch.autograd.grad(theirs, leaves), strict=True):
+        torch.testing.assert_close(our, their, atol=1e-12, rtol=0)
 
 
 def test_bfloat16_results_are_float32() -> None:

@@ -18,8 +18,11 @@ VOCAB = 61
 Build = Callable[..., Any]
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
-# (prompt number, prompt length, response length): two groups, one of them ragged, and segments between them
-ROWS = ((0, 9, 4), (0, 9, 4), (0, 9, 4), (1, 5, 3), (2, 5, 2), (3, 7, 1), (3, 7, 6), (3, 7, 2))
+# (prompt number, prompt length, response length): two groups of one shape, two ragged ones, and segments between them
+ROWS = (
+    *((0, 9, 4), (0, 9, 4), (0, 9, 4), (1, 5, 3), (2, 5, 2), (3, 7, 1), (3, 7, 6), (3, 7, 2)),
+    *((4, 9, 4), (4, 9, 4), (4, 9, 4), (5, 7, 3), (5, 7, 1), (5, 7, 2)),
+)
 
 
 def grouped_batch(rows: tuple[tuple[int, int, int], ...] = ROWS) -> Batch:
@@ -73,8 +76,8 @@ def test_sharing_changes_no_logprob_entropy_or_gradient(model_type: str, tiny_mo
 def test_each_prompt_runs_once() -> None:
     shared = share_prompts(*grouped_batch())
     assert shared is not None
-    assert shared.kept_K.shape[0] == (9 + 3 * 4) + (5 + 3) + (5 + 2) + (7 + 1 + 6 + 2)
-    assert [type(run) is PromptGroup for run in shared.layout.runs] == [True, False, True]
+    assert shared.kept_K.shape[0] == 2 * (9 + 3 * 4) + (5 + 3) + (5 + 2) + (7 + 1 + 6 + 2) + (7 + 3 + 1 + 2)
+    assert [type(run) is PromptGroup for run in shared.layout.runs] == [True, False, True, True]
 
 
 def test_a_token_has_the_state_of_an_equal_token_at_the_same_place() -> None:

@@ -184,6 +184,14 @@ def test_a_damaged_summary_is_named(tmp_path: Path, content: bytes) -> None:
         run.read_summary()
 
 
+def test_a_run_that_is_cut_back_no_longer_tells_of_an_end(tmp_path: Path) -> None:
+    run = create(tmp_path / "run")
+    run.write_summary({"outcome": "finished"})
+    run.cut_after(3)
+    assert run.read_summary() is None
+    run.cut_after(3)
+
+
 def test_names_are_recipe_date_word_and_free(tmp_path: Path) -> None:
     day = datetime.date(2025, 3, 1)
     names = set()

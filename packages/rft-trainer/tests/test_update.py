@@ -152,3 +152,15 @@ def test_the_logged_loss_is_the_loss_of_all_samples_when_some_are_left_out() -> 
         updater(chosen, 0, totals, count(samples()))
         losses.append(totals.merged(OneRank())["policy/loss"])
     assert losses[1] == pytest.approx(losses[0], rel=1e-9)
+
+
+def test_an_entropy_bonus_reaches_the_gradient() -> None:
+    cut = MicroBatching(max_sequences=100, max_tokens=0, by_tokens=False)
+    without, _ = gradient(cut, Grpo(kl_place="none"))
+    with_bonus, _ = gradient(cut, Grpo(kl_place="none", entropy_coef=0.5))
+    assert (with_bonus - without).norm() > 0.01 * without.norm()
+
+
+def test_the_entropy_is_logged_without_a_bonus_too() -> None:
+    _, metrics = gradient(MicroBatching(max_sequences=4, max_tokens=0, by_tokens=False), Grpo(kl_place="none"))
+    assert 0.0 < metrics["policy/entropy"] <= torch.tensor(6.0).log().item()

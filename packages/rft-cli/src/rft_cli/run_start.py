@@ -21,6 +21,8 @@ from rft_cli.config.resolve import Resolved
 from rft_cli.machine import Machine
 from rft_cli.panel import LivePanel
 from rft_dist.checkpoints.layout import published
+from rft_dist.checkpoints.manifest import ManifestFault
+from rft_dist.checkpoints.reader import read_manifest
 from rft_dist.checkpoints.resolve import resolve_checkpoint
 from rft_dist.environment import environment_report
 from rft_dist.settings import CheckpointSettings
@@ -46,6 +48,9 @@ class Started:
     lacks_its_end: bool = False
     """Whether the run goes on in its own directory and has not said that it finished: a kill after the last
     checkpoint leaves a run with nothing to train and no summary."""
+    goes_back: bool = False
+    """Whether later checkpoints of this run stand beside the one that it continues from: that one is saved again
+    before later records are taken away, so that it is the newest for whoever resumes next."""
 
 
 def choose_path(settings: CheckpointSettings, run: RunSettings, recipe: str, machine: Machine) -> Path:
@@ -91,7 +96,14 @@ def start(
 
     if machine.is_first and not in_place:
         directory.refuse_existing(resume_command if published(directory.checkpoints_directory) else remove(path))
-    return Started(directory, restored, resume_command, begin, in_place and _lacks_its_end(directory, machine))
+    return Started(
+        directory,
+        restored,
+        resume_command,
+        begin,
+        lacks_its_end=in_place and _lacks_its_end(directory, machine),
+        goes_back=in_place and restored is not None and _has_later(directory, restored),
+    )
 
 
 def remove(path: Path) -> str:
@@ -105,6 +117,16 @@ def _lacks_its_end(directory: RunDirectory, machine: Machine) -> bool:
     if machine.is_first:
         told = str((directory.read_summary() or {}).get("outcome", "")).encode()
     return machine.collectives.broadcast_bytes(told if machine.is_first else None) != b"finished"
+
+
+def _has_later(directory: RunDirectory, restored: Restored) -> bool:
+    for path in published(directory.checkpoints_directory).values():
+        try:
+            if read_manifest(path).sequence > restored.checkpoint.manifest.sequence:
+                return True
+        except (OSError, ManifestFault):
+            continue  # it cannot be resumed from either
+    return False
 
 
 def _cut_back(directory: RunDirectory, step: int) -> None:

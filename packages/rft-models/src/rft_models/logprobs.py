@@ -122,7 +122,7 @@ class _SlabLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         sums = _all_sums(hidden_RD, weight_VD, bias, targets_R, cut, with_entropy)
         ctx.save_for_backward(
-            hidden_RD, weight_VD, bias, targets_R, sums.normalizer, sums.entropy, sums.own_normalizer, *sums.probs
+            hidden_RD, weight_VD, bias, targets_R, sums.normalizer, sums.entropy, sums.shares, *sums.probs
         )
         ctx.cut = cut
         ctx.entropy_gradient = with_entropy and entropy_gradient
@@ -134,7 +134,7 @@ class _SlabLogprobs(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_RD, weight_VD, bias, targets_R, normalizer_R, entropy_R, own_SR, *probs_SRC = ctx.saved_tensors
+        hidden_RD, weight_VD, bias, targets_R, normalizer_R, entropy_R, shares_SR, *probs_SRC = ctx.saved_tensors
         grad_R = grads[0] if grads[0] is not None else torch.zeros_like(normalizer_R)
         entropy_grad_R = grads[1] if ctx.entropy_gradient and grads[1] is not None else torch.zeros_like(grad_R)
         rows_N = ((grad_R != 0) | (entropy_grad_R != 0)).nonzero()[:, 0]
@@ -145,7 +145,7 @@ class _SlabLogprobs(torch.autograd.Function):
                 tensor.index_select(0, rows_N)
                 for tensor in (hidden_RD, targets_R, normalizer_R, grad_R, entropy_R, entropy_grad_R)
             ),
-            shares_SN=(own_SR.index_select(1, rows_N) - normalizer_R.index_select(0, rows_N)).exp(),
+            shares_SN=shares_SR.index_select(1, rows_N),
             probs_SNC=probs_SRC,
         )
         grad_hidden_ND, grad_weight, grad_bias = _slab_gradients(ctx, rows, weight_VD, bias)
@@ -157,13 +157,13 @@ class _SlabLogprobs(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """What the forward pass found; a slab's own normalizer is the log-sum-exp over its entries alone."""
+    """What the forward pass found: [R] each, besides the slabs'."""
 
     logprobs: Tensor
     normalizer: Tensor
     entropy: Tensor
-    own_normalizer: Tensor
-    """[S, R]."""
+    shares: Tensor
+    """[S, R]: the probability of each slab."""
     probs: list[Tensor]
     """S times [R, C], each slab's softmax over its own entries; empty unless kept."""
 
@@ -182,7 +182,7 @@ def _all_sums(
         torch.cat([part.logprobs for part in parts]),
         torch.cat([part.normalizer for part in parts]),
         torch.cat([part.entropy for part in parts]),
-        torch.cat([part.own_normalizer for part in parts], 1),
+        torch.cat([part.shares for part in parts], 1),
         [],
     )
 
@@ -200,20 +200,24 @@ def _chunk_sums(
         probs_RC = torch.softmax(logits_RC.sub_(highest_R[:, None]), 1)
         inside_R, column_R = _columns(targets_R, start, logits_RC.shape[1])
         highest_SR.append(highest_R)
-        own_SR.append(highest_R - probs_RC.amax(1).log())
+        own_SR.append(probs_RC.amax(1).log().neg_())
         target_SR.append(torch.where(inside_R, logits_RC.gather(1, column_R)[:, 0], -torch.inf))
         if with_entropy:
             moment_SR.append(torch.linalg.vecdot(probs_RC, logits_RC))
         if cut.keep:
             probs_SRC.append(probs_RC)
-    highest, own = torch.stack(highest_SR), torch.stack(own_SR)
+    # Everything is measured from the row's highest logit, so that large logits cost no digits.
+    highest = torch.stack(highest_SR)
+    top_R = highest.amax(0)
+    own = torch.stack(own_SR) + (highest - top_R)
     normalizer_R = own[0] if len(own_SR) == 1 else own.logsumexp(0)
-    height_SR = highest - normalizer_R  # highest log-probability of each slab: what follows adds up small numbers
-    logprobs_R = (torch.stack(target_SR) + height_SR).amax(0)  # -inf but in the slab that holds the target
+    shares = (own - normalizer_R).exp()
+    height = highest - top_R - normalizer_R
+    logprobs_R = (torch.stack(target_SR) + height).amax(0)  # -inf but in the slab that holds the target
     entropy_R = torch.zeros_like(normalizer_R)
     if with_entropy:
-        entropy_R = -((own - normalizer_R).exp() * (height_SR + torch.stack(moment_SR))).sum(0)
-    return _Sums(logprobs_R, normalizer_R, entropy_R, own, probs_SRC)
+        entropy_R = -(shares * (height + torch.stack(moment_SR))).sum(0)
+    return _Sums(logprobs_R, top_R + normalizer_R, entropy_R, shares, probs_SRC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +231,7 @@ class _Rows:
     entropy: Tensor
     entropy_grad: Tensor
     shares_SN: Tensor
-    """[S, N]: the probability of each slab."""
+    """[S, N]."""
     probs_SNC: list[Tensor]
     """As in `_Sums`, of these rows."""
 

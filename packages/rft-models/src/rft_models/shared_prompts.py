@@ -28,7 +28,11 @@ _LEAST_SAVING = 0.125
 
 @dataclass(slots=True)
 class PromptGroup:
-    """The prompt's tokens, then the own tokens of each of its segments."""
+    """The prompt's tokens, then the own tokens of each of its segments.
+
+    Several groups of one shape (prompt length, number of segments, one length of all their own tokens)
+    are one: all their prompts, then all their own tokens, so that a layer attends to them in one call.
+    """
 
     prompt: PackedLayout
     own: PackedLayout
@@ -36,11 +40,12 @@ class PromptGroup:
 
     def mask_LC(self, length: int, sliding_window: int | None, device: torch.device) -> Tensor:
         """[L, P + L] bool: what the L own tokens of a segment see of the prompt and of one another."""
-        columns = self.prompt.num_tokens + length
+        prompt_length = self.prompt.lengths[0]
+        columns = prompt_length + length
         window = sliding_window if sliding_window is not None and sliding_window < columns else None
         if (length, window) not in self.masks:
             key_1C = torch.arange(columns, device=device)[None, :]
-            query_L1 = torch.arange(self.prompt.num_tokens, columns, device=device)[:, None]
+            query_L1 = torch.arange(prompt_length, columns, device=device)[:, None]
             seen_LC = key_1C <= query_L1
             if window is not None:
                 seen_LC &= key_1C > query_L1 - window
@@ -107,15 +112,20 @@ def share_prompts(
     kept: list[Tensor] = []
     place_T = torch.empty(token_ids_T.shape[0], dtype=torch.int64)
     num_kept = 0
-    for group in groups:
-        prompt = torch.arange(num_kept, num_kept + group[0].prompt_length)
-        for number, segment in enumerate(group):
-            first = segment.start if number == 0 else segment.start + segment.prompt_length
+    for batch in _batches(groups):
+        for group in batch:  # the prompts (of a segment that shares nothing: all of it), then what follows them
+            first, length = group[0].start, _common_length(group)
+            kept.append(torch.arange(first, first + length))
+            for segment in group:
+                place_T[segment.start : segment.start + length] = torch.arange(num_kept, num_kept + length)
+            num_kept += length
+        for segment in (segment for group in batch if len(group) > 1 for segment in group):
+            first, length = segment.start + segment.prompt_length, segment.own_length
             kept.append(torch.arange(first, segment.stop))
-            place_T[segment.start : segment.start + segment.prompt_length] = prompt
-            place_T[first : segment.stop] = torch.arange(num_kept, num_kept + segment.stop - first)
-            num_kept += segment.stop - first
-    return SharedPrompts(SharedLayout(_runs(groups, device)), torch.cat(kept).to(device), place_T.to(device))
+            place_T[first : segment.stop] = torch.arange(num_kept, num_kept + length)
+            num_kept += length
+    runs = [_run(batch, device) for batch in _batches(groups)]
+    return SharedPrompts(SharedLayout(runs), torch.cat(kept).to(device), place_T.to(device))
 
 
 def _segments(segment_ids_T: Tensor, wanted_T: Tensor) -> list[_Segment]:
@@ -152,22 +162,28 @@ def _groups(segments: Sequence[_Segment], token_ids: list[int], positions: list[
     return groups
 
 
-def _runs(groups: Sequence[Sequence[_Segment]], device: torch.device) -> list[PromptGroup | PackedLayout]:
-    """Groups as they are; segments between them that share nothing as one run."""
-    runs: list[PromptGroup | PackedLayout] = []
-    alone: list[int] = []
-    for group in groups:
-        if len(group) == 1:
-            alone.append(group[0].stop - group[0].start)
-            continue
-        if alone:
-            runs.append(PackedLayout.from_lengths(alone, device))
-            alone = []
-        prompt = PackedLayout.from_lengths([group[0].prompt_length], device)
-        runs.append(PromptGroup(prompt, PackedLayout.from_lengths([s.own_length for s in group], device)))
-    if alone:
-        runs.append(PackedLayout.from_lengths(alone, device))
-    return runs
+def _common_length(group: Sequence[_Segment]) -> int:
+    """Tokens that a group has once: the prompt, or all of a segment that shares nothing."""
+    return group[0].prompt_length if len(group) > 1 else group[0].stop - group[0].start
+
+
+def _batches(groups: Sequence[list[_Segment]]) -> list[list[list[_Segment]]]:
+    """Groups of one shape together, groups with own tokens of several lengths each alone, the rest as one."""
+    batches: dict[tuple[int, ...], list[list[_Segment]]] = {}
+    for number, group in enumerate(groups):
+        own = {segment.own_length for segment in group}
+        shape = (group[0].prompt_length, len(group), *own)
+        key = (0,) if len(group) == 1 else shape if len(own) == 1 else (-1, number)
+        batches.setdefault(key, []).append(group)
+    return list(batches.values())
+
+
+def _run(batch: Sequence[Sequence[_Segment]], device: torch.device) -> PromptGroup | PackedLayout:
+    prompts = PackedLayout.from_lengths([_common_length(group) for group in batch], device)
+    if len(batch[0]) == 1:
+        return prompts
+    own = [segment.own_length for group in batch for segment in group]
+    return PromptGroup(prompts, PackedLayout.from_lengths(own, device))
 
 
 def shared_attention(
@@ -220,8 +236,8 @@ def _own_attention(
         query = to_block(own[0], block)
         attended = attend(
             query,
-            _behind_prompt(prompt_key_PGD, own[1], block),
-            _behind_prompt(prompt_value_PGD, own[2], block),
+            _behind_prompt(prompt_key_PGD, own[1], group, block),
+            _behind_prompt(prompt_value_PGD, own[2], group, block),
             group.mask_LC(block.length, sliding_window, query.device),
             scaling=scaling,
             softcap=softcap,
@@ -232,7 +248,10 @@ def _own_attention(
     return places if group.own.scatter_T is None else places.index_select(0, group.own.scatter_T)
 
 
-def _behind_prompt(prompt_PGD: Tensor, own_TGD: Tensor, block: Block) -> Tensor:
-    """[S, G, P + L, D]: the prompt's columns before those of each of the block's segments."""
-    prompt = prompt_PGD.expand(block.num_segments, *prompt_PGD.shape)
-    return torch.cat([prompt, to_block(own_TGD, block).transpose(1, 2)], 1).transpose(1, 2)
+def _behind_prompt(prompt_PGD: Tensor, own_TGD: Tensor, group: PromptGroup, block: Block) -> Tensor:
+    """[S, G, P + L, D]: the columns of its prompt before those of each of the block's segments."""
+    num_prompts = len(group.prompt.lengths)
+    heads, width = prompt_PGD.shape[1:]
+    prompts = prompt_PGD.view(num_prompts, 1, -1, heads, width)
+    columns = prompts.expand(-1, block.num_segments // num_prompts, -1, -1, -1).flatten(0, 1)
+    return torch.cat([columns, to_block(own_TGD, block).transpose(1, 2)], 1).transpose(1, 2)

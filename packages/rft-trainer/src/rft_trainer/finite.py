@@ -44,7 +44,9 @@ def refuse_non_finite_weights(
     if not found or bool(torch.stack([fine.to(found[0][1].device) for _, fine in found]).all()):
         return
     bad = [name for name, fine in found if not fine]
-    saved = "no checkpoint was saved before" if last_good is None else f"the last checkpoint is that of step {last_good}"
+    saved = (
+        "no checkpoint was saved before" if last_good is None else f"the last checkpoint is that of step {last_good}"
+    )
     raise NumericsError(
         code="numerics.weights",
         what=f"{len(bad)} of {len(found)} weights hold values that are not finite: {', '.join(bad[:3])}",

@@ -5,7 +5,7 @@ Three-line fakes that satisfy these are in `rft_trainer.testing`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 

@@ -206,6 +206,8 @@ class RunDirectory:
         late = [kept for kept in self.rollout_steps() if kept > step]
         for kept in late:
             remove_file(self.rollout_file(kept))
+        if self.summary_file.exists():  # of an end that this run no longer has
+            remove_file(self.summary_file)
         return CutReport(metrics, evaluations, len(late), bad_metrics + bad_evaluations)
 
     def sync(self) -> None:

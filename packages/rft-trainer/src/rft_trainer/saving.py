@@ -126,6 +126,12 @@ class Saver:
         self.saved_step = step
         self._saved_at = self._clock()
 
+    def save_again(self, *, episode: int) -> None:
+        """Save the restored step once more, so that it comes after every other checkpoint in the order of saving."""
+        step, self.saved_step = self.saved_step, None
+        assert step is not None, "nothing was restored"
+        self.save(step, episode=episode)
+
     def restore(self, step: int, records: Mapping[str, Mapping[str, Any]]) -> None:
         """Hand every part its saved state; a part without one, or a state without a part, is an error."""
         missing, unexpected = sorted(set(self._parts) - set(records)), sorted(set(records) - set(self._parts))

@@ -70,6 +70,8 @@ def _run(
         step = started.restored.step if started.restored else None
         if step is not None and training.finished and not started.lacks_its_end:
             raise run_start.nothing_left(directory.path, step)
+        if started.goes_back:
+            training.saver.save_again(episode=training.ledger.epoch)
         started.begin()
         for sink in sinks:
             sink.start(RunInfo(directory.path.name, directory.path, resolved.values, step))

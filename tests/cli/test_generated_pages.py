@@ -1,0 +1,62 @@
+"""What is generated in docs/ is what the code says now, and the tables behind it are whole."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from rft_algos import errors
+from rft_algos.errors import ExitCode, RftError
+from rft_cli.config.schema import schema
+from rft_cli.settings import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    """ci/generate_reference.py as a module."""
+    spec = importlib.util.spec_from_file_location("generate_reference", ROOT / "ci" / "generate_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_pages_are_current(generator: ModuleType) -> None:
+    stale = [str(path) for path, text in generator.pages().items() if path.read_text() != text]
+    assert stale == [], "run: python ci/generate_reference.py"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_reference_has_a_meaning_for_every_setting(command: str, generator: ModuleType) -> None:
+    lines = generator.reference(command).splitlines()
+    for name in schema(command):
+        (row,) = [line for line in lines if line.startswith(f"| `--{name}` |")]
+        assert len(row.split("|")[4].strip()) > 10, row
+
+
+def test_the_names_of_other_trainers_stand_beside_names_that_exist_here(generator: ModuleType) -> None:
+    settings = {name for command in COMMANDS for name in schema(command)}
+    code = "\n".join(path.read_text() for path in ROOT.glob("packages/*/src/**/*.py"))
+    for concept in generator.CONCEPTS:
+        assert not concept.flag or concept.flag in settings, concept
+        assert concept.code in code, concept
+        assert concept.trl or concept.verl or concept.openrlhf, concept
+
+
+def test_the_guides_of_lightrft_name_47_flags_once_each(generator: ModuleType) -> None:
+    names = [line.split()[0] for line in generator.FLAGS_FILE.read_text().splitlines()]
+    assert len(names) == len(set(names)) == 47
+
+
+def test_every_exit_code_but_the_reserved_one_is_that_of_an_error(generator: ModuleType) -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RftError)]
+    reserved = {code for code, meaning in generator.EXIT_MEANINGS.items() if meaning.startswith("reserved")}
+    assert {kind.exit_code for kind in kinds} | reserved | {ExitCode.DONE} == set(ExitCode)

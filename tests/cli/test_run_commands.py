@@ -1,0 +1,101 @@
+"""What is done with a finished run: score it again, answer with it, look at it, go on from it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def runs_of(
+    base_words: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory, call: Callable[..., Any]
+) -> Callable[[str], Path]:
+    """A finished run with these further flags."""
+    known: dict[str, Path] = {}
+
+    def made(words: str) -> Path:
+        if words not in known:
+            known[words] = tmp_path_factory.mktemp("runs") / "run"
+            ended = call("rl", *base_words["rl"], "--save_path", known[words], *words.split())
+            assert ended.code == 0, ended.err
+        return known[words]
+
+    return made
+
+
+VARIANTS = [
+    "",
+    "--max_len 12 --prompt_max_len 9",
+    "--apply_chat_template --system_prompt add",
+    "--temperature 0.7 --top_p 0.9",
+    "--max_eval_samples 2 --input_template q{}",
+    "--reward gsm8k",
+]
+
+
+@pytest.mark.parametrize("words", VARIANTS)
+def test_eval_of_a_run_gives_the_figures_that_the_run_ended_with(
+    words: str, runs_of: Callable[[str], Path], rft_train: Callable[..., Any]
+) -> None:
+    run = runs_of(words)
+    outcome = rft_train("eval", run)
+    assert outcome.code == 0, outcome.err
+    after = json.loads((run / "evals.jsonl").read_text().splitlines()[-1])
+    measured = {name: value for name, value in after.items() if name.startswith("eval/")}
+    assert after["name"] == "after"
+    assert json.loads(outcome.out.splitlines()[-1]) == measured
+
+
+def test_eval_writes_one_line_a_prompt(runs_of: Callable[[str], Path], rft_train: Callable[..., Any]) -> None:
+    outcome = rft_train("eval", runs_of(""), "--output", "answers.jsonl", "--max_eval_samples", "3")
+    rows = [json.loads(line) for line in Path("answers.jsonl").read_text().splitlines()]
+    assert outcome.code == 0
+    assert len(rows) == 3
+    assert {"prompt", "response", "label", "reward", "status", "finish_reason"} <= set(rows[0])
+
+
+def test_generate_answers_with_the_weights_of_a_run(
+    runs_of: Callable[[str], Path], rft_train: Callable[..., Any]
+) -> None:
+    words = ["--prompt", "12+12=", "--temperature", "0", "--output", "one.jsonl"]
+    assert rft_train("generate", runs_of(""), *words).code == 0
+    answer = json.loads(Path("one.jsonl").read_text())["response"]
+    model = runs_of("") / "checkpoints" / "step_000003" / "model"
+    assert rft_train("generate", "--pretrain", model, *words, "--generate_max_len", "12").code == 0
+    assert json.loads(Path("one.jsonl").read_text())["response"] == answer
+
+
+def test_a_run_is_listed_and_shown(runs_of: Callable[[str], Path], rft_train: Callable[..., Any]) -> None:
+    run = runs_of("")
+    assert "run " in rft_train("runs", run.parent).out
+    page = rft_train("runs", "show", run).out
+    assert re.search(r"^run  finished", page, flags=re.M)
+    assert "reward/mean" in page
+    assert "step_000003" in page
+
+
+def test_a_run_goes_on_with_more_steps_as_if_it_had_them_from_the_start(
+    base_words: dict[str, list[str]], rft_train: Callable[..., Any]
+) -> None:
+    words = [*base_words["rl"], "--num_episodes", "2"]
+    assert rft_train("rl", *words, "--save_path", "whole", "--max_steps", "5").code == 0
+    assert rft_train("rl", *words, "--save_path", "parts", "--max_steps", "2").code == 0
+    resumed = rft_train("resume", "parts", "--max_steps", "5")
+    assert resumed.code == 0, resumed.err
+    assert "has no effect" not in resumed.out
+    for name in ("checkpoints/step_000005/model/model.safetensors", "checkpoints/step_000005/state/ledger.json"):
+        assert Path("whole", name).read_bytes() == Path("parts", name).read_bytes()
+
+
+def test_the_configuration_of_a_run_starts_an_equal_run(
+    runs_of: Callable[[str], Path], rft_train: Callable[..., Any]
+) -> None:
+    run = runs_of("")
+    assert rft_train("rl", "--config", run, "--save_path", "again").code == 0
+    name = "checkpoints/step_000003/model/model.safetensors"
+    assert (run / name).read_bytes() == Path("again", name).read_bytes()
