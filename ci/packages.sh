@@ -55,7 +55,7 @@ output = policy_loss(
 )
 output.loss.backward()
 assert logprobs.grad[0] < 0 < logprobs.grad[2], "the right answer must become likelier"
-print(f"GRPO loss {float(output.loss):+.4f} with rft-algos and torch {torch.__version__} alone")
+print(f"GRPO loss {output.loss.item():+.4f} with rft-algos and torch {torch.__version__} alone")
 LOSS
     )
 }
