@@ -110,7 +110,7 @@ RL = SHARED | {
     "reward_workers": Row("--reward_workers 2", "calls:scorers"),
     "reward_timeout": Row("--reward_timeout 0.01", "code", f"--reward {BENCH}/reward.py:slow"),
     "shuffle_rewards": Row("--shuffle_rewards", "weights"),
-    "max_refused_steps": Row("--max_refused_steps 0", "code", f"{SIGNALS} --max_norm 0 {{explode}}"),
+    "max_refused_steps": Row("--max_refused_steps 0", "code", "--init_kl_coef 1e39 --use_kl_loss"),
     "save_interval": Row("--save_interval 0", "files", "--max_steps 0 --num_episodes 2 --max_ckpt_num 9"),
     "advantage_estimator": Row("--advantage_estimator cpgd", "refused:option.refused_value"),
     "eps_clip": Row("--eps_clip 0.01", "weights", "--max_epochs 3"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -261,6 +262,62 @@ def make_saver(
     return saver
 
 
+def trainable_policy(settings: ModelSettings, source: str | Path, machine: Machine, codec: HfTextCodec) -> CausalPolicy:
+    """The weights in `source`, ready to train."""
+    policy = load_policy(
+        source,
+        dtype=weights_dtype(settings.bf16),
+        device=machine.device,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        head_chunk_size=head_chunk_size(settings),
+        codec=codec,
+    )
+    return policy.train()
+
+
+def _reference(settings: RlSettings, machine: Machine) -> LogprobAnnotator:
+    """Log-probabilities under the model that the run started from."""
+    policy = load_reference(
+        settings.model.pretrain,
+        dtype=weights_dtype(settings.model.bf16),
+        device=machine.device,
+        head_chunk_size=head_chunk_size(settings.model),
+    )
+    return LogprobAnnotator(
+        policy,
+        machine.collectives,
+        max_sequences=settings.batch.micro_rollout_batch_size,
+        max_tokens=settings.batch.max_tokens_per_micro_batch,
+        temperature=settings.sampling.temperature,
+        device=machine.device,
+    )
+
+
+def _updater(
+    settings: RlSettings,
+    machine: Machine,
+    policy: CausalPolicy,
+    optimizer: ReplicatedOptimizer,
+    record: PolicyAlgorithm,
+    num_updates: int,
+) -> Updater:
+    """Optimizer steps of the record's objective."""
+    batch, peak = settings.batch, settings.optimizer.actor_learning_rate
+    return Updater(
+        policy,
+        optimizer,
+        PolicyObjective(record),
+        machine.collectives,
+        micro_batching=micro_batching(
+            batch.micro_train_batch_size, batch.max_tokens_per_micro_batch, batch.packing_samples
+        ),
+        learning_rate=learning_rate_schedule(settings.optimizer, peak, num_updates),
+        temperature=settings.sampling.temperature,
+        device=machine.device,
+        pin_memory=settings.data.dataloader_pin_memory,
+    )
+
+
 def build_rl(
     settings: RlSettings,
     machine: Machine,
@@ -276,29 +333,16 @@ def build_rl(
 ) -> Reinforcement:
     """The whole RL run, ready to go; with `restored`, exactly where that checkpoint was."""
     record = algorithm_record(settings)
-    dtype = weights_dtype(settings.model.bf16)
     source = restored.model_directory if restored else settings.model.pretrain
-    policy = load_policy(
-        source,
-        dtype=dtype,
-        device=machine.device,
-        gradient_checkpointing=settings.model.gradient_checkpointing,
-        head_chunk_size=head_chunk_size(settings.model),
-        codec=codec,
-    ).train()
+    policy = trainable_policy(settings.model, source, machine, codec)
     longest_response, longest = response_limits(settings, data.longest_prompt)
     engine = NativeEngine(
         policy.decoder(), max_rows=settings.engine.engine_max_rows, max_len=longest, device=machine.device
     )
     optimizer = make_optimizer(policy, settings.optimizer, machine, restored)
     progress = Progress()
-    ledger = make_ledger(
-        data.training.mixture,
-        data.training.data_hash,
-        len(data.prompts),
-        settings.batch.num_episodes,
-        settings.run.seed,
-    )
+    training, episodes = data.training, settings.batch.num_episodes
+    ledger = make_ledger(training.mixture, training.data_hash, len(data.prompts), episodes, settings.run.seed)
     saver = make_saver(
         directory,
         settings.checkpoint,
@@ -311,25 +355,6 @@ def build_rl(
     )
     if progress.step:
         engine.load_weights(progress.step)
-    batch = settings.batch
-    annotator = partial(
-        LogprobAnnotator,
-        collectives=machine.collectives,
-        max_sequences=batch.micro_rollout_batch_size,
-        max_tokens=batch.max_tokens_per_micro_batch,
-        temperature=settings.sampling.temperature,
-        device=machine.device,
-    )
-    reference = None
-    if record.needs_reference:
-        reference = annotator(
-            load_reference(
-                settings.model.pretrain,
-                dtype=dtype,
-                device=machine.device,
-                head_chunk_size=head_chunk_size(settings.model),
-            )
-        )
     return Reinforcement(
         ledger=ledger,
         prompts=data.prompts,
@@ -340,29 +365,15 @@ def build_rl(
             reward,
             machine.collectives,
             sampling=_sampling(settings, longest_response, codec),
-            group_size=batch.n_samples_per_prompt,
+            group_size=settings.batch.n_samples_per_prompt,
             seed=settings.run.seed,
         ),
         advantages=GroupAdvantages(record),
-        reference=reference,
+        reference=_reference(settings, machine) if record.needs_reference else None,
         old_policy=None,
         shape_rewards=PenalisedRewards(record) if record.kl_place == "reward" else None,
         control=_control(settings),
-        updater=Updater(
-            policy,
-            optimizer,
-            PolicyObjective(record),
-            machine.collectives,
-            micro_batching=micro_batching(
-                batch.micro_train_batch_size, batch.max_tokens_per_micro_batch, batch.packing_samples
-            ),
-            learning_rate=learning_rate_schedule(
-                settings.optimizer, settings.optimizer.actor_learning_rate, data.num_updates
-            ),
-            temperature=settings.sampling.temperature,
-            device=machine.device,
-            pin_memory=settings.data.dataloader_pin_memory,
-        ),
+        updater=_updater(settings, machine, policy, optimizer, record, data.num_updates),
         evaluator=make_evaluator(engine, codec, reward, machine, data.held_out, longest_response),
         saver=saver,
         reporter=Reporter(

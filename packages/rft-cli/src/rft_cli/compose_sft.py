@@ -7,18 +7,17 @@ from dataclasses import dataclass
 
 from rft_cli.checkpointing import Restored
 from rft_cli.compose import (
-    head_chunk_size,
     learning_rate_schedule,
     make_ledger,
     make_optimizer,
     make_saver,
     micro_batching,
-    weights_dtype,
+    trainable_policy,
 )
 from rft_cli.machine import Machine
 from rft_cli.prompt_files import Prepared, demonstrations, hold_out, read_held_out, read_training
 from rft_cli.settings import SftSettings
-from rft_models.load import load_policy
+from rft_dist.replicated import ReplicatedOptimizer
 from rft_models.policy import CausalPolicy
 from rft_models.text import HfTextCodec
 from rft_trainer.best_weights import BestWeights
@@ -78,6 +77,7 @@ def build_sft(
     settings: SftSettings,
     machine: Machine,
     directory: RunDirectory,
+    codec: HfTextCodec,
     data: SftData,
     sinks: Sequence[Sink],
     *,
@@ -87,7 +87,8 @@ def build_sft(
 ) -> SupervisedRun:
     """The whole supervised run, ready to go; with `restored`, exactly where that checkpoint was."""
     chosen = settings.training
-    policy = _policy(settings, machine, restored)
+    source = restored.model_directory if restored else settings.model.pretrain
+    policy = trainable_policy(settings.model, source, machine, codec)
     optimizer = make_optimizer(policy, settings.optimizer, machine, restored)
     progress, early_stop = Progress(), EarlyStop(chosen.patience, chosen.min_improvement, chosen.target_loss)
     best = _best_weights(chosen, policy, restored)
@@ -108,18 +109,7 @@ def build_sft(
         samples=data.samples,
         held_out=data.held_out,
         policy=policy,
-        updater=Updater(
-            policy,
-            optimizer,
-            TokenLikelihood(),
-            machine.collectives,
-            micro_batching=micro_batching(
-                chosen.micro_train_batch_size, chosen.max_tokens_per_micro_batch, chosen.packing_samples
-            ),
-            learning_rate=learning_rate_schedule(settings.optimizer, chosen.learning_rate, data.num_steps),
-            device=machine.device,
-            pin_memory=settings.data.dataloader_pin_memory,
-        ),
+        updater=_updater(settings, machine, policy, optimizer, data.num_steps),
         evaluator=None,
         engine=None,
         saver=saver,
@@ -148,16 +138,23 @@ def build_sft(
     )
 
 
-def _policy(settings: SftSettings, machine: Machine, restored: Restored | None) -> CausalPolicy:
-    """The weights to train: those given, or those of the checkpoint."""
-    source = restored.model_directory if restored else settings.model.pretrain
-    return load_policy(
-        source,
-        dtype=weights_dtype(settings.model.bf16),
+def _updater(
+    settings: SftSettings, machine: Machine, policy: CausalPolicy, optimizer: ReplicatedOptimizer, num_steps: int
+) -> Updater:
+    """Optimizer steps of the likelihood."""
+    chosen = settings.training
+    return Updater(
+        policy,
+        optimizer,
+        TokenLikelihood(),
+        machine.collectives,
+        micro_batching=micro_batching(
+            chosen.micro_train_batch_size, chosen.max_tokens_per_micro_batch, chosen.packing_samples
+        ),
+        learning_rate=learning_rate_schedule(settings.optimizer, chosen.learning_rate, num_steps),
         device=machine.device,
-        gradient_checkpointing=settings.model.gradient_checkpointing,
-        head_chunk_size=head_chunk_size(settings.model),
-    ).train()
+        pin_memory=settings.data.dataloader_pin_memory,
+    )
 
 
 def _best_weights(chosen: SftTrainingSettings, policy: CausalPolicy, restored: Restored | None) -> BestWeights | None:

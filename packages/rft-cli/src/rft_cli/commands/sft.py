@@ -11,7 +11,7 @@ from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.machine import Machine, open_machine
 from rft_cli.settings import SftSettings
 from rft_models.model_facts import model_facts
-from rft_models.text import load_tokenizer
+from rft_models.text import HfTextCodec, load_tokenizer
 from rft_trainer.sinks.protocol import RunInfo
 from rft_trainer.stopping import StopSignals
 
@@ -36,7 +36,7 @@ def train(
         if machine.is_first:
             plan_page.show_sft(resolved, data, machine)
         started = run_start.start(resolved, command, path, machine, in_place=in_place is not None)
-        _run(resolved, machine, data, started, signals)
+        _run(resolved, machine, codec, data, started, signals)
         if machine.is_first and show_end:
             summary = started.directory.read_summary()
             assert summary is not None
@@ -47,6 +47,7 @@ def train(
 def _run(
     resolved: Resolved[SftSettings],
     machine: Machine,
+    codec: HfTextCodec,
     data: SftData,
     started: run_start.Started,
     signals: StopSignals,
@@ -57,6 +58,7 @@ def _run(
         settings,
         machine,
         directory,
+        codec,
         data,
         sinks,
         metadata=run_start.metadata(resolved, data.training.data_hash),
