@@ -38,7 +38,7 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
         (
             "reward",
             [
-                f"{settings.reward.reward}, {settings.reward.reward_workers} processes, "
+                f"{settings.reward.reward}, {_counted(settings.reward.reward_workers, 'process', 'processes')}, "
                 f"{settings.reward.reward_timeout:g} s a response"
                 + (", shuffled within each group (control)" if settings.reward.shuffle_rewards else "")
             ],
@@ -51,7 +51,20 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
             ],
         ),
         ("saving", [_saving(settings)]),
+        *_weights(settings.model.bf16),
     ]
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
+
+
+def _weights(bf16: bool) -> list[tuple[str, list[str]]]:
+    """What a person must know of bfloat16 training, where it is asked for."""
+    if not bf16:
+        return []
+    line = "bfloat16 weights and moments, no float32 copy: an update under 1/256 of a weight is lost, at 1e-6 most are"
+    return [("weights", [line])]
 
 
 def _capped(settings: RlSettings) -> str:
@@ -80,9 +93,9 @@ def _saving(settings: RlSettings | SftSettings) -> str:
     chosen = settings.checkpoint
     rules: list[str] = []
     if chosen.save_steps > 0:
-        rules.append(f"every {chosen.save_steps} steps")
+        rules.append(f"every {_counted(chosen.save_steps, 'step', 'steps')}")
     if chosen.save_interval:
-        rules.append(f"every {chosen.save_interval} episodes")
+        rules.append(f"every {_counted(chosen.save_interval, 'episode', 'episodes')}")
     if chosen.save_minutes:
         rules.append(f"every {chosen.save_minutes:g} minutes")
     rules.append("at the start, at the end and on SIGTERM")
@@ -107,6 +120,7 @@ def sft_lines(resolved: Resolved[SftSettings], data: SftData) -> list[tuple[str,
             ],
         ),
         ("saving", [_saving(settings)]),
+        *_weights(settings.model.bf16),
     ]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -26,11 +26,14 @@ from rft_dist.checkpoints.reader import read_manifest
 from rft_dist.checkpoints.resolve import resolve_checkpoint
 from rft_dist.environment import environment_report
 from rft_dist.settings import CheckpointSettings
+from rft_trainer.ledger import Ledger
 from rft_trainer.run_directory import RunDirectory
 from rft_trainer.run_names import run_name
+from rft_trainer.saving import Saver
 from rft_trainer.settings import RunSettings
 from rft_trainer.sinks.jsonl import JsonlSink
 from rft_trainer.sinks.protocol import RunInfo, Sink
+from rft_trainer.stopping import StopSignals
 
 RUNS = Path("runs")
 _PACKAGES = ("torch", "transformers", "safetensors", "rft-algos", "rft-models", "rft-dist", "rft-engine", "rft-trainer")
@@ -283,6 +286,48 @@ def make_sinks(directory: RunDirectory, run: RunSettings, num_steps: int) -> lis
 
         sinks.append(TrackioSink(project=run.use_trackio))
     return sinks
+
+
+class Training(Protocol):
+    """A run that is built and ready to go."""
+
+    @property
+    def finished(self) -> bool: ...
+    @property
+    def saver(self) -> Saver: ...
+    @property
+    def ledger(self) -> Ledger: ...
+    def run(self, signals: StopSignals) -> object: ...
+
+
+def carry_out(
+    training: Training,
+    started: Started,
+    resolved: Resolved[Any],
+    sinks: Sequence[Sink],
+    signals: StopSignals,
+    *,
+    is_first: bool,
+) -> None:
+    """Begin the directory, train, and write how it ended, whatever happens; only rank 0 has sinks and a summary."""
+    directory = started.directory
+    step = started.restored.step if started.restored else None
+    if step is not None and training.finished and not started.lacks_its_end:
+        raise nothing_left(directory.path, step)
+    if started.goes_back:
+        training.saver.save_again(episode=training.ledger.epoch)
+    started.begin()
+    for sink in sinks:
+        sink.start(RunInfo(directory.path.name, directory.path, resolved.values, step))
+    outcome = "interrupted"
+    try:
+        training.run(signals)
+        outcome = "finished"
+    finally:
+        directory.sync()
+        summary = summary_of(directory, resolved, outcome) if is_first else {}
+        for sink in sinks:
+            sink.finish(summary)
 
 
 def nothing_left(path: Path, step: int) -> CheckpointError:

@@ -38,6 +38,7 @@ CONTROLS = ("none", "shuffled_rewards", "sft")
 SFT_RECIPE, RL_RECIPE = "quickstart-sft", "quickstart"
 ALPHABET = "0123456789+="
 NUM_HELD_OUT = 500
+WARMUP_STEPS = 36
 WARM_START, CHOICES = "warm_start", "choices.json"
 """Names in the run's directory; the second is written when everything before the warm-up is there."""
 
@@ -203,8 +204,11 @@ def _second_stage(path: Path, choices: Choices, command: list[str]) -> None:
     words += ["--seed", str(choices.seed), "--save_path", str(path)]
     if choices.control == "shuffled_rewards":
         words += ["--shuffle_rewards"]
-    if choices.steps:
-        words += ["--max_steps", str(choices.steps)]
+    if (
+        choices.steps
+    ):  # Adam's first steps are the roughest: a short run needs as many of them at a low rate as a long one
+        warmup = min(0.3, WARMUP_STEPS / choices.steps)
+        words += ["--max_steps", str(choices.steps), "--lr_warmup_ratio", f"{warmup:.3f}"]
     rl.train(resolve("rl", words), command)
 
 

@@ -11,7 +11,6 @@ from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.machine import Machine, open_machine
 from rft_cli.settings import RlSettings
 from rft_models.text import HfTextCodec, load_tokenizer
-from rft_trainer.sinks.protocol import RunInfo
 from rft_trainer.stopping import StopSignals
 
 
@@ -67,22 +66,6 @@ def _run(
             resume_command=started.resume_command,
             restored=started.restored,
         )
-        step = started.restored.step if started.restored else None
-        if step is not None and training.finished and not started.lacks_its_end:
-            raise run_start.nothing_left(directory.path, step)
-        if started.goes_back:
-            training.saver.save_again(episode=training.ledger.epoch)
-        started.begin()
-        for sink in sinks:
-            sink.start(RunInfo(directory.path.name, directory.path, resolved.values, step))
-        outcome = "interrupted"
-        try:
-            training.run(signals)
-            outcome = "finished"
-        finally:
-            directory.sync()
-            summary = run_start.summary_of(directory, resolved, outcome) if machine.is_first else {}
-            for sink in sinks:
-                sink.finish(summary)
+        run_start.carry_out(training, started, resolved, sinks, signals, is_first=machine.is_first)
     finally:
         reward.close()
