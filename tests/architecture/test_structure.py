@@ -120,3 +120,16 @@ def test_settings_and_packages_import_no_torch() -> None:
     code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nassert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_group_of_tests_stays_on_one_worker(tmp_path: Path) -> None:
+    """Fixtures of a group are made once: what pytest-xdist promises, and some versions of pytest break."""
+    (tmp_path / "test_group.py").write_text(
+        "import os\nimport pytest\npytestmark = pytest.mark.xdist_group('one')\n"
+        "@pytest.mark.parametrize('i', range(6))\n"
+        "def test_write(i):\n    open(f'worker-{os.environ[\"PYTEST_XDIST_WORKER\"]}', 'w').close()\n"
+    )
+    words = ["-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider", "."]
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert len(list(tmp_path.glob("worker-*"))) == 1
