@@ -14,6 +14,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest  # noqa: E402
 
 ROOT = Path(__file__).parent
+WORKSPACE_TOOL = "importlinter"
+"""Installed in the workspace's own environment alone: without it only packages are tested, not what crosses them."""
 
 
 def _package_of(path: Path) -> str | None:
@@ -24,7 +26,7 @@ def _package_of(path: Path) -> str | None:
     if parts and parts[0] == "kernels":
         return "rft_kernels"
     if parts and parts[0] == "tests":
-        return "rft_cli"
+        return WORKSPACE_TOOL
     return None
 
 
@@ -42,7 +44,8 @@ def pytest_report_header() -> list[str]:
     """Say what is left out for want of a package, so that nothing is green by being absent."""
     names = [path.name.replace("-", "_") for path in sorted((ROOT / "packages").iterdir())] + ["rft_kernels"]
     missing = [name for name in names if _absent(name)]
-    return [f"not installed here, tests not collected: {', '.join(missing)}"] if missing else []
+    names = [*missing, *(["tests/ (what crosses packages)"] if _absent(WORKSPACE_TOOL) else [])]
+    return [f"not installed here, tests not collected: {', '.join(names)}"] if names else []
 
 
 def _num_gpus() -> int:
