@@ -33,6 +33,10 @@ SIGNALS = f"--reward {BENCH}/reward.py:few_signals"
 SPLITS = f"--prompt_data {BENCH}/splits --eval_data {BENCH}/splits"
 BOTH = f"--prompt_data {BENCH}/train.jsonl,{BENCH}/other.jsonl"
 KL = "--init_kl_coef 0.5"
+PPO = "--advantage_estimator gae --critic_learning_rate 0.01"
+FIRE = "--use_fire --first_token_temperature 2"
+FAR = "--max_epochs 4 --actor_learning_rate 0.05"
+MANY = "--rollout_batch_size 2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +116,63 @@ RL = SHARED | {
     "shuffle_rewards": Row("--shuffle_rewards", "weights"),
     "max_refused_steps": Row("--max_refused_steps 0", "code", "--init_kl_coef 1e39 --use_kl_loss"),
     "save_interval": Row("--save_interval 0", "files", "--max_steps 0 --num_episodes 2 --max_ckpt_num 9"),
-    "advantage_estimator": Row("--advantage_estimator cpgd", "refused:option.refused_value"),
+    "advantage_estimator": Row("--advantage_estimator cpgd", "weights"),
+    "policy_loss": Row("--policy_loss sapo", "weights", "--max_epochs 3"),
+    "use_gspo": Row("--use_gspo", "weights", "--max_epochs 3"),
+    "use_gmpo": Row("--use_gmpo", "weights", "--max_epochs 3"),
+    "use_cpg_loss": Row("--use_cpg_loss", "weights", "--max_epochs 3"),
     "eps_clip": Row("--eps_clip 0.01", "weights", "--max_epochs 3"),
     "eps_clip_high": Row("--eps_clip_high 0.01", "weights", "--max_epochs 3"),
+    "dual_clip": Row("--dual_clip 1.0001", "weights", f"--policy_loss dual_clip --eps_clip 0.01 {FAR}"),
     "loss_agg_mode": Row("--loss_agg_mode token-mean", "weights"),
+    "high_entropy_token_ratio": Row("--high_entropy_token_ratio 0.2", "weights"),
     "kl_estimator": Row("--kl_estimator k2", "weights", f"{KL} --use_kl_loss"),
     "init_kl_coef": Row("--init_kl_coef 0.5", "weights"),
-    "use_kl_loss": Row("--use_kl_loss", "weights", KL),
+    "use_kl_loss": Row("--no-use_kl_loss", "weights", KL),
+    "kl_target": Row("--kl_target 0.000001", "metrics:kl/coefficient", KL),
+    "kl_horizon": Row("--kl_horizon 10", "metrics:kl/coefficient", f"{KL} --kl_target 0.000001"),
+    "off_policy_correction": Row("--off_policy_correction tis", "metrics:mismatch/correction"),
+    "off_policy_cap": Row("--off_policy_cap 1.0", "weights", "--off_policy_correction tis --use_fire"),
+    "off_policy_low": Row("--off_policy_low 1.0", "weights", f"--off_policy_correction mis {FIRE}"),
+    "off_policy_high": Row("--off_policy_high 1.0", "weights", f"--off_policy_correction mis {FIRE}"),
+    "off_policy_delta": Row("--off_policy_delta 0.0", "weights", "--max_epochs 3"),
     "entropy_coef": Row("--entropy_coef 0.1", "weights"),
+    "entropy_target": Row("--entropy_target 9", "weights", "--entropy_coef 0.1"),
+    "gamma": Row("--gamma 0.5", "weights", "--advantage_estimator reinforce"),
+    "lambd": Row("--lambd 0.5", "weights", PPO),
+    "pass_k": Row(
+        "--pass_k 2", "weights", f"--advantage_estimator pass_at_k --reward {BENCH}/reward.py:first_is_right"
+    ),
+    "advantages_norm": Row("--advantages_norm", "weights"),
+    "advantage_clip": Row("--advantage_clip 0.1", "weights"),
+    "reward_running_norm": Row("--reward_running_norm", "weights", "--advantage_estimator reinforce"),
+    "reward_running_norm_minus_mean": Row(
+        "--reward_running_norm_minus_mean", "weights", "--advantage_estimator reinforce --reward_running_norm"
+    ),
+    "reward_clip": Row("--reward_clip 0.1", "weights"),
+    "reward_weights": Row("--reward_weights nothing=1", "weights"),
+    "overlong_buffer": Row("--overlong_buffer", "metrics:reward/overlong_penalty"),
+    "overlong_buffer_len": Row("--overlong_buffer_len 4", "metrics:reward/overlong_penalty", "--overlong_buffer"),
+    "overlong_buffer_penalty_factor": Row(
+        "--overlong_buffer_penalty_factor 0.5",
+        "metrics:reward/overlong_penalty",
+        "--overlong_buffer --overlong_buffer_len 4",
+    ),
+    "length_penalty": Row("--length_penalty", "metrics:reward/length_term"),
+    "mask_truncated_completions": Row("--mask_truncated_completions", "weights"),
+    "dynamic_sampling": Row("--dynamic_sampling", "metrics:data/samples", SIGNALS),
+    "dynamic_sampling_rounds": Row(
+        "--dynamic_sampling_rounds 1", "metrics:data/samples", f"--dynamic_sampling {SIGNALS} {MANY}"
+    ),
     "filter_groups": Row("--filter_groups", "metrics:policy/gradient_norm", SIGNALS),
+    "critic_pretrain": Row("--critic_pretrain {second}", "metrics:critic/loss", PPO),
+    "critic_learning_rate": Row("--critic_learning_rate 0.1", "metrics:critic/loss", PPO),
+    "value_clip": Row("--value_clip 0.0001", "metrics:critic/clip_fraction", f"{PPO} --max_epochs 3"),
+    "value_head_prefix": Row("--value_head_prefix v_head", "critic", f"{PPO} --save_value_network"),
+    "save_value_network": Row("--save_value_network", "files", PPO),
+    "freezing_actor_steps": Row("--freezing_actor_steps 1", "metrics:policy/updates", PPO),
+    "use_fire": Row("--use_fire", "rollouts"),
+    "first_token_temperature": Row("--first_token_temperature 0.1", "rollouts", "--use_fire"),
     "rollout_batch_size": Row("--rollout_batch_size 3", "rollouts"),
     "n_samples_per_prompt": Row("--n_samples_per_prompt 5", "rollouts"),
     "micro_rollout_batch_size": Row("--micro_rollout_batch_size 1", "calls:annotations", KL),
@@ -174,6 +226,7 @@ class Observed:
     plan: list[str]
     printed: list[str]
     weights: str
+    critic: list[str]
     metrics: list[dict[str, Any]]
     evals: list[dict[str, Any]]
     rollouts: dict[str, str]
@@ -373,6 +426,7 @@ def observe(folder: Path, outcome: Any, calls: dict[str, Any]) -> Observed:
         plan=before.splitlines(),
         printed=[line.split("loss=")[0].split("reward=")[0] for line in after.splitlines() if line.startswith("step ")],
         weights=hashlib.sha256(models[-1].read_bytes()).hexdigest() if models else "",
+        critic=critic_tensors(home),
         metrics=[without_times(row) for row in lines(home / "metrics.jsonl")],
         evals=[without_times(row) for row in lines(home / "evals.jsonl")],
         rollouts={path.name: path.read_text() for path in sorted(home.glob("rollouts/*.jsonl"))},
@@ -380,6 +434,16 @@ def observe(folder: Path, outcome: Any, calls: dict[str, Any]) -> Observed:
         device=str(environment.get("device")),
         calls=calls,
     )
+
+
+def critic_tensors(home: Path) -> list[str]:
+    """The names of the critic's tensors, where it was saved."""
+    files = sorted(home.glob("checkpoints/step_*/model/critic/*.safetensors"))
+    if not files:
+        return []
+    safetensors = importlib.import_module("safetensors")
+    with safetensors.safe_open(files[-1], "pt") as opened:
+        return sorted(opened.keys())
 
 
 def lines(file: Path) -> list[dict[str, Any]]:

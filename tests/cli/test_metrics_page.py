@@ -18,7 +18,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 def documented() -> set[str]:
     """The first column of every table but the last."""
     text = PAGE.read_text().partition("## Reading them")[0]
-    return set(re.findall(r"^\| `([^`]+)` \|", text, flags=re.M))
+    cells = re.findall(r"^\| (`[^|]+`) \|", text, flags=re.M)
+    return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,11 @@ def emitted(
     names: set[str] = set()
     words = [("rl", "--init_kl_coef 0.5 --use_kl_loss --entropy_coef 0.1"), ("sft", ""), ("rl", "--reward gsm8k")]
     words.append(("rl", f"--filter_groups --reward {bench.reward}:few_signals"))
+    words.append(("rl", "--advantage_estimator gae --kl_target 0.01 --advantage_clip 0.1 --reward_clip 0.5"))
+    words.append(("rl", "--off_policy_correction tis --high_entropy_token_ratio 0.5 --off_policy_delta 0.1"))
+    words.append(("rl", "--overlong_buffer --length_penalty --entropy_coef 0.1 --entropy_target 1"))
+    words += [("rl", f"--advantage_estimator {name}") for name in ("cpgd", "kl_cov")]
+    words.append(("rl", f"--advantage_estimator remax --max_unscored_share 1 --reward {bench.reward}:not_greedy"))
     words.append(("rl", f"--max_unscored_share 1 --reward {bench.reward}:lonely"))
     for number, (command, more) in enumerate(words):
         path = tmp_path_factory.mktemp("runs") / str(number)

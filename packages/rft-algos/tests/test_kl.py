@@ -22,6 +22,7 @@ def test_hand_computed_values():
     x = doubles(0.0, math.log(2.0), -math.log(2.0))
     assert kl.k1(x).tolist() == pytest.approx([0.0, 0.693147180559945, -0.693147180559945])
     assert kl.k2(x).tolist() == pytest.approx([0.0, 0.240226506959101, 0.240226506959101])
+    assert kl.absolute(x).tolist() == pytest.approx([0.0, 0.693147180559945, 0.693147180559945])
     # 1/2 - 1 + ln 2 and 2 - 1 - ln 2
     assert kl.k3(x).tolist() == pytest.approx([0.0, 0.193147180559945, 0.306852819440055])
 
@@ -64,7 +65,77 @@ def test_as_losses_k1_has_no_gradient_k2_the_forward_and_k3_the_reverse_one():
     torch.testing.assert_close(expected_gradient(kl.k3, logits, reference), backward, rtol=1e-10, atol=1e-14)
 
 
-@pytest.mark.parametrize("estimator", [kl.k1, kl.k2, kl.k3])
+def test_straight_through_has_the_value_of_one_and_the_gradient_of_the_other():
+    x = doubles(-1.3, 0.0, 0.1, 1e4).requires_grad_()
+    found = kl.straight_through(kl.k1(x), kl.k2(x))
+    found.sum().backward()
+    assert torch.equal(found, x.detach())
+    assert x.grad is not None
+    assert torch.equal(x.grad, x.detach())  # of x^2 / 2
+
+
+@pytest.mark.parametrize("value", [kl.k1, kl.k3])
+def test_straight_through_k2_is_right_as_value_and_as_loss(value: object):
+    assert callable(value)
+
+    def estimator(x: torch.Tensor) -> torch.Tensor:
+        return kl.straight_through(value(x), kl.k2(x))
+
+    logits, reference = two_policies()
+    x = torch.log_softmax(logits, -1) - reference
+    exact = float((torch.log_softmax(logits, -1).exp() * x).sum())
+    assert float((torch.log_softmax(logits, -1).exp() * estimator(x)).sum()) == pytest.approx(exact, rel=1e-12)
+    forward = divergence_gradient(logits, reference, reverse=False)
+    torch.testing.assert_close(expected_gradient(estimator, logits, reference), forward, rtol=1e-10, atol=1e-14)
+
+
+def test_unbiased_k3_is_right_as_value_and_as_loss_whoever_sampled():
+    logits, reference = two_policies()
+    old = torch.log_softmax(torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(4)), -1)
+    leaf = logits.clone().requires_grad_()
+    logprobs = torch.log_softmax(leaf, -1)
+    average = (old.exp() * kl.unbiased_k3(logprobs - reference, logprobs - old)).sum()
+    exact = float((logprobs.exp() * (logprobs - reference)).sum().detach())
+    assert float(average.detach()) == pytest.approx(exact, rel=1e-12)
+    (found,) = torch.autograd.grad(average, leaf)
+    forward = divergence_gradient(logits, reference, reverse=False)
+    torch.testing.assert_close(found, forward, rtol=1e-10, atol=1e-14)
+    # without the ratio neither is right
+    assert abs(float((old.exp() * kl.k3(logprobs - reference)).sum().detach()) - exact) > 1e-2
+
+
+def test_unbiased_k3_by_hand_and_at_extremes():
+    x, old = doubles(math.log(2.0), 0.5), doubles(math.log(3.0), 0.0)
+    # 3 (1/2 - 1 + ln 2), exp(-0.5) - 0.5
+    expected = [3 * 0.193147180559945, math.exp(-0.5) - 0.5]
+    assert kl.unbiased_k3(x, old).tolist() == pytest.approx(expected, rel=1e-12)
+    extremes = torch.tensor([1e30, -1e30, 1e30, -1e30], requires_grad=True)
+    ratios = torch.tensor([1e30, 1e30, -1e30, -1e30], requires_grad=True)
+    values = kl.unbiased_k3(extremes, ratios)
+    values.sum().backward()
+    for result in (values, extremes.grad, ratios.grad):
+        assert result is not None
+        assert not bool(result.isnan().any())
+
+
+def test_absolute_is_neither_right_as_value_nor_as_loss():
+    logits, reference = two_policies()
+    logprobs = torch.log_softmax(logits, -1)
+    exact = float((logprobs.exp() * (logprobs - reference)).sum())
+    assert float((logprobs.exp() * kl.absolute(logprobs - reference)).sum()) - exact > 1e-2
+    found = expected_gradient(kl.absolute, logits, reference)
+    for reverse in (False, True):
+        assert float((found - divergence_gradient(logits, reference, reverse=reverse)).abs().max()) > 1e-2
+
+
+def test_absolute_pulls_with_the_same_force_everywhere():
+    x = doubles(-1e30, -1e-9, 0.0, 2.0).requires_grad_()
+    kl.absolute(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [-1.0, -1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("estimator", [kl.k1, kl.k2, kl.k3, lambda x: kl.unbiased_k3(x, x - 0.3)])
 def test_gradients_are_right(estimator: object):
     x = torch.linspace(-3, 3, 13, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(estimator, (x,))

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos import kl
 from rft_algos.algorithms import Aggregation, Grpo, PolicyAlgorithm, Sft
-from rft_algos.objectives import LossOutput, advantages, penalised_rewards, policy_loss, supervised_loss, token_weights
+from rft_algos.choices import PpoClip
+from rft_algos.objectives import LossOutput, policy_loss, supervised_loss, token_weights
 
 MAX_TOKENS = 13
 AGGREGATIONS: tuple[Aggregation, ...] = (
@@ -83,7 +83,9 @@ def loss_of(
 
 def plain_token(record: PolicyAlgorithm, s: Sequence, t: int) -> float:
     r, a = math.exp(s.logprobs[t] - s.old[t]), s.advantage
-    value = -min(a * r, a * max(1 - record.clip_low, min(1 + record.clip_high, r)))
+    clip = record.surrogate
+    assert isinstance(clip, PpoClip)
+    value = -min(a * r, a * max(1 - clip.low, min(1 + clip.high, r)))
     if record.kl_place == "loss":
         x = s.logprobs[t] - s.reference[t]
         value += record.kl_coef * {"k1": x, "k2": x * x / 2, "k3": math.exp(-x) - 1 + x}[record.kl_estimator]
@@ -122,7 +124,7 @@ def test_loss_equals_a_plain_twin(aggregation: Aggregation, seed: int, estimator
         kl_place=place,
         kl_coef=0.7,
         entropy_coef=entropy_coef,
-        clip_high=0.28,
+        surrogate=PpoClip(low=0.2, high=0.28),
     )
     sequences = random_sequences(seed, 5)
     assert float(loss_of(record, sequences, sequences).loss) == pytest.approx(plain_loss(record, sequences), abs=1e-12)
@@ -308,42 +310,12 @@ def test_metrics_carry_no_gradient_and_are_float64_scalars():
             assert (value.shape, value.dtype, value.requires_grad) == ((), torch.float64, False)
 
 
-# rewards and advantages
-
-
-@pytest.mark.parametrize(("estimator", "function"), [("k1", kl.k1), ("k2", kl.k2), ("k3", kl.k3)])
-def test_the_penalty_uses_the_estimator_and_place_of_the_record(estimator: str, function: object):
-    assert callable(function)
-    tokens = {
-        "rewards_N": torch.tensor([1.0, 0.0]),
-        "logprobs_T": torch.tensor([-1.0, -0.5, -2.0]),
-        "reference_logprobs_T": torch.tensor([-1.5, -0.25, -1.0]),
-        "loss_mask_T": torch.tensor([True, True, True]),
-        "sequence_index_T": torch.tensor([0, 0, 1]),
-    }
-    x = tokens["logprobs_T"] - tokens["reference_logprobs_T"]
-    spent = torch.stack([function(x)[:2].sum(), function(x)[2]])
-    record = Grpo(kl_place="reward", kl_coef=0.2, kl_estimator=estimator)  # type: ignore[arg-type]
-    torch.testing.assert_close(
-        penalised_rewards(record, **tokens), (tokens["rewards_N"] - 0.2 * spent).double(), rtol=1e-6, atol=1e-7
-    )
-    for place in ("loss", "none"):
-        unchanged = penalised_rewards(replace(record, kl_place=place), **tokens)
-        assert torch.equal(unchanged, tokens["rewards_N"].double())
-
-
 def test_a_penalty_in_the_reward_adds_no_term_to_the_loss():
     sequences = random_sequences(4, 4)
     in_reward = loss_of(Grpo(kl_place="reward", kl_coef=0.5), sequences, sequences)
     without = loss_of(Grpo(kl_place="none"), sequences, sequences)
     assert torch.equal(in_reward.loss, without.loss)
     assert "kl/reference" in in_reward.metrics
-
-
-def test_advantages_use_the_epsilon_of_the_record():
-    rewards, groups = torch.tensor([1.0, 0.0, 0.0, 0.0]), torch.zeros(4, dtype=torch.int64)
-    found = advantages(Grpo(epsilon=0.5), rewards_N=rewards, group_ids_N=groups)
-    assert found.tolist() == pytest.approx([0.75, -0.25, -0.25, -0.25])
 
 
 # supervised

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_algos.keyed_random import uniforms
-from rft_algos.sampling import draw, greedy, kept_tokens, temperature_scaled_logprobs
+from rft_algos.sampling import (
+    draw,
+    fire_temperatures,
+    greedy,
+    kept_tokens,
+    temperature_scaled_logprobs,
+    truncated_logprobs,
+)
 
 HALF_EIGHTHS = torch.tensor([[0.125, 0.5, 0.125, 0.25]]).log()
 
@@ -68,6 +75,76 @@ def test_log_probs_of_bfloat16_logits_are_computed_in_float32():
 def test_temperature_zero_is_refused():
     with pytest.raises(AssertionError, match="greedy"):
         temperature_scaled_logprobs(torch.zeros(1, 2), 0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_temperature_for_each_row_gives_what_the_row_gives_alone(dtype: torch.dtype):
+    logits = rows_of_logits(5, 40, 3).to(dtype)
+    temperatures = [0.7, 1.0, 10.0, 0.1, 1.0 / 3.0]
+    logprobs = temperature_scaled_logprobs(logits, torch.tensor(temperatures, dtype=torch.float64))
+    assert logprobs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    for row, temperature in enumerate(temperatures):
+        torch.testing.assert_close(
+            logprobs[row], temperature_scaled_logprobs(logits[row : row + 1], temperature)[0], rtol=1e-6, atol=1e-6
+        )
+        if dtype == torch.float64:
+            exact = temperature_scaled_logprobs(logits[row : row + 1], temperature)[0]
+            torch.testing.assert_close(logprobs[row], exact, rtol=1e-14, atol=1e-14)
+
+
+def test_temperatures_by_hand_row_by_row():
+    logits = torch.tensor([[0.0, math.log(3.0)], [0.0, math.log(3.0)]])
+    probabilities = temperature_scaled_logprobs(logits, torch.tensor([1.0, 0.5])).exp().tolist()
+    assert probabilities == [pytest.approx([0.25, 0.75]), pytest.approx([0.1, 0.9])]
+
+
+def test_as_many_temperatures_as_rows_are_needed():
+    for temperatures in (torch.ones(1), torch.ones(3), torch.tensor(1.0), torch.ones(2, 1)):
+        with pytest.raises(AssertionError, match="for rows"):
+            temperature_scaled_logprobs(torch.zeros(2, 4), temperatures)
+    assert temperature_scaled_logprobs(torch.zeros(0, 4), torch.ones(0)).shape == (0, 4)
+
+
+def test_gradients_flow_through_either_form_of_temperature():
+    logits = rows_of_logits(3, 4, 6).double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: temperature_scaled_logprobs(x, 0.7), (logits,))
+    rows = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: temperature_scaled_logprobs(x, rows), (logits,))
+
+
+# FIRE
+
+
+def test_only_the_first_token_of_a_response_is_drawn_hot():
+    temperatures = fire_temperatures(torch.tensor([0, 1, 7, 0]), 0.7, 10.0)
+    assert temperatures.dtype == torch.float64
+    assert temperatures.tolist() == [10.0, 0.7, 0.7, 10.0]
+    assert fire_temperatures(torch.zeros(0, dtype=torch.int64), 0.7, 10.0).shape == (0,)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.floats(0.1, 2), st.floats(0.1, 50))
+def test_fire_temperatures_equal_a_plain_twin(numbers: list[int], temperature: float, first: float):
+    expected = [first if number == 0 else temperature for number in numbers]
+    assert fire_temperatures(torch.tensor(numbers), temperature, first).tolist() == expected
+
+
+@pytest.mark.parametrize(("temperature", "first"), [(0.0, 10.0), (1.0, 0.0), (-1.0, 1.0), (1.0, -1.0)])
+def test_temperatures_of_fire_must_be_positive(temperature: float, first: float):
+    with pytest.raises(AssertionError, match="temperatures must be positive"):
+        fire_temperatures(torch.tensor([0, 1]), temperature, first)
+
+
+def test_with_equal_temperatures_fire_is_plain_sampling():
+    logits = rows_of_logits(4, 30, 8).double()
+    temperatures = fire_temperatures(torch.tensor([0, 3, 0, 1]), 0.8, 0.8)
+    plain = temperature_scaled_logprobs(logits, 0.8)
+    torch.testing.assert_close(temperature_scaled_logprobs(logits, temperatures), plain, rtol=1e-14, atol=1e-14)
+
+
+def test_a_hot_first_token_is_more_even_than_the_rest():
+    logits = rows_of_logits(2, 30, 9).double()[:1].expand(2, 30)
+    hot, cold = temperature_scaled_logprobs(logits, fire_temperatures(torch.tensor([0, 1]), 1.0, 10.0))
+    assert float(hot.max() - hot.min()) == pytest.approx(float(cold.max() - cold.min()) / 10, rel=1e-12)
 
 
 # what is kept
@@ -228,6 +305,43 @@ def test_no_rows_give_no_tokens():
     logprobs = torch.empty(0, 7)
     for out in draw(logprobs, kept_tokens(logprobs, 0.9, 2, 0.1), torch.empty(0, dtype=torch.float64)):
         assert out.shape == (0,)
+
+
+# within the kept set
+
+
+def test_truncated_log_probs_by_hand():
+    # 1/2 and 1/4 of a kept mass of 3/4; the third token was cut off
+    logprobs, mass = torch.tensor([0.5, 0.25, 0.125]).log(), torch.tensor([0.75, 0.75, 0.75]).log()
+    within = truncated_logprobs(logprobs, mass, torch.tensor([True, True, False]))
+    assert within.exp().tolist() == pytest.approx([2 / 3, 1 / 3, 0.0])
+    assert within[2] == -math.inf
+    assert truncated_logprobs(logprobs, mass).exp().tolist() == pytest.approx([2 / 3, 1 / 3, 1 / 6])
+
+
+@given(seed=st.integers(0, 10**6), vocab_size=st.integers(1, 20), top_k=st.integers(1, 8))
+def test_within_the_kept_set_probabilities_add_up_to_one(seed: int, vocab_size: int, top_k: int):
+    logprobs = temperature_scaled_logprobs(rows_of_logits(1, vocab_size, seed).double(), 1.0)
+    kept = kept_tokens(logprobs, 1.0, top_k, 0.0)
+    _, _, mass = draw(logprobs, kept, torch.tensor([0.3], dtype=torch.float64))
+    within = truncated_logprobs(logprobs[0], mass.expand(vocab_size), kept[0])
+    expected = [lp - float(mass) if keep else -math.inf for lp, keep in zip(logprobs[0].tolist(), kept[0], strict=True)]
+    assert within.tolist() == pytest.approx(expected, rel=1e-13)
+    assert float(within.exp().sum()) == pytest.approx(1.0, rel=1e-12)
+
+
+def test_a_token_that_is_not_kept_has_no_gradient_and_the_others_have_both():
+    logprobs = torch.tensor([-1.0, -math.inf], dtype=torch.float64, requires_grad=True)
+    mass = torch.tensor([-0.5, -0.5], dtype=torch.float64, requires_grad=True)
+    truncated_logprobs(logprobs, mass, torch.tensor([True, False])).sum().backward()
+    assert logprobs.grad is not None
+    assert mass.grad is not None
+    assert (logprobs.grad.tolist(), mass.grad.tolist()) == ([1.0, 0.0], [-1.0, 0.0])
+
+
+def test_where_nothing_is_cut_off_truncated_is_full():
+    logprobs = torch.tensor([-1.0, -0.5, -3.0])
+    assert torch.equal(truncated_logprobs(logprobs, torch.zeros(3)), logprobs)
 
 
 # greedy

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from rft_algos.errors import Problem
+from rft_cli.algorithm_choice import algorithm_record
 from rft_cli.config.command_line import ALIASES, OPPOSITES
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.nearest import edit_distance, nearest
 from rft_cli.config.resolve import resolve
 from rft_cli.config.schema import schema
 from rft_cli.refused_flags import REFUSED_FLAGS, REFUSED_VALUES
-from rft_cli.settings import COMMANDS
+from rft_cli.settings import COMMANDS, RlSettings
 
 NAMED = sorted(set((Path(__file__).parent / "named_flags.txt").read_text().replace("--", "").split()))
 
@@ -32,19 +33,13 @@ WITH_EXAMPLES = """--actor_learning_rate 1e-6|--adam_offload|--advantage_estimat
 
 REFUSED_HERE = {
     "adam_offload",
-    "advantage_estimator",
-    "advantages_norm",
     "engine_mem_util",
     "engine_tp_size",
     "engine_type",
     "flash_attn",
     "fsdp",
     "fsdp_cpu_offload",
-    "kl_target",
     "mixed_mm_data",
-    "reward_clip",
-    "reward_running_norm",
-    "reward_running_norm_minus_mean",
     "sp_size",
     "use_mp_opt",
     "zero_stage",
@@ -99,15 +94,37 @@ def test_a_refused_name_does_not_point_to_a_flag_that_is_refused_too() -> None:
                 assert set(flags) <= accepted, refusal.do
 
 
-@pytest.mark.parametrize("name", REFUSED_VALUES["advantage_estimator"])
-def test_an_algorithm_of_a_later_version_is_refused_with_those_that_there_are(name: str) -> None:
-    (problem,) = problems_of("--advantage_estimator", name)
-    assert name in problem.what
-    assert "group_norm" in problem.what
-    assert "grpo" in problem.what
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gae",
+        "reinforce",
+        "rloo",
+        "reinforce_baseline",
+        "reinforce++",
+        "group_norm",
+        "grpo",
+        "dr_grpo",
+        "gspo",
+        "gmpo",
+        "cpgd",
+        "remax",
+        "opo",
+    ],
+)
+def test_every_algorithm_of_the_guides_is_selected_by_its_name(name: str) -> None:
+    settings = resolve("rl", ["--pretrain", "model", "--advantage_estimator", name]).settings
+    assert isinstance(settings, RlSettings)
+    assert algorithm_record(settings).name == {"group_norm": "grpo"}.get(name, name)
 
 
-@pytest.mark.parametrize("flag", ["--fsdp", "--zero-stage", "--zero_stage", "--kl-target"])
+def test_an_algorithm_that_nobody_knows_is_refused_with_the_nearest() -> None:
+    (problem,) = problems_of("--advantage_estimator", "gropo")
+    assert problem.do == "--advantage_estimator grpo"
+    assert "gropo" in problem.what
+
+
+@pytest.mark.parametrize("flag", ["--fsdp", "--zero-stage", "--zero_stage", "--adam-offload"])
 def test_dashes_and_underscores_are_alike(flag: str) -> None:
     assert problems_of(flag, "1")[0].code == "option.refused"
     assert values_of("--n-samples-per-prompt", "4", "--max_len=2048")["n_samples_per_prompt"] == 4

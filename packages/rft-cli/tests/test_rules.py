@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from rft_algos import choices
+from rft_algos.algorithms import Cpgd, Dapo, DrGrpo, Grpo, PolicyAlgorithm, Ppo
+from rft_cli.algorithm_choice import algorithm_record
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
+from rft_cli.settings import RlSettings
 
 
 @pytest.mark.parametrize(
@@ -13,7 +17,7 @@ from rft_cli.config.resolve import resolve
     [
         (["--n_samples_per_prompt", "1"], "batch.group_of_one"),
         (["--temperature", "0"], "sampling.greedy"),
-        (["--use_kl_loss"], "kl.no_weight"),
+        (["--use_kl_loss", "--init_kl_coef", "0"], "kl.no_weight"),
         (["--engine_tp_size", "2"], "engine.native_one_device"),
         (["--engine_mem_util", "0.5"], "engine.native_no_reserve"),
         (["--max_len", "512"], "length.no_room"),
@@ -38,7 +42,8 @@ def test_the_example_of_the_guides_batch_rule_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("argv", "name"),
     [
-        (["--kl_estimator", "k2"], "kl_estimator"),
+        (["--kl_estimator", "k2", "--init_kl_coef", "0"], "kl_estimator"),
+        (["--value_clip", "0.1"], "value_clip"),
         (["--wandb_org", "us"], "wandb_org"),
         (["--chunk_size", "64"], "chunk_size"),
         (["--ckpt_path", "runs/a"], "ckpt_path"),
@@ -58,3 +63,65 @@ def test_nothing_is_told_of_defaults_or_of_settings_that_act() -> None:
 
 def test_greedy_decoding_is_fine_where_nothing_is_trained() -> None:
     assert resolve("eval", ["--pretrain", "m", "--temperature", "0"]).values["temperature"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (["--use_gspo", "--policy_loss", "ppo"], "algorithm.two_surrogates"),
+        (["--use_gspo", "--use_gmpo"], "algorithm.two_surrogates"),
+        (["--use_gspo", "--loss_agg_mode", "token-mean"], "algorithm.sequence_loss"),
+        (["--policy_loss", "gmpo", "--advantage_estimator", "dapo"], "algorithm.sequence_loss"),
+        (["--policy_loss", "sapo", "--eps_clip", "0.1"], "algorithm.foreign_flag"),
+        (["--dual_clip", "3"], "algorithm.foreign_flag"),
+        (["--lambd", "0.9"], "algorithm.foreign_flag"),
+        (["--gamma", "0.9", "--advantage_estimator", "rloo"], "algorithm.foreign_flag"),
+        (["--pass_k", "2"], "algorithm.foreign_flag"),
+        (["--off_policy_low", "0.5"], "algorithm.foreign_flag"),
+        (["--kl_target", "0.01", "--init_kl_coef", "0"], "kl.no_controller"),
+        (["--kl_target", "0.01", "--advantage_estimator", "dapo"], "kl.no_controller"),
+        (["--entropy_target", "1"], "entropy.no_weight"),
+        (["--advantage_estimator", "nowhere.py:Mine"], "algorithm.file_missing"),
+        (["--advantage_estimator", "grop"], "option.not_allowed"),
+    ],
+)
+def test_flags_that_disagree_are_refused_with_the_reason(argv: list[str], code: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        resolve("rl", ["--pretrain", "m", *argv])
+    problem = caught.value.problem
+    assert problem.code == code
+    assert "command line" in problem.where
+    assert problem.why
+    assert problem.do
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], Grpo()),
+        (["--eps_clip", "0.1"], Grpo(surrogate=choices.PpoClip(low=0.1, high=0.1))),
+        (["--eps_clip_high", "0.3"], Grpo(surrogate=choices.PpoClip(low=0.2, high=0.3))),
+        (["--init_kl_coef", "0"], Grpo(kl_coef=0.0, kl_place="none")),
+        (["--no-use_kl_loss"], Grpo(kl_place="reward")),
+        (["--use_gspo"], Grpo(surrogate=choices.Gspo())),
+        (["--policy_loss", "dppo_kl"], Grpo(surrogate=choices.Dppo(divergence="kl"))),
+        (["--loss_agg_mode", "seq-mean-token-sum-norm"], Grpo(aggregation="fixed_length", max_tokens=1024)),
+        (["--advantage_estimator", "dr_grpo", "--generate_max_len", "64"], DrGrpo(max_tokens=64)),
+        (["--advantage_estimator", "CPGD", "--init_kl_coef", "0.5"], Cpgd(drift_coef=0.5)),
+        (["--advantage_estimator", "dapo", "--no-dynamic_sampling"], Dapo(dynamic_sampling=False)),
+        (["--advantage_estimator", "dapo", "--no-overlong_buffer"], Dapo(overlong_buffer_share=0.0)),
+        (["--advantage_estimator", "dapo", "--init_kl_coef", "0.1"], Dapo(kl_coef=0.1, kl_place="reward")),
+        (["--advantage_estimator", "ppo", "--lambd", "0.9"], Ppo(advantage=choices.Gae(lambd=0.9))),
+        (["--overlong_buffer"], Grpo(overlong_buffer_share=0.2)),
+        (["--off_policy_correction", "icepop"], Grpo(correction=choices.MaskTokens())),
+        (["--off_policy_correction", "tis", "--off_policy_cap", "3"], Grpo(correction=choices.TruncateTokens(cap=3.0))),
+        (["--use_fire"], Grpo(correction=choices.TruncateTokens())),
+        (["--use_fire", "--off_policy_correction", "off"], Grpo()),
+        (["--high_entropy_token_ratio", "0.2"], Grpo(high_entropy_fraction=0.2)),
+        (["--advantages_norm", "--advantage_clip", "2"], Grpo(normalise_advantages=True, advantage_clip=2.0)),
+    ],
+)
+def test_flags_change_parts_of_the_published_algorithm(argv: list[str], expected: PolicyAlgorithm) -> None:
+    settings = resolve("rl", ["--pretrain", "m", *argv]).settings
+    assert isinstance(settings, RlSettings)
+    assert algorithm_record(settings) == expected

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_algos.errors import OptionsError
-from rft_trainer.packing import assign_to_ranks, count, cut_by_tokens, cut_in_order, pack
+from rft_trainer.packing import assign_to_ranks, count, cut_by_tokens, cut_in_order, own_micro_batches, pack
 from rft_trainer.records import TrainingSample
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=60)
@@ -77,3 +79,87 @@ def test_a_sample_longer_than_the_cap_is_refused_with_the_number_that_would_do()
 def test_a_sample_with_lists_of_the_wrong_length_says_both_lengths() -> None:
     with pytest.raises(ValueError, match="old_logprobs has 1 entries, 2 response tokens"):
         TrainingSample("s", (1, 2, 3), 1, 0.0, old_logprobs=(-1.0,))
+
+
+FIELDS = (
+    "behaviour_logprobs",
+    "old_logprobs",
+    "reference_logprobs",
+    "token_advantages",
+    "old_values",
+    "returns",
+    "token_weights",
+    "selected",
+)
+
+
+def test_fields_that_no_sample_carries_are_none() -> None:
+    batch = pack([TrainingSample("s", (1, 2, 3), 1, 0.5)])
+    assert (batch.old_values_T, batch.returns_T, batch.token_weights_T) == (None, None, None)
+
+
+def test_values_returns_and_weights_stand_at_the_response() -> None:
+    first = TrainingSample(
+        "s", (5, 6, 7, 8), 2, 0.5, old_values=(0.1, 0.2), returns=(1.0, 2.0), token_weights=(0.0, 3.0)
+    )
+    second = TrainingSample("t", (3, 4), 1, 0.5, old_values=(0.3,), returns=(3.0,), token_weights=(4.0,))
+    batch = pack([first, second])
+    for found, expected in (
+        (batch.old_values_T, [0, 0, 0.1, 0.2, 0, 0.3]),
+        (batch.returns_T, [0, 0, 1.0, 2.0, 0, 3.0]),
+        (batch.token_weights_T, [0, 0, 0.0, 3.0, 0, 4.0]),
+    ):
+        assert found is not None
+        torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=0)
+
+
+def test_a_sample_without_weights_beside_one_with_some_weighs_one() -> None:
+    batch = pack([TrainingSample("s", (5, 6, 7), 1, 0.5), TrainingSample("t", (3, 4), 1, 0.5, token_weights=(0.25,))])
+    assert batch.token_weights_T is not None
+    assert batch.token_weights_T.tolist() == [0.0, 1.0, 1.0, 0.0, 0.25]
+
+
+def test_advantages_of_tokens_take_the_place_of_the_sequences_number() -> None:
+    by_token = TrainingSample("s", (5, 6, 7, 8), 2, 9.0, token_advantages=(0.5, -0.25))
+    batch = pack([by_token, TrainingSample("t", (3, 4), 1, -2.0)])
+    assert batch.advantages_T.tolist() == [0.0, 0.0, 0.5, -0.25, -2.0, -2.0]
+    assert batch.advantages_T.dtype is torch.float32
+
+
+@pytest.mark.parametrize("name", ["old_logprobs", "old_values", "returns"])
+def test_a_field_that_some_samples_lack_is_a_mistake_of_the_caller(name: str) -> None:
+    fields: dict[str, Any] = {name: (0.1, 0.2)}
+    given = TrainingSample("s", (5, 6, 7), 1, 0.5, **fields)
+    with pytest.raises(AssertionError, match=f"sample t has no {name}"):
+        pack([given, TrainingSample("t", (3, 4), 1, 0.5)])
+    batch = pack([given, TrainingSample("u", (3, 4), 2, 0.5)])  # no response, so nothing is missing
+    found = getattr(batch, f"{name}_T")
+    torch.testing.assert_close(found, torch.tensor([0, 0.1, 0.2, 0, 0]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_over_the_response_is_checked_for_its_length(name: str) -> None:
+    fields: dict[str, Any] = {name: (1,)}
+    with pytest.raises(ValueError, match=f"sample s: {name} has 1 entries, 2 response tokens"):
+        TrainingSample("s", (1, 2, 3), 1, 0.0, **fields)
+
+
+def test_a_sample_has_an_advantage_where_any_token_has() -> None:
+    assert TrainingSample("s", (1, 2, 3), 1, 0.5).has_advantage
+    assert not TrainingSample("s", (1, 2, 3), 1, 0.0).has_advantage
+    assert TrainingSample("s", (1, 2, 3), 1, 0.0, token_advantages=(0.0, -1.0)).has_advantage
+    assert not TrainingSample("s", (1, 2, 3), 1, 0.5, token_advantages=(0.0, 0.0)).has_advantage
+
+
+@given(lengths, st.integers(1, 5), st.integers(1, 9))
+def test_the_micro_batches_of_all_ranks_hold_every_sample_once(
+    num_tokens: list[int], world_size: int, max_sequences: int
+) -> None:
+    samples = [TrainingSample(str(i), (1,) * length, 1, 0.0) for i, length in enumerate(num_tokens)]
+    found = [
+        sample.sample_id
+        for rank in range(world_size)
+        for chosen in own_micro_batches(samples, rank, world_size, lambda sizes: cut_in_order(sizes, max_sequences, 0))
+        for sample in chosen
+    ]
+    assert sorted(found, key=int) == [sample.sample_id for sample in samples]

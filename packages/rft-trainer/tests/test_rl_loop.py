@@ -10,24 +10,36 @@ from pathlib import Path
 import pytest
 import torch
 
-from rft_algos.algorithms import Grpo
+from rft_algos import choices
+from rft_algos.algorithms import Grpo, PolicyAlgorithm, Ppo, ReinforceAlgorithm, ReMaxAlgorithm
+from rft_algos.controllers import AdaptiveKl, EntropyTarget
 from rft_algos.errors import NumericsError, SavedAfterSignal, ServiceError
 from rft_algos.keyed_random import derive_key, permutation
 from rft_trainer.annotate import LogprobAnnotator
+from rft_trainer.credit import CreditAssigner, ScoreRules
+from rft_trainer.critic import CriticUpdater, ValueAnnotator, ValueObjective
 from rft_trainer.evaluation import Evaluator
 from rft_trainer.ledger import Ledger
-from rft_trainer.loops.rl import Reinforcement, StepRules
-from rft_trainer.objective import GroupAdvantages, PenalisedRewards, PolicyObjective
+from rft_trainer.loops.rl import CriticPart, OldPolicy, Reinforcement, StepRules
+from rft_trainer.objective import PolicyObjective
 from rft_trainer.records import Prompt, Sampling
 from rft_trainer.report import Reporter
 from rft_trainer.rewards.records import RewardItem, RewardStatus, Score
-from rft_trainer.rollouts import RolloutCollector
+from rft_trainer.rollouts import RolloutCollector, place_steps
 from rft_trainer.run_directory import RunDirectory
 from rft_trainer.samples import shuffle_rewards
 from rft_trainer.saving import Progress, Saver, SaveSchedule
 from rft_trainer.sinks.jsonl import JsonlSink
 from rft_trainer.stopping import StopSignals
-from rft_trainer.testing import BigramEngine, BigramPolicy, DigitDecoder, MemoryWriter, OneRank, PlainOptimizer
+from rft_trainer.testing import (
+    BigramEngine,
+    BigramPolicy,
+    DigitDecoder,
+    MemoryWriter,
+    OneRank,
+    PlainOptimizer,
+    TokenCritic,
+)
 from rft_trainer.throughput import PhaseTimer
 from rft_trainer.update import MicroBatching, Updater
 
@@ -40,6 +52,10 @@ RULES = StepRules(
     epochs_per_step=1,
     skip_zero_advantage=True,
     filter_groups=False,
+    refill_rounds=0,
+    smallest_group=2,
+    needs_baseline=False,
+    frozen_steps=0,
     max_steps=0,
     eval_every=4,
     max_refused_in_a_row=1,
@@ -57,7 +73,10 @@ class Made:
 
     def __init__(self, path: Path, rules: StepRules = RULES, episodes: int = 10, **changed: object) -> None:
         record = changed.pop("record", Grpo(kl_place="none", kl_coef=0.0))
-        assert isinstance(record, Grpo)
+        assert isinstance(record, PolicyAlgorithm)
+        score_rules = changed.pop("score_rules", ScoreRules(longest_response=3))
+        assert isinstance(score_rules, ScoreRules)
+        controllers = {name: changed.pop(name) for name in ("kl_controller", "entropy_controller") if name in changed}
         reward = changed.pop("reward", repeats_its_prompt)
         self.policy = BigramPolicy(VOCABULARY)
         self.engine = BigramEngine(self.policy)
@@ -76,22 +95,31 @@ class Made:
         optimizer = PlainOptimizer([self.policy.table])
         reference = LogprobAnnotator(BigramPolicy(VOCABULARY), one, max_sequences=4, max_tokens=0, temperature=1.0)
         sampling = Sampling(temperature=1.0, max_new_tokens=3, stop_token_ids=(STOP,))
+        self.credit = CreditAssigner(record, score_rules, seed=3, **controllers)  # type: ignore[arg-type]
+        self.critic = TokenCritic(VOCABULARY)
         self.loop = Reinforcement(
             ledger=ledger,
             prompts=PROMPTS,
             engine=self.engine,
             collector=RolloutCollector(
-                self.engine, DigitDecoder(), reward, one, sampling=sampling, group_size=4, seed=3
+                self.engine,
+                DigitDecoder(),
+                reward,
+                one,
+                sampling=sampling,
+                group_size=4,
+                seed=3,
+                greedy_baseline=record.advantage.needs_greedy,
             ),
-            advantages=GroupAdvantages(record),
+            assign_credit=self.credit,
             reference=reference if record.needs_reference else None,
-            old_policy=None,
-            shape_rewards=PenalisedRewards(record) if record.kl_place == "reward" else None,
+            old_policy=self._old_policy(record, one),
+            critic=self._critic_part(one) if record.advantage.needs_values else None,
             control=None,
             updater=Updater(
                 self.policy,
                 optimizer,
-                PolicyObjective(record),
+                PolicyObjective(record, self.credit.coefficients),
                 one,
                 micro_batching=MicroBatching(3, 0, False),
                 learning_rate=lambda update: 8.0,
@@ -103,7 +131,7 @@ class Made:
                 self.writer,
                 self.policy,
                 optimizer,
-                {"progress": progress, "ledger": ledger},
+                {"progress": progress, "ledger": ledger, "credit": self.credit},
                 one,
                 schedule=SaveSchedule(3, 0, 0.0),
                 before_save=self.directory.sync,
@@ -120,6 +148,33 @@ class Made:
         )
         for name, value in changed.items():
             setattr(self.loop, name, value)
+
+    def _old_policy(self, record: PolicyAlgorithm, one: OneRank) -> OldPolicy | None:
+        if not (record.needs_old_logprobs or record.needs_old_entropy):
+            return None
+        annotate = LogprobAnnotator(self.policy, one, max_sequences=4, max_tokens=0, temperature=1.0)
+        return OldPolicy(annotate, record.needs_old_logprobs, record.needs_old_entropy)
+
+    def _critic_part(self, one: OneRank) -> CriticPart:
+        return CriticPart(
+            ValueAnnotator(self.critic, one, max_sequences=4, max_tokens=0),
+            CriticUpdater(
+                self.critic,
+                PlainOptimizer([parameter for _, parameter in self.critic.named_parameters()]),
+                ValueObjective(clip=None),
+                one,
+                micro_batching=MicroBatching(3, 0, False),
+                learning_rate=lambda update: 1.0,
+            ),
+        )
+
+    def resume_from(self, other: Made) -> None:
+        """Continue from the last checkpoint of another run."""
+        step, records = other.writer.saved[-1]
+        with torch.no_grad():
+            self.policy.table.copy_(other.policy.table)
+        self.loop.saver.restore(step, json.loads(json.dumps(records)))
+        self.loop.engine.load_weights(step)
 
     def rows(self) -> list[dict[str, object]]:
         self.directory.sync()
@@ -258,3 +313,163 @@ def test_several_updates_a_step_make_the_later_ones_off_policy(tmp_path: Path) -
     row = made.rows()[0]
     assert (row["policy/updates"], row["policy/total_updates"]) == (4, 4)
     assert float(str(row["policy/logprob_gap"])) > 1e-3
+
+
+# what algorithms ask for
+
+
+def test_groups_without_signal_are_replaced_until_the_batch_is_full(tmp_path: Path) -> None:
+    def hard(items: Sequence[RewardItem]) -> list[Score]:
+        """Prompts 1 and 2 have no signal: every response is right."""
+        scores = repeats_its_prompt(items)
+        return [Score(1.0) if item.label in "12" else score for item, score in zip(items, scores, strict=True)]
+
+    rules = replace(RULES, max_steps=1, filter_groups=True)
+    plain = Made(tmp_path / "plain", rules, reward=hard)
+    plain.loop.run(StopSignals())
+    made = Made(tmp_path / "refilled", replace(rules, refill_rounds=10), reward=hard)
+    made.loop.run(StopSignals())
+    before, after = plain.rows()[0], made.rows()[0]
+    assert before["data/samples"] == 20
+    assert before["drop/no_signal"] > 0
+    sampled, dropped = int(after["data/samples"]), int(after["drop/no_signal"])  # type: ignore[call-overload]
+    assert sampled - dropped == 20, "the batch is full, and all that was sampled is accounted for"
+    assert after["data/prompts"] == sampled // 4 == made.loop.ledger.counts()["trained"]
+    capped = Made(tmp_path / "capped", replace(rules, refill_rounds=1), reward=hard)
+    capped.loop.run(StopSignals())
+    assert 20 < int(capped.rows()[0]["data/samples"]) <= sampled  # type: ignore[call-overload]
+
+
+def test_refilling_never_leaves_the_epoch_and_a_resume_continues_to_the_bit(tmp_path: Path) -> None:
+    rules = replace(RULES, filter_groups=True, refill_rounds=10)
+    whole = Made(tmp_path / "whole", rules, episodes=2)
+    whole.loop.run(StopSignals())
+    assert whole.loop.ledger.counts()["trained"] == 40
+    assert {row["data/epoch"] for row in whole.rows()} == {0, 1}
+    stopped = Made(tmp_path / "stopped", replace(rules, max_steps=3), episodes=2)
+    stopped.loop.run(StopSignals())
+    resumed = Made(tmp_path / "resumed", rules, episodes=2)
+    resumed.resume_from(stopped)
+    resumed.loop.run(StopSignals())
+    assert torch.equal(resumed.policy.table, whole.policy.table)
+
+
+@pytest.mark.parametrize("record", [ReinforceAlgorithm(), ReMaxAlgorithm(), Ppo(kl_place="none", kl_coef=0.0)])
+def test_estimators_without_groups_learn_from_one_response_a_prompt(tmp_path: Path, record: PolicyAlgorithm) -> None:
+    rules = replace(RULES, max_steps=40, smallest_group=1, needs_baseline=record.advantage.needs_greedy)
+    made = Made(tmp_path / "run", rules, record=record)
+    made.loop.collector._group_size = 1  # pyright: ignore[reportPrivateUsage]
+    results = made.loop.run(StopSignals())
+    assert results["after"].mean_reward > results["before"].mean_reward + 0.3
+
+
+def test_a_group_without_its_greedy_baseline_is_left_out_and_counted(tmp_path: Path) -> None:
+    def fails_for_one(items: Sequence[RewardItem]) -> list[Score]:
+        scores = repeats_its_prompt(items)
+        is_greedy = len({item.prompt_id for item in items}) == len(items)
+        return [Score(None, RewardStatus.FAILED), *scores[1:]] if is_greedy else scores
+
+    rules = replace(RULES, max_steps=1, needs_baseline=True, max_unscored_share=0.0, eval_every=0)
+    made = Made(tmp_path / "run", rules, record=ReMaxAlgorithm(), reward=fails_for_one)
+    made.loop.run(StopSignals())
+    assert made.rows()[0]["drop/no_baseline"] == 4
+
+
+def test_the_critic_learns_before_the_policy_may(tmp_path: Path) -> None:
+    rules = replace(RULES, max_steps=20, frozen_steps=20, skip_zero_advantage=False, eval_every=0)
+    made = Made(tmp_path / "run", rules, record=Ppo(kl_place="none", kl_coef=0.0))
+    before = made.policy.table.clone()
+    made.loop.run(StopSignals())
+    assert torch.equal(made.policy.table, before)
+    assert float(made.critic.table.detach().abs().max()) > 0
+    rows = made.rows()
+    assert {row["policy/updates"] for row in rows} == {0}
+    assert {row["critic/updates"] for row in rows} == {1}
+    values = [float(row["critic/value_mean"]) for row in rows]  # type: ignore[arg-type]
+    returns = [float(row["critic/return_mean"]) for row in rows]  # type: ignore[arg-type]
+    assert values[0] == 0.0
+    assert 0.5 < sum(values[5:]) / sum(returns[5:]) < 2.0, "values come near the returns"
+
+
+def test_a_correction_scores_rollouts_again_and_reports_the_mismatch(tmp_path: Path) -> None:
+    record = Grpo(kl_place="none", correction=choices.TruncateTokens(cap=2.0), high_entropy_fraction=0.5)
+    made = Made(tmp_path / "run", replace(RULES, max_steps=2), record=record)
+    made.loop.run(StopSignals())
+    row = made.rows()[-1]
+    for name in ("correction", "effective_token_share", "effective_sequence_share", "ratio_max"):
+        assert float(row[f"mismatch/{name}"]) == pytest.approx(1.0, abs=1e-4), name  # type: ignore[arg-type]
+    assert 0.4 < float(row["policy/high_entropy"]) < 0.6  # type: ignore[arg-type]
+
+
+def test_controllers_move_their_coefficients_and_survive_a_resume(tmp_path: Path) -> None:
+    def made(name: str, steps: int) -> Made:
+        return Made(
+            tmp_path / name,
+            replace(RULES, max_steps=steps, skip_zero_advantage=False, eval_every=0),
+            record=Grpo(kl_coef=0.1, entropy_coef=0.01),
+            kl_controller=AdaptiveKl(coefficient=0.1, target=1e-4, horizon=100),
+            entropy_controller=EntropyTarget(coefficient=0.01, target=5.0),
+            score_rules=ScoreRules(longest_response=3, running_norm=True, minus_mean=True, clip=2.0),
+        )
+
+    whole = made("whole", 6)
+    whole.loop.run(StopSignals())
+    rows = whole.rows()
+    weights = [float(row["kl/coefficient"]) for row in rows]  # type: ignore[arg-type]
+    assert weights[0] < 0.1, "the policy starts at the reference, below the target"
+    assert weights[-1] > min(weights), "and moves away from it"
+    bonuses = [float(row["policy/entropy_coefficient"]) for row in rows]  # type: ignore[arg-type]
+    assert bonuses == sorted(bonuses)
+    assert bonuses[-1] > 0.01
+    first = made("first", 3)
+    first.loop.run(StopSignals())
+    second = made("second", 6)
+    second.resume_from(first)
+    second.loop.run(StopSignals())
+    assert torch.equal(second.policy.table, whole.policy.table)
+    assert without_times(second.rows()) == without_times(rows)[3:]
+
+
+def test_lengths_are_judged_where_asked_for(tmp_path: Path) -> None:
+    rules = ScoreRules(
+        longest_response=3, overlong_buffer=2, overlong_factor=0.5, length_penalty=True, mask_truncated=True
+    )
+    made = Made(tmp_path / "run", replace(RULES, max_steps=1), score_rules=rules)
+    made.loop.run(StopSignals())
+    row = made.rows()[0]
+    assert -0.5 <= float(row["reward/overlong_penalty"]) < 0  # type: ignore[arg-type]
+    assert "reward/length_term" in row
+    plain = Made(tmp_path / "plain", replace(RULES, max_steps=1))
+    plain.loop.run(StopSignals())
+    assert not torch.equal(plain.policy.table, made.policy.table)
+
+
+def test_weights_of_parts_replace_the_reward_s_own_sum(tmp_path: Path) -> None:
+    def parts(items: Sequence[RewardItem]) -> list[Score]:
+        return [
+            Score(0.0, breakdown={"right": score.value or 0.0, "short": -float(item.num_tokens)})
+            for item, score in zip(items, repeats_its_prompt(items), strict=True)
+        ]
+
+    tables = []
+    for name, weights in (("right", {"right": 1.0}), ("short", {"short": 1.0}), ("plain", None)):
+        score_rules = ScoreRules(longest_response=3, component_weights=weights)
+        made = Made(tmp_path / name, replace(RULES, max_steps=1, eval_every=0), reward=parts, score_rules=score_rules)
+        made.loop.run(StopSignals())
+        tables.append(made.policy.table.detach().clone())
+    assert not torch.equal(tables[0], tables[1])
+    assert torch.equal(tables[2], BigramPolicy(VOCABULARY).table.detach()), "all rewards are 0"
+
+
+def test_rewards_of_steps_are_placed_at_the_tokens_that_end_them(tmp_path: Path) -> None:
+    # DigitDecoder writes "3 1 0": characters 1, 3 and 5 end the tokens
+    assert place_steps((3, 1, 0), [(1, 0.5), (3, 1.0), (2, 0.25)], DigitDecoder()) == ((0, 0.5), (1, 1.25))
+    assert place_steps((3, 1), [(99, 1.0)], DigitDecoder()) == ((1, 1.0),)
+
+    def judged(items: Sequence[RewardItem]) -> list[Score]:
+        return [Score(score.value, steps=((1, score.value or 0.0),)) for score in repeats_its_prompt(items)]
+
+    record = Grpo(advantage=choices.ProcessGroupNorm(), kl_place="none")
+    made = Made(tmp_path / "run", replace(RULES, max_steps=40), record=record, reward=judged)
+    results = made.loop.run(StopSignals())
+    assert results["after"].mean_reward > results["before"].mean_reward + 0.3

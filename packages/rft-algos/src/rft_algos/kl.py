@@ -1,17 +1,30 @@
 """Estimators of KL(pi || pi_ref) from the log-probs of sampled tokens.
 
 x_t = log pi(token) - log pi_ref(token), tokens sampled from pi. Each function gives one value per
-token, unreduced. k1 and k3 are unbiased as values; k2 is biased but its gradient, taken as a loss,
-is the gradient of KL(pi || pi_ref). See Schulman 2020, "Approximating KL divergence"
-(http://joschu.net/blog/kl-approx.html).
+token, unreduced. What their average estimates, as a value and, taken as a loss, by its gradient:
+
+    function            expected value             expected gradient as a loss
+    k1                  KL(pi || pi_ref)           0
+    absolute            not a divergence           not that of a divergence
+    k2                  biased                     gradient of KL(pi || pi_ref)
+    k3                  KL(pi || pi_ref)           gradient of KL(pi_ref || pi)
+    straight_through    that of its value          that of its second argument: with k2, of KL(pi || pi_ref)
+    unbiased_k3         KL(pi || pi_ref)           gradient of KL(pi || pi_ref), tokens sampled from pi_old
+
+So in the reward k1 or k3 belong, and in the loss k2, `straight_through(k1 or k3, k2)` or
+`unbiased_k3`. All but the last take tokens of the current policy; after the first optimizer step
+on a batch they are off by the policy's own change.
+
+See Schulman 2020, "Approximating KL divergence" (http://joschu.net/blog/kl-approx.html).
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
-from rft_algos.surrogates import LOG_RATIO_LIMIT
+from rft_algos.surrogates.ratio import LOG_RATIO_LIMIT, ratio
 
 
 def k1(log_ratio_T: Tensor) -> Tensor:
@@ -58,9 +71,59 @@ def k3(log_ratio_T: Tensor) -> Tensor:
     Returns:
         [T] estimates, in nats.
     """
-    bounded_T = log_ratio_T.clamp(min=-LOG_RATIO_LIMIT)
+    bounded_T = threshold(log_ratio_T, -LOG_RATIO_LIMIT, -LOG_RATIO_LIMIT)  # a clamp with a quicker gradient
     # expm1 keeps the digits that exp(-x) - 1 loses near x = 0, where nearly all tokens are
     return torch.expm1(-bounded_T) + bounded_T
+
+
+def absolute(log_ratio_T: Tensor) -> Tensor:
+    """|x_t|: a distance, not a divergence; never negative, the same pull however near or far.
+
+    Args:
+        log_ratio_T: [T] log pi - log pi_ref, in nats.
+
+    Returns:
+        [T] distances, in nats; the gradient at 0 is 0.
+    """
+    return log_ratio_T.abs()
+
+
+def straight_through(value_T: Tensor, gradient_T: Tensor) -> Tensor:
+    """The value of one estimator with the gradient of another.
+
+    v_t + g_t - sg[g_t], where sg stops the gradient.
+
+    With k1 or k3 as the value and k2 for the gradient, both are right: an unbiased number to watch
+    and to steer by, and the gradient of KL(pi || pi_ref).
+
+    Args:
+        value_T: [T] estimates that give the value, finite.
+        gradient_T: [T] estimates that give the gradient, finite.
+
+    Returns:
+        [T] estimates.
+    """
+    return value_T.detach() + (gradient_T - gradient_T.detach())
+
+
+def unbiased_k3(log_ratio_reference_T: Tensor, log_ratio_old_T: Tensor) -> Tensor:
+    """k3 for tokens of the old policy, with the right value and the right gradient.
+
+    r_t k3_t, r_t = exp(clamp(log pi_t - log pi_old,t, -20, 20)).
+
+    The importance ratio moves the average from pi_old to pi, and its own gradient supplies what is
+    missing from that of k3.
+
+    Source: DeepSeek-AI 2025, "DeepSeek-V3.2" (arXiv 2512.02556), section 3.1.
+
+    Args:
+        log_ratio_reference_T: [T] log pi - log pi_ref, in nats; the gradient flows through it.
+        log_ratio_old_T: [T] log pi - log pi_old, in nats; the gradient flows through it.
+
+    Returns:
+        [T] estimates, in nats.
+    """
+    return ratio(log_ratio_old_T) * k3(log_ratio_reference_T)
 
 
 def is_clamped(log_ratio_T: Tensor) -> Tensor:

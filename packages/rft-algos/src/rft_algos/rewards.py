@@ -1,9 +1,12 @@
-"""Changes to rewards that happen before advantages."""
+"""Changes to rewards that happen before advantages: components combined, limits, the price of divergence."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from rft_algos.advantages.group_relative import gdpo
+from rft_algos.scan import continues, loss_positions, placed, taken
 
 
 def kl_penalised(
@@ -33,3 +36,89 @@ def kl_penalised(
     index_T = torch.where(loss_mask_T, sequence_index_T, 0)
     spent_N = spent_T.new_zeros(rewards_N.shape[0]).index_add_(0, index_T, spent_T)
     return rewards_N.detach().to(torch.float64) - coefficient * spent_N
+
+
+def token_rewards(
+    rewards_N: Tensor, kl_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor, *, coefficient: float
+) -> Tensor:
+    """Rewards of tokens: each pays for its divergence, the last one of a sequence earns its reward.
+
+    r_t = -coefficient * kl_t + (R_i if t is the last loss token of sequence i, else 0).
+
+    With no discount the sum over a sequence is `kl_penalised`; for returns and values of tokens
+    this form says when it was spent. The reward of a sequence without loss tokens is lost.
+
+    Source: Ziegler et al. 2019 (arXiv 1909.08593), equation 2, per token as in Hu 2025, "REINFORCE++"
+    (arXiv 2501.03262).
+
+    Args:
+        rewards_N: [N] rewards.
+        kl_T: [T] estimate per token (`rft_algos.kl`), in nats; ignored, NaN included, where masked.
+        loss_mask_T: [T] bool, true at tokens that the policy sampled.
+        segment_ids_T: [T] int64 in 0..N-1, the sequence of each token; the tokens of one are
+            contiguous; negative at padding.
+        coefficient: beta, in units of reward per nat.
+
+    Returns:
+        [T] float64, no gradient; 0 where masked.
+    """
+    assert kl_T.shape == loss_mask_T.shape, f"{kl_T.shape} estimates, {loss_mask_T.shape} mask"
+    assert segment_ids_T.shape == loss_mask_T.shape, f"{segment_ids_T.shape} segment ids, {loss_mask_T.shape} mask"
+    positions_L = loss_positions(loss_mask_T)
+    costs_L = taken(kl_T, positions_L).mul_(-coefficient)
+    token_rewards_T = placed(costs_L, positions_L, loss_mask_T.shape[0])
+    ends_I = (~continues(segment_ids_T, positions_L)).nonzero().squeeze(1)
+    if positions_L is not None:
+        ends_I = positions_L[ends_I]
+    return token_rewards_T.index_add_(0, ends_I, rewards_N.detach().to(torch.float64)[segment_ids_T[ends_I]])
+
+
+def combine(components_NK: Tensor, weights_K: Tensor) -> Tensor:
+    """Weighted sum of reward components: R_i = sum_k w_k R_ik.
+
+    Args:
+        components_NK: [N, K] finite reward components of each sequence.
+        weights_K: [K] weights of the components.
+
+    Returns:
+        [N] float64, no gradient.
+    """
+    return components_NK.detach().to(torch.float64) @ weights_K.detach().to(torch.float64)
+
+
+def combine_normalised(
+    components_NK: Tensor, weights_K: Tensor, group_ids_N: Tensor, *, epsilon: float = 1e-6
+) -> Tensor:
+    """Weighted sum of reward components, each normalised within its group first.
+
+    R_i = sum_k w_k (R_ik - mean_g R_k) / (std_g R_k + epsilon).
+
+    The weights then say how much each component matters, whatever its unit and its spread. It is
+    `rft_algos.advantages.gdpo` used as a reward.
+
+    Source: Liu et al. 2026, "GDPO" (arXiv 2601.05242).
+
+    Args:
+        components_NK: [N, K] finite reward components of each sequence.
+        weights_K: [K] weights of the components.
+        group_ids_N: [N] int64, the group of each sequence.
+        epsilon: added to each standard deviation, in the unit of the component.
+
+    Returns:
+        [N] float64, no gradient; a component adds exactly 0 where it is equal throughout the group.
+    """
+    return gdpo(components_NK, group_ids_N, weights_K, epsilon=epsilon)
+
+
+def clip_rewards(rewards_N: Tensor, limit: float) -> Tensor:
+    """Rewards limited to [-limit, limit].
+
+    Args:
+        rewards_N: [N] rewards.
+        limit: positive, in the unit of the rewards.
+
+    Returns:
+        [N] float64, no gradient.
+    """
+    assert limit > 0, f"the limit must be positive: {limit}"
+    return rewards_N.detach().to(torch.float64).clamp(-limit, limit)

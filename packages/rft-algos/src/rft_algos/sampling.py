@@ -27,19 +27,67 @@ _MASS_ROUNDING = 1e-6
 keep two, though the float32 sum of two may fall short of 0.5 by 1e-8."""
 
 
-def temperature_scaled_logprobs(logits_BV: Tensor, temperature: float) -> Tensor:
+def temperature_scaled_logprobs(logits_BV: Tensor, temperature: float | Tensor) -> Tensor:
     """log softmax(logits / temperature).
 
     Args:
         logits_BV: [B, V], any floating type; -inf forbids a token.
-        temperature: positive; use `greedy` for 0.
+        temperature: positive, one for all rows or [B]; use `greedy` for 0. Those of a tensor are not
+            checked, because that would wait for the device.
 
     Returns:
         [B, V] log-probs in nats, float32 (float64 for float64 logits).
     """
-    assert temperature > 0, f"temperature must be positive, it is {temperature}; greedy() is for 0"
     logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
+    if isinstance(temperature, Tensor):
+        rows = logits_BV.shape[:1]
+        assert temperature.shape == rows, f"temperatures {temperature.shape} for rows {rows}"
+        return torch.log_softmax(logits / temperature[:, None].to(logits), dim=1)
+    assert temperature > 0, f"temperature must be positive, it is {temperature}; greedy() is for 0"
     return torch.log_softmax(logits if temperature == 1.0 else logits / temperature, dim=-1)
+
+
+def fire_temperatures(num_generated_B: Tensor, temperature: float, first_token_temperature: float) -> Tensor:
+    """Temperature of each row's next token under FIRE: high for the first token, then as usual.
+
+    A high temperature makes the first token nearly uniform over what may be drawn, and the responses
+    differ from there on; the paper bounds it by top-k. The log-prob that is reported for a first
+    token is at its own temperature, so training must divide its logits by that one too.
+
+    Source: Chen et al. 2024, "Flaming-hot initiation with regular execution sampling" (arXiv 2410.21236).
+
+    Args:
+        num_generated_B: [B] tokens that each row's response has so far.
+        temperature: of all tokens but the first, positive.
+        first_token_temperature: of the first, positive.
+
+    Returns:
+        [B] float64, for `temperature_scaled_logprobs`.
+    """
+    for value in (temperature, first_token_temperature):
+        assert value > 0, f"temperatures must be positive: {temperature}, {first_token_temperature} for the first token"
+    temperatures_B = torch.full_like(num_generated_B, temperature, dtype=torch.float64)
+    return temperatures_B.masked_fill_(num_generated_B == 0, first_token_temperature)
+
+
+def truncated_logprobs(logprobs_B: Tensor, log_kept_mass_B: Tensor, kept_B: Tensor | None = None) -> Tensor:
+    """Log-prob of a token within the set it was drawn from: log p(token) - log(mass of the kept set).
+
+    What the sampler did, where top-p, top-k or min-p cut tokens off. A ratio of two policies needs it
+    on both sides, with the same kept set: the mass is the one that each policy gives to that set.
+
+    Args:
+        logprobs_B: [B] log-probs of the tokens under the full distribution, in nats; the gradient
+            flows through them.
+        log_kept_mass_B: [B] log of the mass that the same distribution gives to the kept set, likewise;
+            0 where nothing was cut off.
+        kept_B: [B] bool, whether the token is in the kept set; None where all are, as drawn tokens are.
+
+    Returns:
+        [B] log-probs in nats; -inf, without gradient, for a token that is not kept.
+    """
+    within_B = logprobs_B - log_kept_mass_B
+    return within_B if kept_B is None else torch.where(kept_B, within_B, -math.inf)
 
 
 def kept_tokens(logprobs_BV: Tensor, top_p: float, top_k: int, min_p: float) -> Tensor:
@@ -90,7 +138,7 @@ def draw(logprobs_BV: Tensor, kept_BV: Tensor | None, uniforms_B: Tensor) -> tup
     ]
     token_ids_B = torch.cat([token_ids for token_ids, _ in chunks])
     log_kept_mass_B = torch.cat([log_mass for _, log_mass in chunks])
-    return token_ids_B, logprobs_BV.gather(-1, token_ids_B[:, None])[:, 0], log_kept_mass_B
+    return token_ids_B, logprobs_BV.gather(1, token_ids_B[:, None])[:, 0], log_kept_mass_B
 
 
 def greedy(logits_BV: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,9 +151,9 @@ def greedy(logits_BV: Tensor) -> tuple[Tensor, Tensor]:
         token_ids_B [B] int64 and logprobs_B [B] in nats, float32 (float64 for float64 logits).
     """
     logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
-    token_ids_B = logits.argmax(dim=-1)
-    largest_B = logits.gather(-1, token_ids_B[:, None])[:, 0]
-    return token_ids_B, largest_B - torch.logsumexp(logits, dim=-1)
+    token_ids_B = logits.argmax(dim=1)
+    largest_B = logits.gather(1, token_ids_B[:, None])[:, 0]
+    return token_ids_B, largest_B - torch.logsumexp(logits, dim=1)
 
 
 def _row_chunks(logprobs_BV: Tensor) -> list[slice]:
@@ -117,9 +165,9 @@ def _row_chunks(logprobs_BV: Tensor) -> list[slice]:
 def _kept_rows(logprobs_BV: Tensor, top_p: float, top_k: int, min_p: float) -> Tensor:
     kept_BV = logprobs_BV > -math.inf
     if min_p > 0:
-        kept_BV &= logprobs_BV >= logprobs_BV.amax(-1, keepdim=True) + math.log(min_p)
-    if 0 < top_k < logprobs_BV.shape[-1]:
-        smallest_B1 = logprobs_BV.topk(top_k, dim=-1).values[:, -1:]
+        kept_BV &= logprobs_BV >= logprobs_BV.amax(1, keepdim=True) + math.log(min_p)
+    if 0 < top_k < logprobs_BV.shape[1]:
+        smallest_B1 = logprobs_BV.topk(top_k, dim=1).values[:, -1:]
         kept_BV &= _most_probable(logprobs_BV, smallest_B1, torch.full_like(smallest_B1, top_k, dtype=torch.int64))
     if top_p < 1:
         kept_BV &= _nucleus(logprobs_BV.masked_fill(~kept_BV, -math.inf), top_p)
@@ -130,12 +178,12 @@ def _draw_rows(logprobs_BV: Tensor, kept_BV: Tensor | None, uniforms_B: Tensor) 
     mass_BV = logprobs_BV.exp()
     if kept_BV is not None:
         mass_BV.mul_(kept_BV)
-    cumulative_BV = mass_BV.cumsum_(-1)
+    cumulative_BV = mass_BV.cumsum_(1)
     total_B1 = cumulative_BV[:, -1:]
     # right=True: the first id whose cumulative mass exceeds the target, so its own mass is not 0
     target_B1 = uniforms_B[:, None].to(total_B1) * total_B1
     token_ids_B = torch.searchsorted(cumulative_BV, target_B1, right=True)[:, 0]
-    beyond_B = token_ids_B >= logprobs_BV.shape[-1]
+    beyond_B = token_ids_B >= logprobs_BV.shape[1]
     if bool(beyond_B.any()):
         kept = None if kept_BV is None else kept_BV[beyond_B]
         token_ids_B[beyond_B] = _last_possible(logprobs_BV[beyond_B], kept)
@@ -147,22 +195,22 @@ def _last_possible(logprobs_BV: Tensor, kept_BV: Tensor | None) -> Tensor:
     possible_BV = logprobs_BV.exp() > 0
     if kept_BV is not None:
         possible_BV &= kept_BV
-    return logprobs_BV.shape[-1] - 1 - possible_BV.flip(-1).to(torch.uint8).argmax(-1)
+    return logprobs_BV.shape[1] - 1 - possible_BV.flip(1).to(torch.uint8).argmax(1)
 
 
 def _nucleus(logprobs_BV: Tensor, top_p: float) -> Tensor:
     """[B, V] bool of the smallest most probable set with at least top_p of each row's mass."""
-    vocab_size = logprobs_BV.shape[-1]
-    needed_B1 = logprobs_BV.exp().sum(-1, keepdim=True, dtype=torch.float64) * (top_p * (1 - _MASS_ROUNDING))
+    vocab_size = logprobs_BV.shape[1]
+    needed_B1 = logprobs_BV.exp().sum(1, keepdim=True, dtype=torch.float64) * (top_p * (1 - _MASS_ROUNDING))
     smallest_B1 = torch.empty_like(logprobs_BV[:, :1])
     counts_B1 = torch.empty_like(smallest_B1, dtype=torch.int64)
     rows = torch.arange(logprobs_BV.shape[0], device=logprobs_BV.device)
     num_candidates = min(_FIRST_CANDIDATES, vocab_size)
     while rows.numel() > 0:
-        candidates = logprobs_BV[rows].topk(num_candidates, dim=-1).values
-        short = candidates.exp().cumsum(-1, dtype=torch.float64) < needed_B1[rows]
-        counts = (short.sum(-1, keepdim=True) + 1).clamp(max=num_candidates)
-        smallest_B1[rows], counts_B1[rows] = candidates.gather(-1, counts - 1), counts
+        candidates = logprobs_BV[rows].topk(num_candidates, dim=1).values
+        short = candidates.exp().cumsum(1, dtype=torch.float64) < needed_B1[rows]
+        counts = (short.sum(1, keepdim=True) + 1).clamp(max=num_candidates)
+        smallest_B1[rows], counts_B1[rows] = candidates.gather(1, counts - 1), counts
         rows = rows[short[:, -1]] if num_candidates < vocab_size else rows[:0]
         num_candidates = min(16 * num_candidates, vocab_size)
     return _most_probable(logprobs_BV, smallest_B1, counts_B1)
@@ -172,7 +220,7 @@ def _most_probable(logprobs_BV: Tensor, smallest_B1: Tensor, counts_B1: Tensor) 
     """[B, V] bool of the `counts` largest of each row, of which `smallest` is the last."""
     larger_BV = logprobs_BV > smallest_B1
     equal_BV = logprobs_BV == smallest_B1
-    room_B1 = counts_B1 - larger_BV.sum(-1, keepdim=True)
-    if bool((equal_BV.sum(-1, keepdim=True) > room_B1).any()):
-        equal_BV &= equal_BV.cumsum(-1) <= room_B1
+    room_B1 = counts_B1 - larger_BV.sum(1, keepdim=True)
+    if bool((equal_BV.sum(1, keepdim=True) > room_B1).any()):
+        equal_BV &= equal_BV.cumsum(1) <= room_B1
     return larger_BV | equal_BV

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -17,3 +18,71 @@ def negative_log_likelihood(logprobs_T: Tensor) -> Tensor:
         [T] loss per token, in nats.
     """
     return -logprobs_T
+
+
+def cross_entropy(logits_TV: Tensor, targets_T: Tensor, loss_mask_T: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy of every token against its target, from logits.
+
+    l_t = -(1 - e) log p_t(target_t) - (e / V) sum_v log p_t(v), p_t = softmax(logits_t), e the label
+    smoothing.
+
+    Source of the smoothing: Szegedy et al. 2015 (arXiv 1512.00567), section 7.
+
+    Args:
+        logits_TV: [T, V] logits, any floating type; the gradient flows through them. Whatever stands
+            in masked rows, NaN included, reaches neither loss nor gradient.
+        targets_T: [T] int64 in 0..V-1; anything, such as -100, where masked.
+        loss_mask_T: [T] bool, true at tokens to learn from.
+        label_smoothing: e in [0, 1), the share of the target that is spread over the vocabulary.
+
+    Returns:
+        [T] loss per token, in nats, 0 where masked; float32 (float64 for float64 logits).
+    """
+    assert 0 <= label_smoothing < 1, f"label_smoothing must be in [0, 1), it is {label_smoothing}"
+    assert targets_T.shape == loss_mask_T.shape, f"{targets_T.shape} targets for a mask {loss_mask_T.shape}"
+    logprobs_TV = torch.log_softmax(_loss_rows(logits_TV, loss_mask_T), dim=1)
+    targets_T1 = targets_T.masked_fill(~loss_mask_T, 0)[:, None]
+    loss_T = negative_log_likelihood(logprobs_TV.gather(1, targets_T1)[:, 0])
+    if label_smoothing > 0:
+        loss_T = (1 - label_smoothing) * loss_T - label_smoothing * logprobs_TV.mean(1)
+    return torch.where(loss_mask_T, loss_T, 0.0)
+
+
+def log_normaliser(logits_TV: Tensor, loss_mask_T: Tensor) -> Tensor:
+    """log Z_t = log sum_v exp(logits_t(v)), what `z_loss` keeps near 0.
+
+    Args:
+        logits_TV: [T, V] logits, any floating type; the gradient flows through them. Whatever stands
+            in masked rows, NaN included, reaches neither result nor gradient.
+        loss_mask_T: [T] bool, true at tokens to learn from.
+
+    Returns:
+        [T] in nats, 0 where masked; float32 (float64 for float64 logits).
+    """
+    return torch.where(loss_mask_T, torch.logsumexp(_loss_rows(logits_TV, loss_mask_T), dim=1), 0.0)
+
+
+def z_loss(log_normaliser_T: Tensor, coefficient: float = 1e-4) -> Tensor:
+    """Penalty that keeps the softmax normaliser near 1: l_t = coefficient * (log Z_t)^2.
+
+    The cross-entropy does not change when a constant is added to all logits of a token; this term
+    does, and stops them from drifting to where low precision loses digits.
+
+    Source: Chowdhery et al. 2022, "PaLM" (arXiv 2204.02311), section 5.
+
+    Args:
+        log_normaliser_T: [T] log Z_t, in nats; the gradient flows through it.
+        coefficient: weight, 1e-4 in the paper.
+
+    Returns:
+        [T] loss per token.
+    """
+    return coefficient * log_normaliser_T.square()
+
+
+def _loss_rows(logits_TV: Tensor, loss_mask_T: Tensor) -> Tensor:
+    """The logits in the type of the loss, masked rows replaced by 0: a gradient of 0 times NaN would be NaN."""
+    assert loss_mask_T.dtype == torch.bool, f"loss_mask_T must be bool, it is {loss_mask_T.dtype}"
+    assert logits_TV.shape[:1] == loss_mask_T.shape, f"logits {logits_TV.shape} for a mask {loss_mask_T.shape}"
+    logits_TV = logits_TV.masked_fill(~loss_mask_T[:, None], 0.0)
+    return logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))

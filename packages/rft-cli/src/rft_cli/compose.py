@@ -13,9 +13,11 @@ from pathlib import Path
 import torch
 
 from rft_algos import schedules
-from rft_algos.algorithms import Aggregation, Grpo, KlPlace, PolicyAlgorithm
+from rft_algos.algorithms import PolicyAlgorithm
 from rft_algos.errors import OptionsError
+from rft_cli.algorithm_choice import algorithm_record
 from rft_cli.checkpointing import NoWriter, Restored, StoreWriter, open_store, save_schedule
+from rft_cli.compose_algorithm import PolicyWithCritic, annotator, build_critic, credit_assigner, old_policy
 from rft_cli.machine import Machine
 from rft_cli.prompt_files import Prepared, read_held_out, read_training
 from rft_cli.settings import EvalSettings, RlSettings
@@ -29,12 +31,13 @@ from rft_models.settings import ModelSettings
 from rft_models.text import HfTextCodec
 from rft_trainer.annotate import LogprobAnnotator
 from rft_trainer.batch_plan import BatchPlan, plan_batches
+from rft_trainer.credit import ComputeAdvantages, CreditAssigner
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.evaluation import Evaluator
 from rft_trainer.ledger import Ledger
 from rft_trainer.loops.rl import Reinforcement, StepRules
-from rft_trainer.objective import GroupAdvantages, PenalisedRewards, PolicyObjective
-from rft_trainer.protocols import Engine
+from rft_trainer.objective import PolicyObjective
+from rft_trainer.protocols import Engine, SavablePolicy
 from rft_trainer.records import Prompt, RolloutGroup, Sampling
 from rft_trainer.report import Reporter
 from rft_trainer.rewards.records import Reward
@@ -47,33 +50,6 @@ from rft_trainer.settings import RewardSettings
 from rft_trainer.sinks.protocol import Sink
 from rft_trainer.throughput import PhaseTimer
 from rft_trainer.update import MicroBatching, Updater
-
-AGGREGATIONS: dict[str, Aggregation] = {
-    "token-mean": "token_mean",
-    "seq-mean-token-mean": "sequence_mean_token_mean",
-    "seq-mean-token-sum": "sequence_mean_token_sum",
-    "seq-mean-token-sum-norm": "fixed_length",
-}
-"""The flag's words to the record's."""
-
-
-def algorithm_record(settings: RlSettings) -> PolicyAlgorithm:
-    """The algorithm of the settings as one record."""
-    chosen = settings.algorithm
-    place: KlPlace = "none"
-    if chosen.init_kl_coef > 0:
-        place = "loss" if chosen.use_kl_loss else "reward"
-    aggregation = AGGREGATIONS[chosen.loss_agg_mode]
-    return Grpo(
-        clip_low=chosen.eps_clip,
-        clip_high=chosen.eps_clip if chosen.eps_clip_high is None else chosen.eps_clip_high,
-        kl_estimator=chosen.kl_estimator,
-        kl_place=place,
-        kl_coef=chosen.init_kl_coef,
-        entropy_coef=chosen.entropy_coef,
-        aggregation=aggregation,
-        max_tokens=settings.sampling.generate_max_len if aggregation == "fixed_length" else None,
-    )
 
 
 def learning_rate_schedule(settings: AdamSettings, peak: float, num_updates: int) -> Callable[[int], float]:
@@ -165,7 +141,7 @@ def rl_data(settings: RlSettings, codec: HfTextCodec, world_size: int) -> RlData
         max_epochs=batch.max_epochs,
         num_episodes=batch.num_episodes,
         world_size=world_size,
-        group_estimator=True,
+        group_estimator=algorithm_record(settings).advantage.compares_groups,
     )
     steps_an_episode = -(-plan.rollouts_per_episode // plan.rollouts_per_update)
     num_steps, num_updates = steps_an_episode * batch.num_episodes, plan.total_steps
@@ -178,14 +154,17 @@ def rl_data(settings: RlSettings, codec: HfTextCodec, world_size: int) -> RlData
 
 def step_rules(settings: RlSettings, data: RlData, record: PolicyAlgorithm) -> StepRules:
     """The numbers of one training step."""
-    kl_in_loss = record.kl_place == "loss" and record.needs_reference
     return StepRules(
         prompts_per_rollout=settings.batch.rollout_batch_size,
         rollouts_per_step=data.plan.rollouts_per_update,
         train_batch_size=settings.batch.train_batch_size,
         epochs_per_step=settings.batch.max_epochs,
-        skip_zero_advantage=not kl_in_loss and not record.needs_entropy,
-        filter_groups=settings.algorithm.filter_groups,
+        skip_zero_advantage=not record.has_other_terms,
+        filter_groups=settings.algorithm.filter_groups or record.dynamic_sampling,
+        refill_rounds=settings.algorithm.dynamic_sampling_rounds if record.dynamic_sampling else 0,
+        smallest_group=2 if record.advantage.compares_groups else 1,
+        needs_baseline=record.advantage.needs_greedy,
+        frozen_steps=max(settings.critic.freezing_actor_steps, 0) if record.advantage.needs_values else 0,
         max_steps=settings.batch.max_steps,
         eval_every=_eval_every(settings.evaluation.eval_steps, data),
         max_refused_in_a_row=settings.run.max_refused_steps,
@@ -235,7 +214,7 @@ def make_saver(
     directory: RunDirectory,
     settings: CheckpointSettings,
     metadata: dict[str, object],
-    policy: CausalPolicy,
+    policy: SavablePolicy,
     optimizer: ReplicatedOptimizer,
     parts: dict[str, Stateful],
     machine: Machine,
@@ -283,14 +262,7 @@ def _reference(settings: RlSettings, machine: Machine) -> LogprobAnnotator:
         device=machine.device,
         head_chunk_size=head_chunk_size(settings.model),
     )
-    return LogprobAnnotator(
-        policy,
-        machine.collectives,
-        max_sequences=settings.batch.micro_rollout_batch_size,
-        max_tokens=settings.batch.max_tokens_per_micro_batch,
-        temperature=settings.sampling.temperature,
-        device=machine.device,
-    )
+    return annotator(settings, machine, policy)
 
 
 def _updater(
@@ -299,18 +271,17 @@ def _updater(
     policy: CausalPolicy,
     optimizer: ReplicatedOptimizer,
     record: PolicyAlgorithm,
+    credit: CreditAssigner,
     num_updates: int,
 ) -> Updater:
     """Optimizer steps of the record's objective."""
-    batch, peak = settings.batch, settings.optimizer.actor_learning_rate
+    peak = settings.optimizer.actor_learning_rate
     return Updater(
         policy,
         optimizer,
-        PolicyObjective(record),
+        PolicyObjective(record, credit.coefficients),
         machine.collectives,
-        micro_batching=micro_batching(
-            batch.micro_train_batch_size, batch.max_tokens_per_micro_batch, batch.packing_samples
-        ),
+        micro_batching=_cutting(settings),
         learning_rate=learning_rate_schedule(settings.optimizer, peak, num_updates),
         temperature=settings.sampling.temperature,
         device=machine.device,
@@ -330,6 +301,7 @@ def build_rl(
     metadata: dict[str, object],
     resume_command: str,
     restored: Restored | None,
+    compute_advantages: ComputeAdvantages | None = None,
 ) -> Reinforcement:
     """The whole RL run, ready to go; with `restored`, exactly where that checkpoint was."""
     record = algorithm_record(settings)
@@ -340,6 +312,9 @@ def build_rl(
         policy.decoder(), max_rows=settings.engine.engine_max_rows, max_len=longest, device=machine.device
     )
     optimizer = make_optimizer(policy, settings.optimizer, machine, restored)
+    credit = credit_assigner(settings, record, longest_response, compute_advantages)
+    critic_rate = learning_rate_schedule(settings.optimizer, settings.critic.critic_learning_rate, data.num_updates)
+    critic = build_critic(settings, machine, record, codec, restored, _cutting(settings), critic_rate)
     progress = Progress()
     training, episodes = data.training, settings.batch.num_episodes
     ledger = make_ledger(training.mixture, training.data_hash, len(data.prompts), episodes, settings.run.seed)
@@ -347,11 +322,12 @@ def build_rl(
         directory,
         settings.checkpoint,
         metadata,
-        policy,
+        PolicyWithCritic(policy, critic.critic) if critic and settings.critic.save_value_network else policy,
         optimizer,
-        {"progress": progress, "ledger": ledger},
+        {"progress": progress, "ledger": ledger, "credit": credit},
         machine,
         restored,
+        tensor_parts=critic.tensor_parts if critic else None,
     )
     if progress.step:
         engine.load_weights(progress.step)
@@ -367,13 +343,14 @@ def build_rl(
             sampling=_sampling(settings, longest_response, codec),
             group_size=settings.batch.n_samples_per_prompt,
             seed=settings.run.seed,
+            greedy_baseline=record.advantage.needs_greedy,
         ),
-        advantages=GroupAdvantages(record),
+        assign_credit=credit,
         reference=_reference(settings, machine) if record.needs_reference else None,
-        old_policy=None,
-        shape_rewards=PenalisedRewards(record) if record.kl_place == "reward" else None,
+        old_policy=old_policy(settings, record, machine, policy),
+        critic=critic.part if critic else None,
         control=_control(settings),
-        updater=_updater(settings, machine, policy, optimizer, record, data.num_updates),
+        updater=_updater(settings, machine, policy, optimizer, record, credit, data.num_updates),
         evaluator=make_evaluator(engine, codec, reward, machine, data.held_out, longest_response),
         saver=saver,
         reporter=Reporter(
@@ -399,6 +376,11 @@ def micro_batching(max_sequences: int, max_tokens: int, packing: bool) -> MicroB
     return MicroBatching(max_sequences=max_sequences, max_tokens=max_tokens, by_tokens=packing)
 
 
+def _cutting(settings: RlSettings) -> MicroBatching:
+    batch = settings.batch
+    return micro_batching(batch.micro_train_batch_size, batch.max_tokens_per_micro_batch, batch.packing_samples)
+
+
 def _sampling(settings: RlSettings, longest_response: int, codec: HfTextCodec) -> Sampling:
     drawn = settings.sampling
     return Sampling(
@@ -408,6 +390,7 @@ def _sampling(settings: RlSettings, longest_response: int, codec: HfTextCodec) -
         top_p=drawn.top_p,
         top_k=max(drawn.top_k, 0),
         min_p=drawn.min_p,
+        first_token_temperature=drawn.first_token_temperature if drawn.use_fire else None,
     )
 
 

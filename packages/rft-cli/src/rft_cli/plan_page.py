@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rft_cli.compose import RlData, algorithm_record, response_limits
+from rft_cli.algorithm_choice import algorithm_record
+from rft_cli.algorithm_choice import lines as algorithm_lines
+from rft_cli.compose import RlData, response_limits
 from rft_cli.compose_sft import SftData
 from rft_cli.config.resolve import Resolved
 from rft_cli.machine import Machine
@@ -34,7 +36,7 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
                 + _capped(settings)
             ],
         ),
-        ("algorithm", [str(record)]),
+        ("algorithm", algorithm_lines(record, settings)),
         (
             "reward",
             [

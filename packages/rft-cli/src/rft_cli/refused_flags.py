@@ -76,43 +76,18 @@ REFUSED_FLAGS: dict[str, Refusal] = {
     **_rows(f"{_NOT_YET}: the engine runs in this process", "--engine_type native", "use_vllm", "engine"),
     **_rows(f"{_NOT_YET}: one engine a rank", "--engine_tp_size 1", "vllm_tensor_parallel_size"),
     # the algorithm
-    **_rows("one name selects the whole algorithm", "--advantage_estimator group_norm", "use_gspo", "use_cpg_loss"),
-    **_rows(f"{_NOT_YET}: the weight of the divergence is constant", "--init_kl_coef 0.01", "kl_target"),
+    **_rows("advantages are normalised by another flag", "--advantages_norm", "normalize_advantages"),
     **_rows(
-        f"{_NOT_YET}: group_norm divides by the spread of the group already",
-        "--advantage_estimator group_norm",
-        "reward_running_norm",
-        "reward_running_norm_minus_mean",
-        "advantages_norm",
-        "normalize_advantages",
-        "advantage_clip",
-    ),
-    **_rows(f"{_NOT_YET}: clip inside your own reward", "--reward file.py:function", "reward_clip"),
-    **_rows(
-        f"{_NOT_YET}: there is no critic",
-        "--advantage_estimator group_norm",
-        "critic_learning_rate",
-        "critic_pretrain",
-        "value_clip",
-        "value_head_prefix",
-        "save_value_network",
+        "values are in the unit of the rewards; its scale in LightRFT is fixed at 1",
+        "--reward_running_norm",
         "normalize_reward_for_critic",
-        "lambd",
-        "freezing_actor_steps",
     ),
-    **_rows("a response has one reward at its end, never discounted", _OUT, "gamma", "use_sequence_rewards"),
+    **_rows("a response has one reward unless the reward function gives steps", _OUT, "use_sequence_rewards"),
     **_rows(
-        f"{_NOT_YET}: all tokens of a response count", _OUT, "high_entropy_token_ratio", "mark_high_entropy_tokens"
+        "rollouts are written with their tokens' mean log-prob, without marks",
+        "--save_trajectories",
+        "mark_high_entropy_tokens",
     ),
-    **_rows(f"{_NOT_YET}: groups without a signal give no gradient anyway", _OUT, "dynamic_sampling"),
-    **_rows(
-        f"{_NOT_YET}: judge length inside your own reward (it is told num_tokens)",
-        "--reward file.py:function",
-        "overlong_buffer",
-        "overlong_buffer_len",
-        "overlong_buffer_penalty_factor",
-    ),
-    **_rows(f"{_NOT_YET}: every token has one temperature", "--temperature 1.0", "use_fire", "first_token_temperature"),
     **_rows(f"{_NOT_YET}: only the last weights are kept", _OUT, "enable_ema"),
     **_rows(f"{_NOT_YET}: models are dense", _OUT, "aux_loss_coef"),
     **_rows(
@@ -196,28 +171,9 @@ REFUSED_FLAGS: dict[str, Refusal] = {
     **_rows(f"{_NOT_YET}: half precision is bfloat16", "--bf16", "fp16"),
 }
 
-_ONE_ALGORITHM = "--advantage_estimator group_norm"
 _NOT_BUILT = "not built in this version; native is"
 
 REFUSED_VALUES: dict[str, dict[str, Refusal]] = {
-    "advantage_estimator": {
-        name: Refusal(f"{_NOT_YET}; group_norm (= grpo) is", _ONE_ALGORITHM)
-        for name in (
-            "gae",
-            "ppo",
-            "reinforce",
-            "rloo",
-            "reinforce_baseline",
-            "reinforce++",
-            "dr_grpo",
-            "gspo",
-            "gmpo",
-            "cpgd",
-            "remax",
-            "opo",
-            "dapo",
-        )
-    },
     "engine_type": {name: Refusal(_NOT_BUILT, "--engine_type native") for name in ("vllm", "sglang", "hf")},
 }
 """By the name of a setting, then by the value in lower case."""

@@ -6,7 +6,8 @@ import hashlib
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -66,14 +67,20 @@ def choose_path(settings: CheckpointSettings, run: RunSettings, recipe: str, mac
 
 
 def start(
-    resolved: Resolved[Any], command: Sequence[str], path: Path, machine: Machine, *, in_place: bool = False
+    resolved: Resolved[Any],
+    command: Sequence[str],
+    path: Path,
+    machine: Machine,
+    *,
+    in_place: bool = False,
+    script: str = "",
 ) -> Started:
     """The directory, and with a checkpoint to continue from that checkpoint; `begin` makes the first change on disk.
 
     What cannot be built (a reward, an engine, a tracker) is so found before anything is written, and
     the mended command starts in the same place. `in_place` continues the run at `path` from its newest
     checkpoint. With `--load_checkpoint` a checkpoint of this very run is continued in place too; one of
-    another run starts a new directory.
+    another run starts a new directory. `script` is the program whose code is part of the run, where there is one.
     """
     checkpoint: CheckpointSettings = resolved.settings.checkpoint
     restored = None
@@ -85,7 +92,7 @@ def start(
             _require_any(path)
         restored = _find(source, asked_by=asked_by, machine=machine, origin=str(resolved.origins[name]))
         in_place = in_place or _belongs_to(restored, path)
-    resume_command = f"rft-train resume {path}"
+    resume_command = continued_by(script, path) if script else f"rft-train resume {path}"
     directory = RunDirectory(path, sync_every=_SYNC_EVERY)
 
     def begin() -> None:
@@ -107,6 +114,11 @@ def start(
         lacks_its_end=in_place and _lacks_its_end(directory, machine),
         goes_back=in_place and restored is not None and _has_later(directory, restored),
     )
+
+
+def continued_by(script: str, path: Path) -> str:
+    """How a run goes on whose reward or trainer is code of a script."""
+    return f"{script}, with load_checkpoint=True and save_path={str(path)!r}"
 
 
 def remove(path: Path) -> str:
@@ -309,7 +321,19 @@ def carry_out(
     *,
     is_first: bool,
 ) -> None:
-    """Begin the directory, train, and write how it ended, whatever happens; only rank 0 has sinks and a summary."""
+    """Train from the beginning of the run to its end."""
+    with under_way(training, started, resolved, sinks, is_first=is_first):
+        training.run(signals)
+
+
+@contextmanager
+def under_way(
+    training: Training, started: Started, resolved: Resolved[Any], sinks: Sequence[Sink], *, is_first: bool
+) -> Generator[None]:
+    """Begin the directory, and at the end of the block write how it ended, whatever happened in it.
+
+    Only rank 0 has sinks and a summary.
+    """
     directory = started.directory
     step = started.restored.step if started.restored else None
     if step is not None and training.finished and not started.lacks_its_end:
@@ -321,8 +345,8 @@ def carry_out(
         sink.start(RunInfo(directory.path.name, directory.path, resolved.values, step))
     outcome = "interrupted"
     try:
-        training.run(signals)
-        outcome = "finished"
+        yield
+        outcome = "finished" if training.finished else outcome
     finally:
         directory.sync()
         summary = summary_of(directory, resolved, outcome) if is_first else {}

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rft_dist.settings import AdamSettings, CheckpointSettings, OptimizerSettings
-from rft_engine.settings import DecodingEngineSettings, EngineSettings, SamplingSettings
+from rft_engine.settings import DecodingEngineSettings, EngineSettings, SamplingSettings, TrainingSamplingSettings
 from rft_models.settings import BuildSettings, ModelSettings, WeightsSettings
 from rft_trainer.settings import (
     AlgorithmSettings,
     BatchSettings,
     BuildDataSettings,
+    CriticSettings,
     DataSettings,
     EvalDataSettings,
     EvaluationSettings,
@@ -38,8 +39,9 @@ class RlSettings:
     data: DataSettings = field(default_factory=DataSettings)
     reward: RlRewardSettings = field(default_factory=RlRewardSettings)
     algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
+    critic: CriticSettings = field(default_factory=CriticSettings)
     batch: BatchSettings = field(default_factory=BatchSettings)
-    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    sampling: TrainingSamplingSettings = field(default_factory=TrainingSamplingSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)

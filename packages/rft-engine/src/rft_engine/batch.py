@@ -43,6 +43,7 @@ class ContinuousBatch(Generic[CacheT]):
         self._model, self._cache, self._prompts, self._keys = model, cache, prompts, sample_keys
         self._options, self._device = options, device
         self._sampler = TokenSampler(options, model.vocab_size, device)
+        self._first_sampler = TokenSampler(options.for_first_token, model.vocab_size, device)
         shape = (len(sample_keys), options.max_new_tokens)
         self.tokens_SM = torch.zeros(shape, dtype=torch.int64, device=device)
         self.logprobs_SM = torch.zeros(shape, device=device)
@@ -80,7 +81,7 @@ class ContinuousBatch(Generic[CacheT]):
         keys = [self._keys[sample] for sample in samples]
         uniforms_BM = keyed_random.uniforms(keys, self._options.max_new_tokens).to(self._device)
         logits_BV = logits_PV.repeat_interleave(torch.tensor(copies, device=self._device), dim=0)
-        drawn = self._sampler.draw(logits_BV, uniforms_BM[:, 0], self._may_stop([0] * len(samples), 0))
+        drawn = self._first_sampler.draw(logits_BV, uniforms_BM[:, 0], self._may_stop([0] * len(samples), 0))
         self._record(samples, [0] * len(samples), [drawn])
         self._samples += samples
         self._ages += [1] * len(samples)

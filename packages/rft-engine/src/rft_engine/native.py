@@ -82,6 +82,7 @@ class NativeEngine(Generic[CacheT]):
         max_new_tokens: int,
         min_new_tokens: int = 0,
         stop_token_ids: Sequence[int] = (),
+        first_token_temperature: float | None = None,
     ) -> list[list[Completion]]:
         """Continue every prompt once for each of its keys.
 
@@ -95,6 +96,8 @@ class NativeEngine(Generic[CacheT]):
             min_new_tokens: tokens before which no stop token is drawn. The mass that this takes
                 away counts in `log_kept_mass`; `logprobs` are not changed by it.
             stop_token_ids: each ends its completion and is part of it.
+            first_token_temperature: temperature of the first token of each completion (FIRE, arXiv 2410.21236),
+                whose log-prob is then that of the distribution it was drawn from; None = `temperature`.
 
         Returns:
             One list a prompt, one completion a key, in the order given.
@@ -113,6 +116,7 @@ class NativeEngine(Generic[CacheT]):
             max_new_tokens=max_new_tokens,
             min_new_tokens=min_new_tokens,
             stop_token_ids=tuple(stop_token_ids),
+            first_token_temperature=first_token_temperature,
         )
         options.check(self._model.vocab_size)
         self._check_prompts(prompts, sample_keys, max_new_tokens)
@@ -140,6 +144,15 @@ class NativeEngine(Generic[CacheT]):
             ServiceError: `version` is not above the present one, or the engine is closed.
         """
         self._states.load_weights(version)
+        self._model.refresh()
+
+    def refresh(self) -> None:
+        """Serve the model's present parameters under the present version: they changed outside of a training step.
+
+        Raises:
+            ServiceError: the engine is closed.
+        """
+        self._states.refresh()
         self._model.refresh()
 
     def sleep(self, level: int = 1) -> None:

@@ -8,7 +8,7 @@ log of the mass that was left is handed out beside them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,11 +29,24 @@ class SamplingOptions:
     max_new_tokens: int
     min_new_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    first_token_temperature: float | None = None
+
+    @property
+    def for_first_token(self) -> SamplingOptions:
+        """The options under which the first token of a completion is drawn."""
+        return self if self.first_token_temperature is None else replace(self, temperature=self.first_token_temperature)
 
     def check(self, vocab_size: int) -> None:
         """Raise `OptionsError` for the first value that is out of its range."""
         limits = (
             ("temperature", self.temperature, 0.0 <= self.temperature < math.inf, "0 (greedy) or above", "1.0"),
+            (
+                "first_token_temperature",
+                self.first_token_temperature,
+                self.first_token_temperature is None or 0.0 < self.first_token_temperature < math.inf,
+                "above 0, or None for the same temperature at every token",
+                "None",
+            ),
             ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0, at most 1 (all)", "1.0"),
             ("top_k", self.top_k, self.top_k >= -1, "1 or above, 0 or -1 (all)", "0"),
             ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "0 (all) to 1", "0.0"),

@@ -61,3 +61,14 @@ class SamplingSettings:
 
     max_len: int | None = field(default=None, metadata={"minimum": 2})
     """Cap on prompt plus response for engine and trainer, in tokens; none = the sum of the two above."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSamplingSettings(SamplingSettings):
+    """How completions are drawn for training."""
+
+    use_fire: bool = False
+    """Draw the first token at a high temperature, for variety within a group (FIRE)."""
+
+    first_token_temperature: float = field(default=10.0, metadata={"above": 0.0})
+    """Temperature of the first token (with `use_fire`)."""

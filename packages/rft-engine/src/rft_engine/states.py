@@ -107,6 +107,13 @@ class StateMachine:
         self._has_weights = True
         self._record(operation, self.state, "done")
 
+    def refresh(self) -> None:
+        """Record that the present weights are served anew under their version; allowed while asleep."""
+        operation = "refresh"
+        self._refuse_if_closed(operation)
+        self._has_weights = True
+        self._record(operation, self.state, "done")
+
     def require_ready(self, operation: str) -> None:
         """Raise unless the engine is ready and holds weights."""
         self._refuse_if_closed(operation)

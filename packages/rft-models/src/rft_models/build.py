@@ -118,12 +118,13 @@ def draw_weights(model: torch.nn.Module, *, seed: int, std: float = 0.02) -> Non
     """
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2:
-            parameter.copy_(_normal(parameter.shape, derive_key(seed, f"weight:{name}")) * std)
+            parameter.copy_(keyed_normal(parameter.shape, derive_key(seed, f"weight:{name}")) * std)
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 
 
-def _normal(shape: Sequence[int], key: int) -> Tensor:
+def keyed_normal(shape: Sequence[int], key: int) -> Tensor:
+    """Float32 draws from N(0, 1) that depend on the key alone."""
     generator = torch.Generator().manual_seed(key & 0x7FFF_FFFF_FFFF_FFFF)
     return torch.randn(tuple(shape), generator=generator, dtype=torch.float32)
 

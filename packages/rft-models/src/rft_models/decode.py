@@ -20,6 +20,7 @@ from rft_models.cache import DecodeCache, StaticCache, check_room
 from rft_models.families import FAST_DECODE_FAMILIES, STATIC_ROTARY
 from rft_models.linear import FastLinear, linear
 from rft_models.packed_attention import PackedLayout, packed_attention
+from rft_models.patches import is_patched
 from rft_models.step_attention import StepAttention
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def decoder_for(policy: CausalPolicy) -> DecodableModel:
 
 def _is_fast(policy: CausalPolicy) -> bool:
     config = policy.model.config
-    if config.model_type not in FAST_DECODE_FAMILIES:
+    if config.model_type not in FAST_DECODE_FAMILIES or is_patched(policy.model):
         return False
     backbone = policy.model.get_decoder()
     rotary = backbone.rotary_emb

@@ -112,3 +112,16 @@ def no_progress_bars() -> Iterator[None]:
     finally:
         if were_on:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def no_load_report() -> Iterator[None]:
+    """Keep transformers from listing the tensors of a file that were left out on purpose."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)

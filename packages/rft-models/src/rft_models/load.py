@@ -9,6 +9,7 @@ import torch
 from safetensors import SafetensorError
 
 from rft_algos.errors import DataError, OptionsError
+from rft_models import patches
 from rft_models.directories import checked_model_directory, no_progress_bars
 from rft_models.families import PACKED_FAMILIES
 from rft_models.linear import use_fast_linears
@@ -29,7 +30,7 @@ def load_policy(
     head_chunk_size: int | None = None,
     codec: HfTextCodec | None = None,
 ) -> CausalPolicy:
-    """The causal language model in `directory`, ready to train, in eval mode.
+    """The causal language model in `directory`, ready to train, in eval mode, with the patches of its `model_type`.
 
     Args:
         directory: a Hugging Face model directory (config.json, *.safetensors, tokenizer files).
@@ -49,8 +50,8 @@ def load_policy(
     path, config = checked_model_directory(directory)
     refuse_other_kinds(path, config)
     codec = codec if codec is not None else load_tokenizer(path)
-    packed = _choose_packed(config["model_type"], attention, path)
-    model = _load_model(path, dtype, native_attention(config))
+    packed = choose_packed(config["model_type"], attention, path)
+    model = patches.apply(load_model(path, dtype, native_attention(config), auto_class="AutoModelForCausalLM"))
     model.to(device)
     return make_policy(
         model,
@@ -89,6 +90,14 @@ def make_policy(
     where: str = "model",
 ) -> CausalPolicy:
     """A policy from a transformers model in memory; checks it against the model's own forward."""
+    prepare(model, packed=packed, gradient_checkpointing=gradient_checkpointing)
+    policy = CausalPolicy(model, codec, packed=packed, head_chunk_size=head_chunk_size, where=where)
+    policy.verify()
+    return policy
+
+
+def prepare(model: Any, *, packed: bool, gradient_checkpointing: bool) -> None:
+    """Switch a transformers model to the computations used here; it is in eval mode afterwards."""
     if packed:
         register()
         model.set_attn_implementation(IMPLEMENTATION)
@@ -96,9 +105,6 @@ def make_policy(
     if gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model.eval()
-    policy = CausalPolicy(model, codec, packed=packed, head_chunk_size=head_chunk_size, where=where)
-    policy.verify()
-    return policy
 
 
 def native_attention(config: dict[str, Any]) -> str:
@@ -137,7 +143,8 @@ def refuse_other_kinds(path: Path, config: dict[str, Any]) -> None:
     )
 
 
-def _choose_packed(model_type: str, attention: Attention, path: Path) -> bool:
+def choose_packed(model_type: str, attention: Attention, path: Path) -> bool:
+    """Whether the packed attention is used, see `load_policy`; `OptionsError` where it cannot be."""
     known = model_type in PACKED_FAMILIES
     if attention == "packed" and not known:
         raise OptionsError(
@@ -150,12 +157,19 @@ def _choose_packed(model_type: str, attention: Attention, path: Path) -> bool:
     return known and attention != "native"
 
 
-def _load_model(path: Path, dtype: torch.dtype, attention: str) -> Any:
-    from transformers import AutoModelForCausalLM
+def load_model(
+    path: Path, dtype: torch.dtype, attention: str, *, auto_class: Literal["AutoModelForCausalLM", "AutoModel"]
+) -> Any:
+    """The weights in a checked directory; "AutoModel" is the decoder alone and leaves every head in the file out.
+
+    Raises:
+        DataError: the weights are damaged, or the file lacks some of the architecture's.
+    """
+    import transformers
 
     try:
         with no_progress_bars():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = getattr(transformers, auto_class).from_pretrained(
                 str(path),
                 dtype=dtype,
                 local_files_only=True,

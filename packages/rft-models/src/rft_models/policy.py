@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -10,25 +9,19 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from rft_algos.errors import PreflightError
+from rft_models.backbone import Backbone, Probe, follows_its_own, own_attention, refuse_difference
 from rft_models.directories import no_progress_bars
 from rft_models.head import head_of
-from rft_models.packed_attention import IMPLEMENTATION, PackedLayout, RowLayout, no_mask
-from rft_models.shared_prompts import share_prompts
 
 if TYPE_CHECKING:
     from rft_models.decode import DecodableModel
     from rft_models.text import HfTextCodec
 
-_PROBE_LENGTHS = (3, 5)
-
 
 class CausalPolicy:
     """A transformers causal language model, its tokenizer, and the way its packed forward is computed.
 
-    `packed` says which: true runs the backbone once on all tokens with segment-wise attention (and
-    on a prompt that several segments begin with once for all of them, see `shared_prompts`),
-    false runs the model's own attention on segments padded into blocks of similar length. Both are exact.
+    `packed` says which, see `Backbone`; both ways are exact.
     `head_chunk_size` is the number of rows whose logits are formed at a time; None picks by size.
     """
 
@@ -43,13 +36,15 @@ class CausalPolicy:
     ) -> None:
         self.model = model
         self.codec = codec
-        self.packed = packed
         self.head_chunk_size = head_chunk_size
         self.where = where
         self.head = head_of(model, where)
-        self._backbone = model.get_decoder()
-        self._drops_out = _drops_out(model)
-        self._accepts = frozenset(inspect.signature(self._backbone.forward).parameters)
+        self._backbone = Backbone(model.get_decoder(), packed=packed)
+
+    @property
+    def packed(self) -> bool:
+        """Whether the backbone runs once on all tokens, with segment-wise attention."""
+        return self._backbone.packed
 
     def token_logprobs(
         self,
@@ -77,11 +72,8 @@ class CausalPolicy:
             ([T] log-probabilities, [T] entropies or None), float32 (float64 for float64 weights),
             0 where not wanted and at the first token of a segment, which nothing predicts.
         """
-        hidden_KD, place_T = self._states(token_ids_T, positions_T, segment_ids_T, wanted_T)
-        predicted_T = wanted_T.to(torch.bool).clone()
-        predicted_T[:1] = False
-        predicted_T[1:] &= segment_ids_T[1:] == segment_ids_T[:-1]
-        tokens_R = predicted_T.nonzero()[:, 0]
+        hidden_KD, place_T = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T)
+        tokens_R = (wanted_T.to(torch.bool) & follows_its_own(segment_ids_T)).nonzero()[:, 0]
         logprobs_R, entropy_R = self.head.logprobs(
             hidden_KD.index_select(0, tokens_R - 1 if place_T is None else place_T[tokens_R - 1]),
             token_ids_T.index_select(0, tokens_R),
@@ -94,53 +86,9 @@ class CausalPolicy:
         entropy_T = None if entropy_R is None else zeros_T.index_copy(0, tokens_R, entropy_R)
         return zeros_T.index_copy(0, tokens_R, logprobs_R), entropy_T
 
-    def _states(
-        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """([K, D] final hidden states, [T] the row among them of each token); None: in the order of the tokens."""
-        shared = None
-        if self.packed and not (self.model.training and self._drops_out):  # copies of a prompt drop other entries
-            shared = share_prompts(token_ids_T, positions_T, segment_ids_T, wanted_T)
-        if shared is None:
-            return self.hidden_states(token_ids_T, positions_T, segment_ids_T), None
-        states_KD = self._packed_states(token_ids_T[shared.kept_K], positions_T[shared.kept_K], shared.layout)
-        return states_KD, shared.place_T
-
     def hidden_states(self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor) -> Tensor:
         """[T, D] final hidden states (after the last norm), each seeing its own segment only."""
-        layout = PackedLayout.from_segment_ids(segment_ids_T)
-        if self.packed:
-            return self._packed_states(token_ids_T, positions_T, layout)
-        return self._padded_states(token_ids_T, positions_T, layout)
-
-    def _packed_states(self, token_ids_T: Tensor, positions_T: Tensor, layout: RowLayout) -> Tensor:
-        output = self._backbone(
-            input_ids=token_ids_T[None],
-            position_ids=positions_T[None],
-            attention_mask=no_mask(token_ids_T.device),
-            use_cache=False,
-            packed_layout=layout,
-        )
-        return output.last_hidden_state[0]
-
-    def _padded_states(self, token_ids_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
-        """The model's own forward on right-padded blocks; a causal row never sees what stands after it."""
-        lengths = sorted(layout.lengths, reverse=True)
-        places, done = [], 0
-        for block in layout.blocks:
-            shape = (block.num_segments, block.length)
-            ids, positions = token_ids_T, positions_T
-            inside = torch.ones(shape, dtype=torch.int64, device=ids.device)
-            if block.gather_SL is not None:
-                ids, positions = ids[block.gather_SL], positions[block.gather_SL]
-                real_S = torch.tensor(lengths[done : done + block.num_segments], device=ids.device)
-                inside = (torch.arange(block.length, device=ids.device) < real_S[:, None]).to(torch.int64)
-            done += block.num_segments
-            given = {"position_ids": positions.view(shape)} if self.accepts("position_ids") else {}
-            output = self._backbone(input_ids=ids.view(shape), attention_mask=inside, use_cache=False, **given)
-            places.append(output.last_hidden_state.flatten(0, 1))
-        joined = torch.cat(places)
-        return joined if layout.scatter_T is None else joined.index_select(0, layout.scatter_T)
+        return self._backbone.hidden_states(token_ids_T, positions_T, segment_ids_T)
 
     def verify(self) -> None:
         """Compare the packed forward and the head with the model's own forward on two short segments.
@@ -153,42 +101,20 @@ class CausalPolicy:
         training = self.model.training
         self.model.eval()
         with torch.no_grad():
-            segments = [self._probe_tokens(length, start) for start, length in enumerate(_PROBE_LENGTHS)]
-            expected = torch.cat([self._native_logits(tokens) for tokens in segments])
-            hidden = self.hidden_states(
-                torch.cat(segments),
-                torch.cat([torch.arange(len(tokens), device=self.device) for tokens in segments]),
-                torch.cat([torch.full_like(tokens, number) for number, tokens in enumerate(segments)]),
-            )
-            found = self.head.logits(hidden)
+            probe = Probe.of(self.head.weight.shape[0], self.device)
+            expected = torch.cat([self._native_logits(tokens) for tokens in probe.segments])
+            found = self.head.logits(self.hidden_states(probe.token_ids_T, probe.positions_T, probe.segment_ids_T))
         self.model.train(training)
-        spread = float(expected.abs().max()) + 1.0
         name = type(self.model).__name__
-        error = float((expected - found).abs().max())
-        if not error <= spread * (1e-4 if self.dtype in (torch.float32, torch.float64) else 5e-2):
-            raise PreflightError(
-                code="models.forward_differs",
-                what=f"logits of {name} differ from its own forward by {error:.3g} of {spread:.3g}",
-                where=self.where,
-                why="log-probabilities must be those of the model; its head or attention does more than is known here",
-                do="choose a model of one of the families in the README of rft-models",
-            )
-
-    def _probe_tokens(self, length: int, start: int) -> Tensor:
-        vocab_size = self.head.weight.shape[0]
-        return (torch.arange(length, device=self.device) * 7 + 3 + start) % vocab_size
+        refuse_difference(expected, found, of=f"logits of {name}", dtype=self.dtype, where=self.where)
 
     def _native_logits(self, tokens: Tensor) -> Tensor:
-        if not self.packed:
+        with own_attention(self.model, packed=self.packed):
             return self.model(input_ids=tokens[None], use_cache=False).logits[0].float()
-        self.model.set_attn_implementation("eager")
-        logits = self.model(input_ids=tokens[None], use_cache=False).logits[0].float()
-        self.model.set_attn_implementation(IMPLEMENTATION)
-        return logits
 
     def accepts(self, argument: str) -> bool:
         """Whether the backbone's forward has an argument of this name."""
-        return argument in self._accepts
+        return self._backbone.accepts(argument)
 
     def decoder(self) -> DecodableModel:
         """What the in-process engine generates with; shares these weights, `refresh()` after they changed."""
@@ -231,10 +157,3 @@ class CausalPolicy:
     def eval(self) -> Self:
         """No dropout, no checkpointing."""
         return self.train(False)
-
-
-def _drops_out(model: Any) -> bool:
-    """Whether training mode zeroes entries at random."""
-    if any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
-        return True
-    return any(float(getattr(m, "attention_dropout", None) or 0.0) > 0 for m in model.modules())

@@ -1,23 +1,24 @@
-"""The algorithm's record applied to this package's batches: loss of a micro-batch, rewards, advantages."""
+"""The algorithm's record applied to this package's batches: the loss of a micro-batch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from rft_algos import objectives
 from rft_algos.algorithms import PolicyAlgorithm
+from rft_algos.objectives import Coefficients
 from rft_trainer.records import Counts, TokenBatch
 
 
 class PolicyObjective:
     """The record's policy loss on one micro-batch."""
 
-    def __init__(self, record: PolicyAlgorithm) -> None:
+    def __init__(self, record: PolicyAlgorithm, coefficients: Callable[[], Coefficients] | None = None) -> None:
         self._record = record
+        self._coefficients = coefficients or (lambda: Coefficients.of(record))
 
     @property
     def needs_entropy(self) -> bool:
@@ -47,37 +48,8 @@ class PolicyObjective:
             entropy_T=entropy_T,
             num_loss_tokens=counts.num_loss_tokens,
             num_sequences=counts.num_sequences,
-        )
-
-
-class GroupAdvantages:
-    """The record's advantages of all rollouts of a step."""
-
-    def __init__(self, record: PolicyAlgorithm) -> None:
-        self._record = record
-
-    def __call__(self, rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:
-        """[N] float64."""
-        return objectives.advantages(self._record, rewards_N=rewards_N, group_ids_N=group_ids_N)
-
-
-class PenalisedRewards:
-    """Rewards less the divergence from the reference policy, for records that place it there."""
-
-    def __init__(self, record: PolicyAlgorithm) -> None:
-        self._record = record
-
-    def __call__(
-        self, rewards_N: Tensor, old: Sequence[tuple[float, ...]], reference: Sequence[tuple[float, ...]]
-    ) -> Tensor:
-        """[N] float64; `old` and `reference` hold the log-probs of each response's tokens."""
-        lengths = torch.tensor([len(row) for row in old])
-        logprobs_T = torch.tensor(list(chain.from_iterable(old)), dtype=torch.float64)
-        return objectives.penalised_rewards(
-            self._record,
-            rewards_N=rewards_N,
-            logprobs_T=logprobs_T,
-            reference_logprobs_T=torch.tensor(list(chain.from_iterable(reference)), dtype=torch.float64),
-            loss_mask_T=torch.ones(len(logprobs_T), dtype=torch.bool),
-            sequence_index_T=torch.repeat_interleave(torch.arange(len(old)), lengths),
+            behaviour_logprobs_T=batch.behaviour_logprobs_T,
+            token_weights_T=batch.token_weights_T,
+            selected_T=batch.selected_T,
+            coefficients=self._coefficients(),
         )

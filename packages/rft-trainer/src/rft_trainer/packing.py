@@ -69,6 +69,18 @@ def cut_by_tokens(num_tokens: Sequence[int], max_tokens: int) -> list[list[int]]
     return [sorted(indices) for indices in cuts]
 
 
+def own_micro_batches(
+    samples: Sequence[TrainingSample],
+    rank: int,
+    world_size: int,
+    cut: Callable[[Sequence[int]], list[list[int]]],
+) -> list[list[TrainingSample]]:
+    """The samples of one rank in its micro-batches; `cut` goes from numbers of tokens to indices."""
+    mine = assign_to_ranks([sample.num_tokens for sample in samples], world_size)[rank]
+    share = [samples[index] for index in mine]
+    return [[share[i] for i in indices] for indices in cut([sample.num_tokens for sample in share])]
+
+
 def _check_fits(num_tokens: Sequence[int], max_tokens: int) -> None:
     longest = max(num_tokens, default=0)
     if max_tokens and longest > max_tokens:
@@ -99,24 +111,61 @@ def pack(
     starts = lengths.cumsum(0) - lengths
     segment_ids = torch.repeat_interleave(torch.arange(len(samples)), lengths)
     positions = torch.arange(int(lengths.sum())) - starts[segment_ids]
-    advantages = torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)
     return TokenBatch(
         token_ids_T=place(torch.tensor(list(chain.from_iterable(s.token_ids for s in samples)))),
         positions_T=place(positions),
         segment_ids_T=place(segment_ids),
         loss_mask_T=place(positions >= prompt_lengths[segment_ids]),
-        advantages_T=place(advantages[segment_ids]),
+        advantages_T=place(_advantages(samples, segment_ids)),
         old_logprobs_T=_spread(samples, "old_logprobs", place),
         behaviour_logprobs_T=_spread(samples, "behaviour_logprobs", place),
         reference_logprobs_T=_spread(samples, "reference_logprobs", place),
+        old_values_T=_spread(samples, "old_values", place),
+        returns_T=_spread(samples, "returns", place),
+        token_weights_T=_spread(samples, "token_weights", place, otherwise=1.0),
+        selected_T=_marks(samples, place),
     )
 
 
+def _marks(samples: Sequence[TrainingSample], place: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
+    marks_T = _spread(samples, "selected", place, otherwise=0.0)
+    return None if marks_T is None else marks_T != 0
+
+
+def _advantages(samples: Sequence[TrainingSample], segment_ids_T: torch.Tensor) -> torch.Tensor:
+    """[T] float32: a sample's one number at all its tokens, or 0 at the prompt and a number a response token."""
+    if not any(sample.token_advantages for sample in samples):
+        return torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)[segment_ids_T]
+    rows = (
+        (0.0,) * sample.prompt_length + sample.token_advantages
+        if sample.token_advantages
+        else (sample.advantage,) * sample.num_tokens
+        for sample in samples
+    )
+    return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.float32)
+
+
 def _spread(
-    samples: Sequence[TrainingSample], name: str, place: Callable[[torch.Tensor], torch.Tensor]
+    samples: Sequence[TrainingSample],
+    name: str,
+    place: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    otherwise: float | None = None,
 ) -> torch.Tensor | None:
-    """[T] float32 of a response-only field, or None when no sample carries it."""
+    """[T] float32 of a response-only field, or None when no sample carries it.
+
+    `otherwise` stands at the responses of samples that do not carry it beside some that do.
+    """
     if not any(getattr(sample, name) for sample in samples):
         return None
-    rows = ((0.0,) * sample.prompt_length + getattr(sample, name) for sample in samples)
+    rows = (_row(sample, name, otherwise) for sample in samples)
     return place(torch.tensor(list(chain.from_iterable(rows)), dtype=torch.float32))
+
+
+def _row(sample: TrainingSample, name: str, otherwise: float | None) -> tuple[float, ...]:
+    num_response = sample.num_tokens - sample.prompt_length
+    values: tuple[float, ...] = getattr(sample, name)
+    if not values and otherwise is not None:
+        values = (otherwise,) * num_response
+    assert len(values) == num_response, f"sample {sample.sample_id} has no {name}, others of its micro-batch do"
+    return (0.0,) * sample.prompt_length + values

@@ -42,6 +42,7 @@ class Engine(Protocol):
         max_new_tokens: int,
         min_new_tokens: int = 0,
         stop_token_ids: Sequence[int] = (),
+        first_token_temperature: float | None = None,
     ) -> Sequence[Sequence[SampledCompletion]]:
         """One list a prompt, one completion a key."""
         ...
@@ -77,6 +78,18 @@ class SavablePolicy(Policy, Protocol):
     """A policy that can be written as a complete Hugging Face directory."""
 
     def save_pretrained(self, directory: Path) -> None: ...
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
+
+
+class Critic(Protocol):
+    """Estimates of the return from packed tokens; the gradient follows torch's grad mode."""
+
+    def values(
+        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor | None = None
+    ) -> Tensor:
+        """[T]: at token t the estimate before it is sampled, in line with its log-prob; any number where not wanted."""
+        ...
+
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
 
 

@@ -51,6 +51,8 @@ class Rollout:
     reward: float | None
     status: RewardStatus
     breakdown: Mapping[str, float] = field(default_factory=dict[str, float])
+    steps: tuple[tuple[int, float], ...] = ()
+    """(index of the response token that ends a step, its reward), where the reward function judges steps."""
 
     def __post_init__(self) -> None:
         lengths = (len(self.completion_ids), len(self.behaviour_logprobs), len(self.log_kept_mass))
@@ -69,6 +71,21 @@ class RolloutGroup:
     epoch: int
     position: int
     rollouts: tuple[Rollout, ...]
+    baseline_reward: float | None = None
+    """Reward of one greedy response, where the algorithm compares with it and it was scored."""
+
+
+_OVER_RESPONSE = (
+    "behaviour_logprobs",
+    "old_logprobs",
+    "reference_logprobs",
+    "token_advantages",
+    "old_values",
+    "returns",
+    "token_weights",
+    "selected",
+)
+"""Fields of a `TrainingSample` with one entry a response token, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +94,11 @@ class TrainingSample:
 
     `loss_mask[t]` is 1 where token t is learned. `old_logprobs[t]` is its log-probability under
     the policy that starts the step, `behaviour_logprobs[t]` under the engine that sampled it,
-    both 0 at the prompt. `advantage` is the one number that outcome rewards give a sequence.
+    both 0 at the prompt. `advantage` is the one number that outcome rewards give a sequence;
+    `token_advantages` takes its place where every token has its own. `old_values` are the critic's estimates
+    at the start of the step, `returns` what they are trained towards, `token_weights` factors on the loss of
+    single tokens, `selected` marks tokens that the algorithm treats apart. Lists over the response are empty
+    where they are not used.
 
     Example: prompt of 2 tokens, response of 3::
 
@@ -91,6 +112,11 @@ class TrainingSample:
     behaviour_logprobs: tuple[float, ...] = ()
     old_logprobs: tuple[float, ...] = ()
     reference_logprobs: tuple[float, ...] = ()
+    token_advantages: tuple[float, ...] = ()
+    old_values: tuple[float, ...] = ()
+    returns: tuple[float, ...] = ()
+    token_weights: tuple[float, ...] = ()
+    selected: tuple[bool, ...] = ()
 
     def __post_init__(self) -> None:
         expected = len(self.token_ids) - self.prompt_length
@@ -98,7 +124,7 @@ class TrainingSample:
             raise ValueError(
                 f"sample {self.sample_id}: prompt_length {self.prompt_length} of {len(self.token_ids)} tokens"
             )
-        for name in ("behaviour_logprobs", "old_logprobs", "reference_logprobs"):
+        for name in _OVER_RESPONSE:
             values = getattr(self, name)
             if values and len(values) != expected:
                 raise ValueError(
@@ -115,6 +141,11 @@ class TrainingSample:
         """Response tokens that can be predicted: the first token of a sequence has nothing before it."""
         return len(self.token_ids) - max(self.prompt_length, 1)
 
+    @property
+    def has_advantage(self) -> bool:
+        """Whether any token's advantage is not zero."""
+        return any(self.token_advantages) if self.token_advantages else self.advantage != 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -129,8 +160,8 @@ class TokenBatch:
     """A packed micro-batch: T tokens of several sequences one after another, no padding.
 
     `positions_T` restarts at 0 with each sequence, `segment_ids_T` numbers them. All [T];
-    log-prob fields are 0 where `loss_mask_T` is False. Optional fields are None when the
-    objective does not use them.
+    fields that samples carry for the response are 0 at the prompt. Optional fields are None
+    when no sample carries them.
     """
 
     token_ids_T: Tensor
@@ -141,6 +172,10 @@ class TokenBatch:
     old_logprobs_T: Tensor | None
     behaviour_logprobs_T: Tensor | None
     reference_logprobs_T: Tensor | None
+    old_values_T: Tensor | None = None
+    returns_T: Tensor | None = None
+    token_weights_T: Tensor | None = None
+    selected_T: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +189,4 @@ class Sampling:
     top_k: int = 0
     min_p: float = 0.0
     min_new_tokens: int = 0
+    first_token_temperature: float | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from rft_algos.keyed_random import derive_key
@@ -30,6 +30,7 @@ class RolloutCollector:
         sampling: Sampling,
         group_size: int,
         seed: int,
+        greedy_baseline: bool = False,
     ) -> None:
         self._engine = engine
         self._decoder = decoder
@@ -38,6 +39,7 @@ class RolloutCollector:
         self._sampling = sampling
         self._group_size = group_size
         self._seed = seed
+        self._greedy = replace(sampling, temperature=0.0, first_token_temperature=None) if greedy_baseline else None
 
     def collect(
         self, entries: Sequence[LedgerEntry], prompts: Sequence[Prompt], timer: PhaseTimer
@@ -60,16 +62,27 @@ class RolloutCollector:
                 ],
                 self._sampling,
             )
+            greedy = self._greedy_responses([prompt for _, prompt in mine])
         with timer.phase(Phase.REWARD):
-            scored = score_rollouts(self._reward, [prompt for _, prompt in mine], sampled)
+            scored = score_rollouts(self._reward, [prompt for _, prompt in mine], sampled, self._decoder)
+            baselines = score_rollouts(self._reward, [prompt for _, prompt in mine], greedy) if greedy else []
         groups = [
             RolloutGroup(prompt, entry.epoch, entry.position, tuple(rollouts))
             for (entry, prompt), rollouts in zip(mine, scored, strict=True)
         ]
+        if greedy:
+            pairs = zip(groups, baselines, strict=True)
+            groups = [replace(group, baseline_reward=baseline[0].reward) for group, baseline in pairs]
         if world_size == 1:
             return groups
         with timer.phase(Phase.SYNC):
             return self._exchange(groups, len(entries))
+
+    def _greedy_responses(self, prompts: Sequence[Prompt]) -> list[list[Rollout]]:
+        """One greedy response a prompt, for algorithms whose baseline it is."""
+        if self._greedy is None:
+            return []
+        return sample_responses(self._engine, self._decoder, prompts, [[0]] * len(prompts), self._greedy)
 
     def _exchange(self, groups: Sequence[RolloutGroup], num_groups: int) -> list[RolloutGroup]:
         parts = self._collectives.gather_bytes(json.dumps([asdict(group) for group in groups]).encode())
@@ -83,12 +96,14 @@ def _group_from_json(row: dict[str, Any]) -> RolloutGroup:
         prompt=Prompt(**(prompt | {"token_ids": tuple(prompt["token_ids"])})),
         epoch=row["epoch"],
         position=row["position"],
+        baseline_reward=row["baseline_reward"],
         rollouts=tuple(
             Rollout(
                 **(
                     rollout
                     | {key: tuple(rollout[key]) for key in ("completion_ids", "behaviour_logprobs", "log_kept_mass")}
                     | {"status": RewardStatus(rollout["status"])}
+                    | {"steps": tuple((int(place), float(value)) for place, value in rollout["steps"])}
                 )
             )
             for rollout in rollouts
@@ -116,6 +131,7 @@ def sample_responses(
         max_new_tokens=sampling.max_new_tokens,
         min_new_tokens=sampling.min_new_tokens,
         stop_token_ids=sampling.stop_token_ids,
+        first_token_temperature=sampling.first_token_temperature,
     )
     texts = iter(decoder.decode_batch([c.token_ids for group in completions for c in group]))
     return [
@@ -139,9 +155,15 @@ def sample_responses(
 
 
 def score_rollouts(
-    reward: RewardFunction, prompts: Sequence[Prompt], sampled: Sequence[Sequence[Rollout]]
+    reward: RewardFunction,
+    prompts: Sequence[Prompt],
+    sampled: Sequence[Sequence[Rollout]],
+    decoder: ResponseDecoder | None = None,
 ) -> list[list[Rollout]]:
-    """The same rollouts with reward, status and breakdown; what failed keeps reward None."""
+    """The same rollouts with reward, status and breakdown; what failed keeps reward None.
+
+    With a `decoder`, rewards of steps are placed at the tokens that end them.
+    """
     items = [
         RewardItem(
             prompt_id=prompt.prompt_id,
@@ -155,20 +177,26 @@ def score_rollouts(
         for rollout in rollouts
     ]
     scores = iter(reward(items))
-    return [[_with_score(rollout, next(scores)) for rollout in rollouts] for rollouts in sampled]
+    return [[_with_score(rollout, next(scores), decoder) for rollout in rollouts] for rollouts in sampled]
 
 
-def _with_score(rollout: Rollout, score: Score) -> Rollout:
-    return Rollout(
-        prompt_id=rollout.prompt_id,
-        sample_index=rollout.sample_index,
-        completion_ids=rollout.completion_ids,
-        behaviour_logprobs=rollout.behaviour_logprobs,
-        log_kept_mass=rollout.log_kept_mass,
-        finish_reason=rollout.finish_reason,
-        weight_version=rollout.weight_version,
-        response_text=rollout.response_text,
-        reward=score.value,
-        status=score.status,
-        breakdown=score.breakdown,
-    )
+def _with_score(rollout: Rollout, score: Score, decoder: ResponseDecoder | None) -> Rollout:
+    steps = place_steps(rollout.completion_ids, score.steps, decoder) if decoder and score.steps else ()
+    return replace(rollout, reward=score.value, status=score.status, breakdown=score.breakdown, steps=steps)
+
+
+def place_steps(
+    completion_ids: Sequence[int], steps: Sequence[tuple[int, float]], decoder: ResponseDecoder
+) -> tuple[tuple[int, float], ...]:
+    """Rewards of steps by the token that ends them instead of by characters; those of one token are added up.
+
+    The token that ends a step is the first whose text, with all before it, reaches the step's last character;
+    a step that ends beyond the response ends with it.
+    """
+    prefixes = [completion_ids[: count + 1] for count in range(len(completion_ids))]
+    reached = [len(text) for text in decoder.decode_batch(prefixes)]
+    placed: dict[int, float] = {}
+    for end, value in steps:
+        token = next((index for index, length in enumerate(reached) if length >= end), len(completion_ids) - 1)
+        placed[token] = placed.get(token, 0.0) + value
+    return tuple(sorted(placed.items()))

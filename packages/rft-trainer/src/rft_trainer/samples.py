@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rft_algos.keyed_random import derive_key, permutation
 from rft_trainer.records import Rollout, RolloutGroup, TrainingSample
-
-AdvantageFunction = Callable[[Tensor, Tensor], Tensor]
-"""(rewards_N float64, group_ids_N int64) -> advantages_N."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +22,17 @@ class Kept:
     reasons: dict[str, int]
 
 
-def keep_scored(groups: Sequence[RolloutGroup]) -> Kept:
-    """Leave out rollouts without a score, then groups that have fewer than two left to compare."""
+def keep_scored(groups: Sequence[RolloutGroup], *, smallest_group: int = 2, needs_baseline: bool = False) -> Kept:
+    """Leave out rollouts without a score, then groups with too few left to compare, or without their baseline."""
     reasons: Counter[str] = Counter()
     kept: list[RolloutGroup] = []
     for group in groups:
         scored = tuple(rollout for rollout in group.rollouts if rollout.reward is not None)
         reasons["unscored"] += len(group.rollouts) - len(scored)
-        if len(scored) < 2:
+        if len(scored) < smallest_group:
             reasons["alone_in_group"] += len(scored)
+        elif needs_baseline and group.baseline_reward is None:
+            reasons["no_baseline"] += len(scored)
         else:
             kept.append(replace(group, rollouts=scored))
     return Kept(tuple(kept), {name: count for name, count in reasons.items() if count})
@@ -40,9 +40,14 @@ def keep_scored(groups: Sequence[RolloutGroup]) -> Kept:
 
 def keep_with_signal(kept: Kept) -> Kept:
     """Leave out groups in which every rollout has the same reward, in the denominators too (DAPO, 2503.14476)."""
-    groups = tuple(g for g in kept.groups if len({rollout.reward for rollout in g.rollouts}) > 1)
+    groups = tuple(g for g in kept.groups if has_signal(g))
     dropped = sum(len(g.rollouts) for g in kept.groups) - sum(len(g.rollouts) for g in groups)
     return Kept(groups, kept.reasons | ({"no_signal": dropped} if dropped else {}))
+
+
+def has_signal(group: RolloutGroup) -> bool:
+    """Whether the rewards of a group differ, before any shaping for length."""
+    return len({rollout.reward for rollout in group.rollouts if rollout.reward is not None}) > 1
 
 
 def shuffle_rewards(groups: Sequence[RolloutGroup], seed: int) -> list[RolloutGroup]:
@@ -81,21 +86,22 @@ def build_samples(
     advantages: Sequence[float],
     old_logprobs: Sequence[tuple[float, ...]],
     reference_logprobs: Sequence[tuple[float, ...]],
+    **token_fields: Sequence[tuple[Any, ...]],
 ) -> list[TrainingSample]:
-    """One sample a rollout, in `flat_rollouts` order; `reference_logprobs` may be empty."""
+    """One sample a rollout, in `flat_rollouts` order; `reference_logprobs` and other fields of tokens may be empty."""
     flat = flat_rollouts(groups)
-    reference = reference_logprobs or [()] * len(flat)
+    given = {name: rows for name, rows in (("reference_logprobs", reference_logprobs), *token_fields.items()) if rows}
     return [
         TrainingSample(
             sample_id=f"{group.epoch}/{group.position}/{rollout.prompt_id}#{rollout.sample_index}",
             token_ids=group.prompt.token_ids + rollout.completion_ids,
             prompt_length=len(group.prompt.token_ids),
-            advantage=advantage,
+            advantage=advantages[i],
             behaviour_logprobs=rollout.behaviour_logprobs,
-            old_logprobs=old,
-            reference_logprobs=ref,
+            old_logprobs=old_logprobs[i],
+            **{name: rows[i] for name, rows in given.items()},
         )
-        for (group, rollout), advantage, old, ref in zip(flat, advantages, old_logprobs, reference, strict=True)
+        for i, (group, rollout) in enumerate(flat)
     ]
 
 
@@ -103,7 +109,7 @@ def with_gradient(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
     """Samples whose advantage is not zero: where the objective has no term besides the advantage's,
     the others have a gradient of exactly zero and need no forward. They stay in the denominators.
     """
-    return [sample for sample in samples if sample.advantage != 0.0]
+    return [sample for sample in samples if sample.has_advantage]
 
 
 def optimizer_batches(samples: Sequence[TrainingSample], batch_size: int) -> list[list[TrainingSample]]:

@@ -49,6 +49,21 @@ class BigramPolicy(nn.Module):
         (directory / "table.json").write_text(json.dumps(self.table.tolist()))
 
 
+class TokenCritic(nn.Module):
+    """The value before a token is one trainable number of the token before it."""
+
+    def __init__(self, vocab_size: int, *, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(vocab_size, dtype=dtype))
+
+    def values(
+        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor | None = None
+    ) -> Tensor:
+        """The contract of `protocols.Critic`."""
+        shown_T = positions_T > 0 if wanted_T is None else wanted_T & (positions_T > 0)
+        return torch.where(shown_T, self.table[token_ids_T.roll(1)], 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class FakeCompletion:
     """What an engine returns for one sample."""
@@ -80,9 +95,10 @@ class BigramEngine:
         max_new_tokens: int,
         min_new_tokens: int = 0,
         stop_token_ids: Sequence[int] = (),
+        first_token_temperature: float | None = None,
     ) -> list[list[FakeCompletion]]:
         """One completion a key; temperature 0 takes the most likely token."""
-        del top_p, top_k, min_p, min_new_tokens
+        del top_p, top_k, min_p, min_new_tokens, first_token_temperature
         table = (self._policy.table / (temperature or 1.0)).log_softmax(-1)
         return [
             [self._one(table, prompt[-1], key, temperature, max_new_tokens, stop_token_ids) for key in keys]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rft_trainer.metrics import MetricTotals
-from rft_trainer.packing import assign_to_ranks, count, cut_by_tokens, cut_in_order, pack
+from rft_trainer.packing import count, cut_by_tokens, cut_in_order, own_micro_batches, pack
 from rft_trainer.protocols import Collectives, Optimizer, Policy
 from rft_trainer.records import Counts, TokenBatch, TrainingSample
 
@@ -92,6 +92,11 @@ class Updater:
         self._device = device
         self._pin_memory = pin_memory
 
+    @property
+    def policy(self) -> Policy:
+        """What is trained."""
+        return self._policy
+
     def __call__(
         self, samples: Sequence[TrainingSample], update_index: int, totals: MetricTotals, counts: Counts | None = None
     ) -> UpdateOutcome:
@@ -101,16 +106,15 @@ class Updater:
         is exactly zero may be left out of `samples` while they stay in the denominators.
         """
         counts = counts or count(samples)
-        mine = assign_to_ranks([s.num_tokens for s in samples], self._collectives.world_size)[self._collectives.rank]
-        share = [samples[index] for index in mine]
-        cuts = self._micro_batching.cut([sample.num_tokens for sample in share])
-        for indices in cuts:
-            self._backward(pack([share[i] for i in indices], self._device, pin_memory=self._pin_memory), counts, totals)
+        ranks = self._collectives
+        micro_batches = own_micro_batches(samples, ranks.rank, ranks.world_size, self._micro_batching.cut)
+        for chosen in micro_batches:
+            self._backward(pack(chosen, self._device, pin_memory=self._pin_memory), counts, totals)
         if self._collectives.rank == 0:
             self._count_left_out(samples, counts, totals)
         learning_rate = self._learning_rate(update_index)
         outcome = self._optimizer.step(learning_rate)
-        return UpdateOutcome(outcome.gradient_norm, outcome.applied, learning_rate, len(cuts))
+        return UpdateOutcome(outcome.gradient_norm, outcome.applied, learning_rate, len(micro_batches))
 
     def _count_left_out(self, samples: Sequence[TrainingSample], counts: Counts, totals: MetricTotals) -> None:
         """Samples that were left out add 0 to the loss and their share to its count, so that its mean is the loss."""

@@ -10,7 +10,7 @@ import yaml
 
 from rft_algos.errors import OptionsError
 from rft_cli.commands import quickstart
-from rft_cli.run_files import as_object
+from rft_cli.run_files import as_object, read_text
 from rft_trainer.run_directory import RunDirectory
 
 USAGE = """usage: rft-train resume RUN [OPTIONS]
@@ -31,6 +31,7 @@ def run(argv: list[str]) -> int:
         _go_to_working_directory(started_by)
         return quickstart.resume(started_by, overrides)
     directory = RunDirectory.open(path)
+    refuse_code(directory)
     command = command_of(directory)
     _go_to_working_directory(path)
     from rft_cli.config.resolve import resolve
@@ -61,6 +62,26 @@ def command_of(directory: RunDirectory) -> str:
             do=f"rft-train runs show {directory.path}",
         )
     return str(command)
+
+
+def refuse_code(directory: RunDirectory) -> None:
+    """A run whose reward or algorithm is code of a script is continued by that script, never without it.
+
+    Raises:
+        OptionsError: the run was started by a script.
+    """
+    script = read_text(directory.path / "command.txt").strip()
+    if not script.startswith("python"):
+        return
+    from rft_cli.run_start import continued_by
+
+    raise OptionsError(
+        code="resume.from_code",
+        what=f"{directory.path} was started by a script: {script}",
+        where=str(directory.path / "command.txt"),
+        why="its reward function or its trainer's methods are in that script, and a resume without them is another run",
+        do=continued_by(script, directory.path),
+    )
 
 
 def _go_to_working_directory(path: Path) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from rft_cli import end_page, plan_page, run_start
-from rft_cli.compose import RlData, build_rl, make_reward, rl_data
+from rft_cli.compose import build_rl, make_reward, rl_data
 from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.machine import Machine, open_machine
 from rft_cli.settings import RlSettings
 from rft_models.text import HfTextCodec, load_tokenizer
+from rft_trainer.credit import ComputeAdvantages
+from rft_trainer.loops.rl import Reinforcement
+from rft_trainer.rewards.records import Reward
+from rft_trainer.sinks.protocol import Sink
 from rft_trainer.stopping import StopSignals
 
 
@@ -24,8 +30,45 @@ def train(
     resolved: Resolved[RlSettings], command: Sequence[str], *, in_place: Path | None = None, show_end: bool = True
 ) -> Path:
     """One RL run from its settings; `in_place` continues the run in that directory. Returns the run's directory."""
+    with StopSignals() as signals, prepared(resolved, command, in_place=in_place) as ready:
+        path = ready.started.directory.path
+        run_start.carry_out(
+            ready.training, ready.started, resolved, ready.sinks, signals, is_first=ready.machine.is_first
+        )
+        if ready.machine.is_first and show_end:
+            summary = ready.started.directory.read_summary()
+            assert summary is not None
+            end_page.show(ready.started.directory, summary, end_page.after_training(path))
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An RL run that is built and has not begun: nothing was written."""
+
+    machine: Machine
+    codec: HfTextCodec
+    started: run_start.Started
+    sinks: Sequence[Sink]
+    training: Reinforcement
+
+
+@contextmanager
+def prepared(
+    resolved: Resolved[RlSettings],
+    command: Sequence[str],
+    *,
+    in_place: Path | None = None,
+    reward: Reward | None = None,
+    compute_advantages: ComputeAdvantages | None = None,
+    script: str = "",
+) -> Generator[Prepared]:
+    """Read, plan and build; `reward` and `compute_advantages` take the place of what the settings name.
+
+    They are code of `script`, which alone can continue the run then.
+    """
     settings = resolved.settings
-    with StopSignals() as signals, open_machine(settings.model.device) as machine:
+    with open_machine(settings.model.device) as machine:
         codec = load_tokenizer(settings.model.pretrain)
         data = rl_data(settings, codec, machine.ranks.world_size)
         path = in_place or run_start.choose_path(
@@ -33,39 +76,23 @@ def train(
         )
         if machine.is_first:
             plan_page.show_rl(resolved, data, machine)
-        started = run_start.start(resolved, command, path, machine, in_place=in_place is not None)
-        _run(resolved, machine, codec, data, started, signals)
-        if machine.is_first and show_end:
-            summary = started.directory.read_summary()
-            assert summary is not None
-            end_page.show(started.directory, summary, end_page.after_training(path))
-    return path
-
-
-def _run(
-    resolved: Resolved[RlSettings],
-    machine: Machine,
-    codec: HfTextCodec,
-    data: RlData,
-    started: run_start.Started,
-    signals: StopSignals,
-) -> None:
-    settings, directory = resolved.settings, started.directory
-    sinks = run_start.make_sinks(directory, settings.run, data.num_steps) if machine.is_first else []
-    reward = make_reward(settings.reward)
-    try:
-        training = build_rl(
-            settings,
-            machine,
-            directory,
-            codec,
-            data,
-            reward,
-            sinks,
-            metadata=run_start.metadata(resolved, data.training.data_hash),
-            resume_command=started.resume_command,
-            restored=started.restored,
-        )
-        run_start.carry_out(training, started, resolved, sinks, signals, is_first=machine.is_first)
-    finally:
-        reward.close()
+        started = run_start.start(resolved, command, path, machine, in_place=in_place is not None, script=script)
+        sinks = run_start.make_sinks(started.directory, settings.run, data.num_steps) if machine.is_first else []
+        judge = reward or make_reward(settings.reward)
+        try:
+            training = build_rl(
+                settings,
+                machine,
+                started.directory,
+                codec,
+                data,
+                judge,
+                sinks,
+                metadata=run_start.metadata(resolved, data.training.data_hash),
+                resume_command=started.resume_command,
+                restored=started.restored,
+                compute_advantages=compute_advantages,
+            )
+            yield Prepared(machine, codec, started, sinks, training)
+        finally:
+            judge.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
@@ -184,7 +185,14 @@ def _like(given: Given, name: str) -> str:
 def _assignment(given: Given, name: str, value: str) -> str:
     if given.origin.kind == "command line":
         return f"--{name} {value}" if value else f"--{name}"
-    return f"{name}: {value}"
+    return f"{name}={_literal(value)}" if given.origin.kind == "keyword argument" else f"{name}: {value}"
+
+
+def _literal(text: str) -> str:
+    """The text of a value as Python writes it."""
+    if text.lower() in ("true", "false", "none"):
+        return text.capitalize()
+    return text if re.fullmatch(r"[+-]?\d[\d.]*(?:e[+-]?\d+)?", text) else repr(text)
 
 
 def _value(setting: Setting, given: Given) -> str:

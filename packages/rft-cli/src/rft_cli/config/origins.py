@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-OriginKind = Literal["default", "recipe", "file", "command line"]
+OriginKind = Literal["default", "recipe", "file", "command line", "keyword argument"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class Origin:
 
 
 DEFAULT = Origin("default")
+KEYWORD = Origin("keyword argument")
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,16 @@ def resolve(command: str, argv: Sequence[str]) -> Resolved[Any]:
     Raises:
         SettingsError: with every problem of the command line and of the files.
     """
-    merged = merge(command, argv)
+    return settled(merge(command, argv))
+
+
+def settled(merged: Merged) -> Resolved[Any]:
+    """The settings that all sources say together.
+
+    Raises:
+        SettingsError: with every problem of all sources.
+    """
+    command = merged.command
     problems = merged.problems + [errors.missing_setting(command, setting) for setting in merged.missing]
     if not problems:
         problems = rules.contradictions(command, merged.values, merged.origins)
@@ -103,14 +112,14 @@ def resolve(command: str, argv: Sequence[str]) -> Resolved[Any]:
     )
 
 
-def merge(command: str, argv: Sequence[str]) -> Merged:
-    """Defaults, then files, then flags; nothing is raised."""
+def merge(command: str, argv: Sequence[str], keywords: Sequence[Given] = ()) -> Merged:
+    """Defaults, then files, then flags, then the keyword arguments of Python code; nothing is raised."""
     table = schema(command)
     merged = Merged(command, table, {name: row.default for name, row in table.items()}, dict.fromkeys(table, DEFAULT))
     words = command_line.read(argv, table)
     for reference in words.configs:
         _read_config(merged, reference)
-    for given in words.given:
+    for given in (*words.given, *keywords):
         _apply(merged, given)
     for given in words.without_value:
         if given.name == command_line.CONFIG:

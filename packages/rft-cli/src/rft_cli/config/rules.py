@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from rft_algos.errors import Problem
+from rft_algos.algorithms import PolicyAlgorithm
+from rft_algos.errors import OptionsError, Problem
 from rft_cli.config.origins import Origin
+from rft_cli.config.schema import build
 from rft_cli.config.values import as_text
 
 Values = Mapping[str, Any]
@@ -19,7 +23,7 @@ def contradictions(command: str, values: Values, origins: Origins) -> list[Probl
     if command == "sft":
         checks += [_nothing_to_wait_for]
     if command == "rl":
-        checks += [_group, _sampling_for_training, _divergence]
+        checks += [_sampling_for_training, _divergence, _algorithm]
     return [problem for check in checks for problem in check(values, origins)]
 
 
@@ -60,18 +64,6 @@ def _lengths(values: Values, origins: Origins) -> Iterator[Problem]:
         )
 
 
-def _group(values: Values, origins: Origins) -> Iterator[Problem]:
-    if values["n_samples_per_prompt"] < 2:
-        yield _problem(
-            "batch.group_of_one",
-            origins,
-            values,
-            ["n_samples_per_prompt", "advantage_estimator"],
-            "an advantage is relative to the other responses of its prompt: a group of one always gets 0",
-            "--n_samples_per_prompt 8",
-        )
-
-
 def _sampling_for_training(values: Values, origins: Origins) -> Iterator[Problem]:
     if values["temperature"] == 0.0:
         why = "greedy responses of one prompt are all the same, so that no advantage differs from 0"
@@ -86,7 +78,7 @@ def _nothing_to_wait_for(values: Values, origins: Origins) -> Iterator[Problem]:
 
 
 def _divergence(values: Values, origins: Origins) -> Iterator[Problem]:
-    if values["use_kl_loss"] and values["init_kl_coef"] == 0.0:
+    if values["use_kl_loss"] and values["init_kl_coef"] == 0.0 and origins["use_kl_loss"].kind != "default":
         yield _problem(
             "kl.no_weight",
             origins,
@@ -97,6 +89,26 @@ def _divergence(values: Values, origins: Origins) -> Iterator[Problem]:
         )
 
 
+def _algorithm(values: Values, origins: Origins) -> Iterator[Problem]:
+    """What the record of the algorithm says of flags that do not go together."""
+    try:
+        _record(values)
+    except OptionsError as error:
+        problem = error.problem
+        named = [name for name in origins if re.search(rf"\b{re.escape(name)}\b", problem.what)]
+        if all(origins[name].kind == "default" for name in named):
+            chosen = ("advantage_estimator", "policy_loss", "use_gspo", "use_gmpo")
+            named += [name for name in chosen if origins[name].kind != "default"]
+        where = ", ".join(f"{name}: {origins[name]}" for name in named or ["advantage_estimator"])
+        yield replace(problem, where=where)
+
+
+def _record(values: Values) -> PolicyAlgorithm:
+    from rft_cli.algorithm_choice import algorithm_record  # here, so that pages do not wait for it
+
+    return algorithm_record(build("rl", values))
+
+
 def _problem(code: str, origins: Origins, values: Values, names: list[str], why: str, do: str) -> Problem:
     what = ", ".join(f"{name} = {as_text(values[name])}" for name in names)
     where = ", ".join(f"{name}: {origins[name]}" for name in names)
@@ -105,8 +117,12 @@ def _problem(code: str, origins: Origins, values: Values, names: list[str], why:
 
 _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "chunk_size": ("fused_linear_logprob", bool),
-    "kl_estimator": ("init_kl_coef", lambda weight: weight > 0),
-    "micro_rollout_batch_size": ("init_kl_coef", lambda weight: weight > 0),
+    "overlong_buffer_penalty_factor": ("overlong_buffer", lambda on: on is not False),
+    "overlong_buffer_len": ("overlong_buffer", lambda on: on is not False),
+    "first_token_temperature": ("use_fire", bool),
+    "dynamic_sampling_rounds": ("dynamic_sampling", lambda on: on is not False),
+    "kl_horizon": ("kl_target", bool),
+    "off_policy_cap": ("off_policy_correction", lambda word: word in ("tis", "seq-tis")),
     "num_trajectories_to_save": ("save_trajectories", bool),
     "rollout_log_interval": ("save_trajectories", bool),
     "prefetch_factor": ("num_workers", lambda count: count > 0),
@@ -128,9 +144,41 @@ def notes(values: Values, origins: Origins, defaults: Values) -> list[str]:
     A value that is the default anyway says nothing (the config.yaml of a run holds every setting).
     """
     told: list[str] = []
+    if "advantage_estimator" in values:
+        told += _idle_parts(values, origins, defaults)
     for name, (condition, holds) in _NEEDS.items():
         asked = name in values and origins[name].kind != "default" and values[name] != defaults[name]
         if asked and not holds(values[condition]):
             state = f"{condition} is {as_text(values[condition]) or 'empty'} ({origins[condition]})"
             told.append(f"{name} = {as_text(values[name])} ({origins[name]}) has no effect: {state}")
     return told
+
+
+def _idle_parts(values: Values, origins: Origins, defaults: Values) -> list[str]:
+    """Flags of parts that the chosen algorithm does not have."""
+    record = _record(values)
+    scores_again = record.needs_reference or record.needs_old_logprobs or record.needs_old_entropy
+    needs_values = record.advantage.needs_values
+    parts = (
+        (("kl_estimator",), record.needs_reference, "there is no divergence from a reference"),
+        (("micro_rollout_batch_size",), scores_again or needs_values, "nothing scores the rollouts again"),
+        (
+            (
+                "critic_pretrain",
+                "critic_learning_rate",
+                "value_clip",
+                "value_head_prefix",
+                "save_value_network",
+                "freezing_actor_steps",
+            ),
+            needs_values,
+            "there is no critic",
+        ),
+    )
+    return [
+        f"{name} = {as_text(values[name])} ({origins[name]}) has no effect: "
+        f"{why} with advantage_estimator {values['advantage_estimator']}"
+        for names, acts, why in parts
+        for name in names
+        if not acts and origins[name].kind != "default" and values[name] != defaults[name]
+    ]

@@ -37,7 +37,7 @@ class Setting:
     @property
     def is_switch(self) -> bool:
         """Whether the flag alone means true."""
-        return self.kind is bool
+        return self.base is bool
 
     @property
     def is_pair(self) -> bool:

@@ -76,7 +76,7 @@ def _validated(setting: Setting, raw: str | list[str]) -> Any:
 def allowed(setting: Setting) -> str:
     """What the setting takes, in words: `a whole number of at least 1`."""
     if setting.is_switch:
-        return BOOLEAN_FORMS
+        return f"{BOOLEAN_FORMS}, none" if setting.may_be_none else BOOLEAN_FORMS
     if setting.choices:
         return f"one of {', '.join(setting.choices)}"
     if setting.base is str:

@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from rft_algos.errors import NumericsError, SavedAfterSignal, ServiceError
 from rft_algos.fault_points import declare, fault_point
 from rft_trainer.annotate import LogprobAnnotator
+from rft_trainer.credit import Annotations, CreditAssigner
+from rft_trainer.critic import CriticUpdater, ValueAnnotator
 from rft_trainer.evaluation import EvaluationResult, Evaluator
 from rft_trainer.finite import refuse_non_finite_samples
 from rft_trainer.ledger import EntryState, Ledger, LedgerEntry
@@ -25,11 +25,9 @@ from rft_trainer.records import Prompt, RolloutGroup, TrainingSample
 from rft_trainer.report import Reporter, rollout_metrics
 from rft_trainer.rollouts import RolloutCollector
 from rft_trainer.samples import (
-    AdvantageFunction,
     Kept,
-    build_samples,
-    flat_rewards,
     flat_rollouts,
+    has_signal,
     keep_scored,
     keep_with_signal,
     optimizer_batches,
@@ -38,7 +36,7 @@ from rft_trainer.samples import (
 from rft_trainer.saving import Progress, Saver
 from rft_trainer.stopping import StopSignals, agree
 from rft_trainer.throughput import Phase, PhaseTimer
-from rft_trainer.update import Updater
+from rft_trainer.update import UpdateOutcome, Updater
 
 POINT_ROLLED_OUT = declare("rl.rolled_out", "rollouts are scored, no weight has changed")
 POINT_UPDATED = declare("rl.updated", "one optimizer step of a training step is applied")
@@ -59,10 +57,41 @@ class StepRules:
     epochs_per_step: int
     skip_zero_advantage: bool
     filter_groups: bool
+    refill_rounds: int
+    """How often groups without signal are replaced by sampling more prompts; 0 = they are not."""
+    smallest_group: int
+    needs_baseline: bool
+    frozen_steps: int
+    """Steps at the start in which only the critic is trained."""
     max_steps: int
     eval_every: int
     max_refused_in_a_row: int
     max_unscored_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class OldPolicy:
+    """The policy at the start of the step, scored again by the trainer: log-probs, or entropy, or both."""
+
+    annotate: LogprobAnnotator
+    logprobs: bool
+    entropy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CriticPart:
+    """What estimates the value of every token, and what trains it."""
+
+    values: ValueAnnotator
+    update: CriticUpdater
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """What a step sampled, and its metrics by name."""
+
+    groups: Sequence[RolloutGroup]
+    metrics: Mapping[str, object]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,12 +102,10 @@ class Reinforcement:
     prompts: Sequence[Prompt]
     engine: Engine
     collector: RolloutCollector
-    advantages: AdvantageFunction
+    assign_credit: CreditAssigner
     reference: LogprobAnnotator | None
-    old_policy: LogprobAnnotator | None
-    shape_rewards: (
-        Callable[[torch.Tensor, Sequence[tuple[float, ...]], Sequence[tuple[float, ...]]], torch.Tensor] | None
-    )
+    old_policy: OldPolicy | None
+    critic: CriticPart | None
     control: Callable[[Sequence[RolloutGroup]], list[RolloutGroup]] | None
     updater: Updater
     evaluator: Evaluator | None
@@ -94,23 +121,31 @@ class Reinforcement:
     def run(self, signals: StopSignals) -> Mapping[str, EvaluationResult]:
         """Train until the ledger or `max_steps` ends; the evaluations before and after by name."""
         results: dict[str, EvaluationResult] = {}
-        if self.saver.saved_step is None:  # a resume from step 0 has its evaluation already
-            self._evaluate(results, "before")
-            self.saver.save(0, episode=0)
+        self.begin(results)
         while not self.finished:
-            entries = self._reserve()
-            groups = self._roll_out(entries)
-            if agree(self.collectives, signals.received is not None)[0]:
-                self._save_and_stop(signals)
-            record = self._learn(groups)
-            self.ledger.advance(entries, EntryState.TRAINED)
-            self.progress.step += 1
-            ended = self.ledger.epoch if self.ledger.epoch > entries[-1].epoch else None
-            self._finish_step(record, groups, results, ended)
-            if not self.finished and agree(self.collectives, signals.received is not None)[0]:
-                self._save_and_stop(signals)
+            self.train_step(signals, results)
         self.saver.save(self.progress.step, episode=self.ledger.epoch)
         return results
+
+    def begin(self, results: dict[str, EvaluationResult]) -> None:
+        """What comes before the first step of a run; a resume has it already, also one from step 0."""
+        if self.saver.saved_step is None:
+            self._evaluate(results, "before")
+            self.saver.save(0, episode=0)
+
+    def train_step(self, signals: StopSignals, results: dict[str, EvaluationResult]) -> StepDone:
+        """One step, from its prompts to its row, its evaluation and its checkpoint where they are due."""
+        entries, groups = self._collect()
+        if agree(self.collectives, signals.received is not None)[0]:
+            self._save_and_stop(signals)
+        record = self._learn(groups)
+        self.ledger.advance(entries, EntryState.TRAINED)
+        self.progress.step += 1
+        ended = self.ledger.epoch if self.ledger.epoch > entries[-1].epoch else None
+        self._finish_step(record, groups, results, ended)
+        if not self.finished and agree(self.collectives, signals.received is not None)[0]:
+            self._save_and_stop(signals)
+        return StepDone(groups, record)
 
     @property
     def finished(self) -> bool:
@@ -121,8 +156,31 @@ class Reinforcement:
         """Prompts of one step: `rollouts_per_step` batches, never across the end of an epoch."""
         return self.ledger.reserve(self.rules.prompts_per_rollout * self.rules.rollouts_per_step)
 
-    def _roll_out(self, entries: Sequence[LedgerEntry]) -> list[RolloutGroup]:
+    def _collect(self) -> tuple[list[LedgerEntry], list[RolloutGroup]]:
+        """The rollouts of one step; with refills, until enough groups have a signal, the rounds or the epoch end.
+
+        Every round samples exactly the prompts that are missing, so nothing sampled is surplus.
+        """
         self.engine.wake()
+        entries = self._reserve()
+        groups = self._roll_out(entries)
+        wanted = len(entries)
+        for _ in range(self.rules.refill_rounds):
+            missing = wanted - sum(has_signal(group) for group in groups)
+            more = self.ledger.reserve(missing) if missing > 0 else []
+            if more and more[0].epoch != entries[-1].epoch:
+                self.ledger.give_back(more)
+                more = []
+            if not more:
+                break
+            groups += self._roll_out(more)
+            entries += more
+        if self.sleep_engine:
+            self.engine.sleep(1)
+        fault_point(POINT_ROLLED_OUT)
+        return entries, groups
+
+    def _roll_out(self, entries: Sequence[LedgerEntry]) -> list[RolloutGroup]:
         size = self.rules.prompts_per_rollout
         groups: list[RolloutGroup] = []
         for start in range(0, len(entries), size):
@@ -133,44 +191,44 @@ class Reinforcement:
         )
         self.ledger.advance(entries, EntryState.GENERATED)
         self.ledger.advance(entries, EntryState.SCORED)
-        if self.sleep_engine:
-            self.engine.sleep(1)
-        fault_point(POINT_ROLLED_OUT)
         return groups
 
     def _learn(self, groups: Sequence[RolloutGroup]) -> dict[str, object]:
         """Advantages, then `epochs_per_step` passes of optimizer steps over the samples."""
         kept = self._keep(groups)
-        samples = self._annotate(kept)
+        samples, credited = self._annotate(kept)
         totals = MetricTotals()
-        outcomes = []
+        outcomes: list[UpdateOutcome] = []
+        critic_outcomes: list[UpdateOutcome] = []
+        trains_policy = self.progress.step >= self.rules.frozen_steps
         with self.timer.phase(Phase.TRAIN):
             for _ in range(self.rules.epochs_per_step):
                 for batch in optimizer_batches(samples, self.rules.train_batch_size):
-                    trained = with_gradient(batch) if self.rules.skip_zero_advantage else batch
-                    outcome = self.updater(trained, self.progress.updates, totals, count(batch))
-                    self._check_applied(outcome.applied, batch)
+                    if self.critic is not None:
+                        critic_outcomes.append(self.critic.update(batch, self.progress.updates, totals))
+                        self._check_applied(critic_outcomes[-1].applied, batch)
+                    if trains_policy:
+                        trained = with_gradient(batch) if self.rules.skip_zero_advantage else batch
+                        outcomes.append(self.updater(trained, self.progress.updates, totals, count(batch)))
+                        self._check_applied(outcomes[-1].applied, batch)
                     self.progress.updates += 1
-                    outcomes.append(outcome)
                     fault_point(POINT_UPDATED)
-            merged = totals.merged(self.collectives)
+            merged = totals.merged(self.collectives) | credited
         with self.timer.phase(Phase.SYNC):
             self.engine.load_weights(self.progress.step + 1)
-        applied = [o for o in outcomes if o.applied]
-        norms = [o.gradient_norm for o in applied]
         return {
             **rollout_metrics(groups, kept),
             **merged,
-            "policy/gradient_norm": sum(norms) / len(norms) if norms else math.nan,
-            "policy/learning_rate": outcomes[-1].learning_rate if outcomes else math.nan,
-            "policy/updates": len(applied),
-            "policy/updates_refused": len(outcomes) - len(applied),
-            "policy/micro_batches": sum(o.num_micro_batches for o in outcomes),
+            **self.assign_credit.control(merged, len(samples)),
+            **_update_metrics("policy", outcomes),
+            **(_update_metrics("critic", critic_outcomes) if self.critic is not None else {}),
         }
 
     def _keep(self, groups: Sequence[RolloutGroup]) -> Kept:
         controlled = self.control(groups) if self.control else groups
-        kept = keep_scored(controlled)
+        kept = keep_scored(
+            controlled, smallest_group=self.rules.smallest_group, needs_baseline=self.rules.needs_baseline
+        )
         total = sum(len(group.rollouts) for group in groups)
         unscored = kept.reasons.get("unscored", 0)
         if total and unscored / total > self.rules.max_unscored_share:
@@ -184,18 +242,21 @@ class Reinforcement:
             )
         return keep_with_signal(kept) if self.rules.filter_groups else kept
 
-    def _annotate(self, kept: Kept) -> list[TrainingSample]:
+    def _annotate(self, kept: Kept) -> tuple[list[TrainingSample], dict[str, float]]:
+        """Samples with all that the algorithm needs of them, and what was measured on the way."""
         if not kept.groups:
-            return []
+            return [], {}
         behaviour = [rollout.behaviour_logprobs for _, rollout in flat_rollouts(kept.groups)]
+        old, entropy = behaviour, []
         with self.timer.phase(Phase.LOGPROB):
-            old = self.old_policy(kept.groups) if self.old_policy else behaviour
+            if self.old_policy is not None:
+                old = self.old_policy.annotate(kept.groups) if self.old_policy.logprobs else behaviour
+                entropy = self.old_policy.annotate.entropies(kept.groups) if self.old_policy.entropy else []
             reference = self.reference(kept.groups) if self.reference else []
-        rewards_N, group_ids_N = flat_rewards(kept.groups)
-        if self.shape_rewards:
-            rewards_N = self.shape_rewards(rewards_N, old, reference)
-        advantages = self.advantages(rewards_N, group_ids_N).tolist()
-        return build_samples(kept.groups, advantages, old, reference)
+            values = self.critic.values(kept.groups) if self.critic else []
+            told = Annotations(old, behaviour, reference, values, entropy)
+            samples, metrics = self.assign_credit(kept.groups, told, step=self.progress.step)
+        return samples, {name: float(total / count) for name, (total, count) in metrics.items() if float(count)}
 
     def _check_applied(self, applied: bool, batch: Sequence[TrainingSample]) -> None:
         """A refused step leaves the weights as they were; several in a row end the run."""
@@ -250,6 +311,19 @@ class Reinforcement:
             state=f"nothing is lost: checkpoint of step {self.progress.step}",
             do=self.resume_command,
         )
+
+
+def _update_metrics(part: str, outcomes: Sequence[UpdateOutcome]) -> dict[str, object]:
+    """What the optimizer steps of one training step did to the policy or to the critic."""
+    applied = [outcome for outcome in outcomes if outcome.applied]
+    norms = [outcome.gradient_norm for outcome in applied]
+    return {
+        f"{part}/gradient_norm": sum(norms) / len(norms) if norms else math.nan,
+        f"{part}/learning_rate": outcomes[-1].learning_rate if outcomes else math.nan,
+        f"{part}/updates": len(applied),
+        f"{part}/updates_refused": len(outcomes) - len(applied),
+        f"{part}/micro_batches": sum(outcome.num_micro_batches for outcome in outcomes),
+    }
 
 
 def _first_unscored(groups: Sequence[RolloutGroup]) -> str:

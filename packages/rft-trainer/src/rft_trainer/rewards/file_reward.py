@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from rft_trainer.rewards.pool import Job, Outcome, WorkerPool
 from rft_trainer.rewards.records import RewardItem, RewardStatus, Score
@@ -37,7 +38,7 @@ class FileReward:
 
     def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
         calls = [list(call) for _, call in groupby(items, key=lambda item: item.prompt_id)]
-        outcomes = self._pool.run([Job(_payload(call), self._timeout * len(call)) for call in calls])
+        outcomes = self._pool.run([Job(payload(call), self._timeout * len(call)) for call in calls])
         return [score for call, outcome in zip(calls, outcomes, strict=True) for score in _scores(outcome, len(call))]
 
     def close(self) -> None:
@@ -45,7 +46,8 @@ class FileReward:
         self._pool.close()
 
 
-def _payload(items: Sequence[RewardItem]) -> dict[str, object]:
+def payload(items: Sequence[RewardItem]) -> dict[str, object]:
+    """What a handler of `user_file` is called with: all responses to one prompt."""
     return {
         "responses": [item.response_text for item in items],
         "labels": [item.label for item in items],
@@ -62,7 +64,12 @@ def _scores(outcome: Outcome, num_items: int) -> list[Score]:
         return [Score(None, outcome.status, detail=outcome.detail)] * num_items
     assert isinstance(outcome.result, list)
     assert len(outcome.result) == num_items
-    return [
-        Score(value) if isinstance(value, float) else Score(None, RewardStatus.FAILED, detail=str(value))
-        for value in outcome.result
-    ]
+    return [score(value) for value in outcome.result]
+
+
+def score(value: Any) -> Score:
+    """What a handler of `user_file` said of one response."""
+    if isinstance(value, dict):
+        steps = tuple((int(end), float(number)) for end, number in value["steps"])
+        return Score(value["reward"], breakdown=value["parts"], steps=steps)
+    return Score(value) if isinstance(value, float) else Score(None, RewardStatus.FAILED, detail=str(value))

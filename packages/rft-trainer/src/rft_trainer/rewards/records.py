@@ -65,6 +65,8 @@ class Score:
     status: RewardStatus = RewardStatus.OK
     breakdown: Mapping[str, float] = field(default_factory=dict[str, float])
     """Parts of the value, each before its weight."""
+    steps: tuple[tuple[int, float], ...] = ()
+    """(characters of the response up to the end of a step, its reward), for a reward that judges steps."""
     detail: str = ""
     """What happened, for a person; empty where the status is ok."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from rft_algos.errors import OptionsError
 from rft_trainer.rewards.exact import ExactReward
 from rft_trainer.rewards.file_reward import FileReward
+from rft_trainer.rewards.in_process import IN_PROCESS
 from rft_trainer.rewards.math import Gsm8kReward, MathReward
 from rft_trainer.rewards.records import Reward
 
@@ -37,12 +38,29 @@ def reward_by_name(name: str, *, num_workers: int = 1, timeout: float = 10.0) ->
     """
     if name in _BY_NAME:
         return _BY_NAME[name](num_workers, timeout)
+    if name.startswith(IN_PROCESS):
+        raise _of_a_script(name)
     path, colon, function = name.rpartition(":")
     if colon and path and function:
         return FileReward(path, function, num_workers=num_workers, timeout=timeout)
+    raise _unknown(name)
+
+
+def _of_a_script(name: str) -> OptionsError:
+    return OptionsError(
+        code="reward.in_process",
+        what=f"the reward {name.removeprefix(IN_PROCESS)} was a function of the script that started the run",
+        where="--reward",
+        why="a command has no function of another program; what it scores instead has to be named",
+        state="nothing was started",
+        do="--reward file.py:function",
+    )
+
+
+def _unknown(name: str) -> OptionsError:
     nearest = difflib.get_close_matches(name, _BY_NAME, n=1)
     remedy = f"{name}:reward_fn" if name.endswith(".py") else (nearest[0] if nearest else "exact")
-    raise OptionsError(
+    return OptionsError(
         code="reward.unknown",
         what=f"reward {name!r}; there are {', '.join(_BY_NAME)}, and file.py:function",
         where="--reward",

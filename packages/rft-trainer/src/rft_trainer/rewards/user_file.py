@@ -7,6 +7,9 @@ def reward_fn(responses, labels):                # one float a response; None = 
 def reward_fn(responses, labels, *, prompts):    # any of the extras by name
     ...
 ```
+
+In the place of a number there may be a mapping: its `reward`, the `parts` it is made of by name, and
+`steps`, pairs of (characters of the response up to the end of the step, its reward).
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from rft_algos.errors import OptionsError
 
@@ -39,6 +43,15 @@ def load(path: str, function: str) -> Callable[[Mapping[str, object]], object]:
     found = getattr(module, function, None)
     if not callable(found):
         raise _no_function(module, path, function)
+    return handler_of(found, path, function)
+
+
+def handler_of(found: Callable[..., Any], path: str, function: str) -> Callable[[Mapping[str, object]], object]:
+    """A function of `path`, called `function` there, as the handler of `load`.
+
+    Raises:
+        OptionsError: a signature that cannot be called.
+    """
     extras = _extras(found, path, function)
 
     def handle(payload: Mapping[str, object]) -> object:
@@ -116,15 +129,27 @@ def _extras(found: Callable[..., object], path: str, function: str) -> tuple[str
     return tuple(name for name in names if name in EXTRAS)
 
 
-def _as_numbers(values: object, num_responses: int, function: str) -> list[float | str]:
-    """Numbers; in the place of one that is missing or not finite, what was there instead."""
+def _as_numbers(values: object, num_responses: int, function: str) -> list[float | str | dict[str, object]]:
+    """Numbers, with parts and steps where given; in the place of one that is not finite, what was there instead."""
     to_list = getattr(values, "tolist", None)  # numpy and torch
     listed = to_list() if callable(to_list) else values
     if not isinstance(listed, list | tuple):
         raise TypeError(f"{function} returned {type(values).__name__}, wanted a list of {num_responses} numbers")
     if len(listed) != num_responses:
         raise ValueError(f"{function} returned {len(listed)} values for {num_responses} responses")
-    return [_as_number(value) for value in listed]
+    return [_with_parts(value) if isinstance(value, dict) else _as_number(value) for value in listed]
+
+
+def _with_parts(value: dict[str, Any]) -> str | dict[str, object]:
+    unknown = sorted(set(value) - {"reward", "parts", "steps"})
+    if unknown or "reward" not in value:
+        return f"the reward function returned a mapping with {sorted(value)}; it has reward, parts, steps"
+    reward = _as_number(value["reward"])
+    parts = {str(name): _as_number(part) for name, part in value.get("parts", {}).items()}
+    steps = [(_as_number(end), _as_number(step)) for end, step in value.get("steps", [])]
+    numbers = [reward, *parts.values(), *(number for step in steps for number in step)]
+    wrong = next((number for number in numbers if isinstance(number, str)), None)
+    return wrong if wrong is not None else {"reward": reward, "parts": parts, "steps": steps}
 
 
 def _as_number(value: object) -> float | str:

@@ -1,0 +1,138 @@
+"""Generalised advantage estimation: advantages of tokens from a learned value of every token.
+
+Tokens that the policy did not sample are not steps of the decision process. Past an observation
+the value and the advantage of the next sampled token are carried forward without discount; what
+the critic says at the observation itself is not used.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rft_algos.scan import continues, loss_positions, placed, reverse_scan, reverse_scan_, taken
+
+
+def gae(
+    token_rewards_T: Tensor,
+    values_T: Tensor,
+    loss_mask_T: Tensor,
+    segment_ids_T: Tensor,
+    *,
+    gamma: float = 1.0,
+    lambd: float = 0.95,
+) -> tuple[Tensor, Tensor]:
+    """Exponentially weighted temporal differences, and the returns that the critic should predict.
+
+    delta_t = r_t + gamma V_{t'} - V_t,   A_t = delta_t + gamma lambd A_{t'},   G_t = A_t + V_t,
+
+    where t' is the next loss token of the sequence; V and A are 0 beyond the last one. lambd 1
+    gives the return minus V_t, lambd 0 gives delta_t.
+
+    Source: Schulman et al. 2016, "High-dimensional continuous control using generalized advantage
+    estimation" (arXiv 1506.02438), equation 16.
+
+    Args:
+        token_rewards_T: [T] rewards (`rft_algos.rewards.token_rewards`); ignored, NaN included, where masked.
+        values_T: [T] V, the expected return from each token on; ignored, NaN included, where masked.
+        loss_mask_T: [T] bool, true at tokens that the policy sampled.
+        segment_ids_T: [T] int64, the sequence of each token; the tokens of one are contiguous.
+        gamma: discount from one loss token to the next, in [0, 1].
+        lambd: lambda, how far a temporal difference reaches, in [0, 1].
+
+    Returns:
+        [T] advantages and [T] returns, float64, no gradient; 0 where masked.
+    """
+    steps = _steps(token_rewards_T, values_T, loss_mask_T, segment_ids_T, gamma)
+    advantages_L = reverse_scan_(steps.deltas_L, steps.discounts_L.mul_(lambd))
+    returns_L = steps.values_L.add_(advantages_L)
+    return _place(steps, advantages_L, loss_mask_T), _place(steps, returns_L, loss_mask_T)
+
+
+def decoupled_gae(
+    token_rewards_T: Tensor,
+    values_T: Tensor,
+    loss_mask_T: Tensor,
+    segment_ids_T: Tensor,
+    *,
+    gamma: float = 1.0,
+    lambd_policy: float | Tensor = 0.95,
+    lambd_value: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """GAE with one lambda for the advantages and another one for the returns.
+
+    The two results of `gae`, the first with lambd_policy and the second with lambd_value. Returns
+    with lambda 1 do not depend on the critic, so that the reward at the end of a long sequence
+    reaches its start; advantages with a smaller lambda vary less.
+
+    Source: Yuan et al. 2025, "What's behind PPO's collapse in long-CoT?" (VC-PPO, arXiv 2503.01491);
+    used with `length_adaptive_lambda` in VAPO (arXiv 2504.05118).
+
+    Args:
+        token_rewards_T: [T] rewards; ignored, NaN included, where masked.
+        values_T: [T] V; ignored, NaN included, where masked.
+        loss_mask_T: [T] bool, true at tokens that the policy sampled.
+        segment_ids_T: [T] int64, the sequence of each token; the tokens of one are contiguous.
+        gamma: discount from one loss token to the next, in [0, 1].
+        lambd_policy: lambda of the advantages, in [0, 1]; a tensor is [T], equal within a sequence.
+        lambd_value: lambda of the returns, in [0, 1].
+
+    Returns:
+        [T] advantages and [T] returns, float64, no gradient; 0 where masked.
+    """
+    steps = _steps(token_rewards_T, values_T, loss_mask_T, segment_ids_T, gamma)
+    if isinstance(lambd_policy, Tensor):
+        assert lambd_policy.shape == loss_mask_T.shape, f"{lambd_policy.shape} lambdas, {loss_mask_T.shape} mask"
+        lambd_policy = taken(lambd_policy, steps.positions_L)
+    advantages_L = reverse_scan(steps.deltas_L, steps.discounts_L * lambd_policy)
+    returns_L = reverse_scan_(steps.deltas_L, steps.discounts_L.mul_(lambd_value)).add_(steps.values_L)
+    return _place(steps, advantages_L, loss_mask_T), _place(steps, returns_L, loss_mask_T)
+
+
+def length_adaptive_lambda(lengths_T: Tensor, *, alpha: float = 0.05) -> Tensor:
+    """Lambda by length, for `decoupled_gae`: lambda = max(0, 1 - 1 / (alpha l)).
+
+    The weights lambda^n of all temporal differences then add up to alpha l, so that their reach
+    grows with the length of the sequence.
+
+    Source: Yue et al. 2025, "VAPO" (arXiv 2504.05118), length-adaptive GAE.
+
+    Args:
+        lengths_T: [T] how many loss tokens the sequence of each token has
+            (`rft_algos.segments.segment_lengths`).
+        alpha: share of the length that the weights add up to, positive.
+
+    Returns:
+        [T] float64 in [0, 1); 0 for sequences of at most 1 / alpha tokens.
+    """
+    return (1 - 1 / (alpha * lengths_T.detach().to(torch.float64))).clamp(min=0)
+
+
+class _Steps(NamedTuple):
+    """The L loss tokens as steps of the decision process; each field is in memory of its own."""
+
+    positions_L: Tensor | None
+    values_L: Tensor
+    discounts_L: Tensor
+    """gamma, and 0 at the last step of a sequence."""
+    deltas_L: Tensor
+
+
+def _steps(
+    token_rewards_T: Tensor, values_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor, gamma: float
+) -> _Steps:
+    assert token_rewards_T.shape == loss_mask_T.shape, f"{token_rewards_T.shape} rewards, {loss_mask_T.shape} mask"
+    assert values_T.shape == loss_mask_T.shape, f"{values_T.shape} values, {loss_mask_T.shape} mask"
+    assert segment_ids_T.shape == loss_mask_T.shape, f"{segment_ids_T.shape} segment ids, {loss_mask_T.shape} mask"
+    positions_L = loss_positions(loss_mask_T)
+    values_L = taken(values_T, positions_L)
+    discounts_L = continues(segment_ids_T, positions_L).to(torch.float64).mul_(gamma)
+    deltas_L = taken(token_rewards_T, positions_L).sub_(values_L)
+    deltas_L[:-1].addcmul_(discounts_L[:-1], values_L[1:])
+    return _Steps(positions_L, values_L, discounts_L, deltas_L)
+
+
+def _place(steps: _Steps, results_L: Tensor, loss_mask_T: Tensor) -> Tensor:
+    return placed(results_L, steps.positions_L, loss_mask_T.shape[0])

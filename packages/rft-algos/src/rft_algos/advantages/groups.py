@@ -1,0 +1,154 @@
+"""Sums, means and spreads over the sequences of a group, such as all that were sampled for one prompt.
+
+Groups may differ in size and their sequences may stand in any order. Results of a group are
+given back at each of its sequences, so that no function needs to know how many groups there are
+and no device is asked. Everything is float64.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def grouped(rewards_N: Tensor, group_ids_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Rewards and groups in the form that this module computes with, checked.
+
+    Args:
+        rewards_N: [N] finite rewards, any floating or integer type.
+        group_ids_N: [N] int64, equal for the sequences of one group; any values, any order.
+
+    Returns:
+        [N] float64 rewards without gradient, and [N] int64 group numbers (`group_numbers`).
+    """
+    assert rewards_N.ndim == 1, f"rewards_N must be a vector: {rewards_N.shape}"
+    assert rewards_N.shape == group_ids_N.shape, f"{rewards_N.shape} rewards for {group_ids_N.shape} group ids"
+    rewards = rewards_N.detach().to(torch.float64)
+    assert bool(rewards.isfinite().all()), "a reward that is missing or failed must be dropped before advantages"
+    return rewards, group_numbers(group_ids_N)
+
+
+def group_numbers(group_ids_N: Tensor) -> Tensor:
+    """Group ids as dense numbers: 0 for the smallest id, 1 for the next, and so on.
+
+    Args:
+        group_ids_N: [N] int64, any values, any order.
+
+    Returns:
+        [N] int64 in 0..G-1, where G is how many different ids there are.
+    """
+    ids_N, order_N = group_ids_N.sort()
+    is_new_N = torch.zeros_like(ids_N)
+    is_new_N[1:] = ids_N[1:] != ids_N[:-1]
+    return torch.empty_like(ids_N).scatter_(0, order_N, is_new_N.cumsum(0))
+
+
+def num_groups(flags_N: Tensor, groups_N: Tensor) -> Tensor:
+    """How many groups carry a flag.
+
+    Args:
+        flags_N: [N] bool, equal within a group.
+        groups_N: [N] int64 group numbers.
+
+    Returns:
+        [] float64.
+    """
+    return torch.zeros_like(flags_N).scatter_(0, groups_N, flags_N).sum(dtype=torch.float64)
+
+
+def group_sum(values_N: Tensor, groups_N: Tensor) -> Tensor:
+    """At every sequence, the sum over its group.
+
+    Args:
+        values_N: [N] float64.
+        groups_N: [N] int64 group numbers.
+
+    Returns:
+        [N] float64.
+    """
+    return torch.zeros_like(values_N).index_add_(0, groups_N, values_N)[groups_N]
+
+
+def group_size(groups_N: Tensor) -> Tensor:
+    """At every sequence, how many sequences its group has.
+
+    Args:
+        groups_N: [N] int64 group numbers.
+
+    Returns:
+        [N] float64, at least 1.
+    """
+    return group_sum(torch.ones_like(groups_N, dtype=torch.float64), groups_N)
+
+
+def group_mean(values_N: Tensor, groups_N: Tensor) -> Tensor:
+    """At every sequence, the mean over its group.
+
+    Args:
+        values_N: [N] float64.
+        groups_N: [N] int64 group numbers.
+
+    Returns:
+        [N] float64.
+    """
+    return group_sum(values_N, groups_N) / group_size(groups_N)
+
+
+def is_constant(values_N: Tensor, groups_N: Tensor) -> Tensor:
+    """At every sequence, whether all values of its group are equal, as those of a group of one are.
+
+    Args:
+        values_N: [N] float64.
+        groups_N: [N] int64 group numbers.
+
+    Returns:
+        [N] bool.
+    """
+    low_N = torch.zeros_like(values_N).scatter_reduce_(0, groups_N, values_N, "amin", include_self=False)
+    high_N = torch.zeros_like(values_N).scatter_reduce_(0, groups_N, values_N, "amax", include_self=False)
+    return (low_N == high_N)[groups_N]
+
+
+def centred(values_N: Tensor, groups_N: Tensor) -> Tensor:
+    """Values minus the mean of their group; exactly 0 where all values of the group are equal.
+
+    The mean of eight times 0.1 is not 0.1 in floating point. Without the exception that rounding
+    error is what a small epsilon would blow up to an advantage.
+
+    Args:
+        values_N: [N] float64.
+        groups_N: [N] int64 group numbers.
+
+    Returns:
+        [N] float64.
+    """
+    return torch.where(is_constant(values_N, groups_N), 0.0, values_N - group_mean(values_N, groups_N))
+
+
+def group_std(values_N: Tensor, groups_N: Tensor) -> Tensor:
+    """At every sequence, the standard deviation of its group, with Bessel's correction.
+
+    sqrt(sum (v - mean)^2 / (G - 1)); 0 for a group of one.
+
+    Args:
+        values_N: [N] float64.
+        groups_N: [N] int64 group numbers.
+
+    Returns:
+        [N] float64.
+    """
+    squares_N = group_sum(centred(values_N, groups_N).square(), groups_N)
+    return (squares_N / (group_size(groups_N) - 1).clamp(min=1)).sqrt()
+
+
+def ratio_or_zero(numerators_N: Tensor, denominators_N: Tensor) -> Tensor:
+    """numerator / denominator, and 0 where the numerator is 0, whatever the denominator is.
+
+    Args:
+        numerators_N: [N] float64.
+        denominators_N: [N] or broadcast to it, float64.
+
+    Returns:
+        [N] float64.
+    """
+    return torch.where(numerators_N == 0, 0.0, numerators_N / denominators_N)

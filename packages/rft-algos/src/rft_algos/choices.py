@@ -1,0 +1,472 @@
+"""What an algorithm is composed of: advantage, surrogate and off-policy correction. Torch-free.
+
+A choice is a frozen record that names an equation and holds its parameters, with the published
+values as defaults. `rft_algos.objectives` maps the type of a choice to its equation; nothing else
+looks at it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from rft_algos.errors import OptionsError
+
+
+def check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Refuse a word that is not among those allowed (no tensors).
+
+    Args:
+        field: the field, for the message.
+        value: what was given.
+        allowed: what may be given.
+
+    Raises:
+        OptionsError: with the nearest allowed word.
+    """
+    if value in allowed:
+        return
+    nearest = (difflib.get_close_matches(value, allowed, n=1, cutoff=0.0) or [allowed[0]])[0]
+    raise OptionsError(
+        code="algorithm.unknown_choice",
+        what=f"{field} = {value!r}",
+        where=f"{field} of the algorithm",
+        why=f"it must be one of {', '.join(allowed)}",
+        do=f'{field}="{nearest}"',
+    )
+
+
+def check_range(field: str, value: float | None, valid: bool, rule: str, remedy: str) -> None:
+    """Refuse a number outside its range (no tensors).
+
+    Args:
+        field: the field, for the message.
+        value: what was given.
+        valid: whether it is in range.
+        rule: what it must be.
+        remedy: an assignment that would do.
+
+    Raises:
+        OptionsError: if it is not valid.
+    """
+    if valid:
+        return
+    raise OptionsError(
+        code="algorithm.out_of_range",
+        what=f"{field} = {value}",
+        where=f"{field} of the algorithm",
+        why=f"it must be {rule}",
+        do=remedy,
+    )
+
+
+def check_positive(**values: float) -> None:
+    """Refuse numbers that are not positive and finite (no tensors).
+
+    Args:
+        values: fields by name.
+
+    Raises:
+        OptionsError: for the first that is not.
+    """
+    for field, value in values.items():
+        check_range(field, value, 0 < value < math.inf, "positive", f"{field}=1.0")
+
+
+def check_share(**values: float) -> None:
+    """Refuse numbers outside (0, 1) (no tensors).
+
+    Args:
+        values: fields by name.
+
+    Raises:
+        OptionsError: for the first that is not.
+    """
+    for field, value in values.items():
+        check_range(field, value, 0 < value < 1, "between 0 and 1", f"{field}=0.2")
+
+
+def _check_discount(**values: float) -> None:
+    for field, value in values.items():
+        check_range(field, value, 0 <= value <= 1, "from 0 to 1", f"{field}=1.0")
+
+
+# advantages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advantage:
+    """How rewards become advantages; a subclass names an equation of `rft_algos.advantages`."""
+
+    compares_groups: ClassVar[bool] = True
+    """Whether it needs two or more rollouts of a prompt."""
+    needs_values: ClassVar[bool] = False
+    """Whether it needs a critic."""
+    needs_greedy: ClassVar[bool] = False
+    """Whether it needs the reward of one greedy response to each prompt."""
+    needs_components: ClassVar[bool] = False
+    """Whether it needs the parts of the reward apart."""
+    needs_steps: ClassVar[bool] = False
+    """Whether it needs rewards at steps inside the response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupNorm(Advantage):
+    """(R - mean) / (std + epsilon) within the group (arXiv 2402.03300)."""
+
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_positive(epsilon=self.epsilon)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCentred(Advantage):
+    """R - mean within the group (Dr. GRPO, arXiv 2503.20783)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchStd(Advantage):
+    """(R - group mean) / (std over the batch + epsilon) (arXiv 2508.08221)."""
+
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_positive(epsilon=self.epsilon)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveOneOut(Advantage):
+    """R less the mean of the others in the group (RLOO, arXiv 2402.14740)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaxRl(Advantage):
+    """(R - mean) / mean within the group (arXiv 2602.02710)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opo(Advantage):
+    """R less the group's mean weighted by length (arXiv 2505.23585)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassAtK(Advantage):
+    """Advantage of being right at least once in k draws (arXiv 2508.10751)."""
+
+    k: int = 4
+
+    def __post_init__(self) -> None:
+        check_range("k", self.k, self.k >= 1, "1 or more", "k=4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestOfGroup(Advantage):
+    """Only the best of the group: (best - second) / (std + epsilon) (arXiv 2503.19595)."""
+
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_positive(epsilon=self.epsilon)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gdpo(Advantage):
+    """Every part of the reward normalised within the group, then added (arXiv 2601.05242)."""
+
+    needs_components: ClassVar[bool] = True
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_positive(epsilon=self.epsilon)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpg(Advantage):
+    """R - mean, rescaled for the groups that give no gradient (arXiv 2504.02546)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpgdWeighted(Advantage):
+    """omega(prompt) (R - mean) (arXiv 2505.12504)."""
+
+    weighting: Literal["equal", "std", "clip_filter"] = "clip_filter"
+    epsilon: float = 1e-6
+    max_weight: float = 3.0
+
+    def __post_init__(self) -> None:
+        check_choice("weighting", self.weighting, ("equal", "std", "clip_filter"))
+        check_positive(epsilon=self.epsilon, max_weight=self.max_weight)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReMax(Advantage):
+    """R less the reward of the greedy response (arXiv 2310.10505)."""
+
+    compares_groups: ClassVar[bool] = False
+    needs_greedy: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Returns(Advantage):
+    """Discounted sum of the rewards from the token on (REINFORCE, Williams 1992)."""
+
+    compares_groups: ClassVar[bool] = False
+    gamma: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_discount(gamma=self.gamma)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gae(Advantage):
+    """Generalised advantage estimation from a critic's values (arXiv 1506.02438)."""
+
+    compares_groups: ClassVar[bool] = False
+    needs_values: ClassVar[bool] = True
+    gamma: float = 1.0
+    lambd: float = 0.95
+
+    def __post_init__(self) -> None:
+        _check_discount(gamma=self.gamma, lambd=self.lambd)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessGroupNorm(Advantage):
+    """Rewards of steps, normalised within the group, summed from the token on (arXiv 2402.03300, section 4.1.3)."""
+
+    needs_steps: ClassVar[bool] = True
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_positive(epsilon=self.epsilon)
+
+
+# surrogates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surrogate:
+    """What is minimised token by token; a subclass names an equation of `rft_algos.surrogates`."""
+
+    by_sequence: ClassVar[bool] = False
+    """Whether its value belongs to a sequence, so that only the mean over sequences is the published loss."""
+    is_selective: ClassVar[bool] = False
+    """Whether tokens are selected over the whole batch before the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clipped(Surrogate):
+    """A surrogate whose ratio is clipped to [1 - low, 1 + high]."""
+
+    low: float = 0.2
+    high: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_share(low=self.low)
+        check_positive(high=self.high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PpoClip(Clipped):
+    """The clipped surrogate (arXiv 1707.06347); unequal bounds are clip-higher (arXiv 2503.14476)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DualClip(Clipped):
+    """PPO-clip with a second bound where the advantage is negative (arXiv 1912.09729)."""
+
+    dual: float = 3.0
+
+    def __post_init__(self) -> None:
+        Clipped.__post_init__(self)
+        check_range("dual", self.dual, self.dual > 1, "above 1", "dual=3.0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gspo(Clipped):
+    """The ratio of whole sequences, length-normalised (arXiv 2507.18071)."""
+
+    by_sequence: ClassVar[bool] = True
+    low: float = 3e-4
+    high: float = 4e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GspoToken(Clipped):
+    """GSPO with advantages of tokens (arXiv 2507.18071, section 4.3)."""
+
+    by_sequence: ClassVar[bool] = True
+    low: float = 3e-4
+    high: float = 4e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gmpo(Clipped):
+    """Geometric mean of the tokens' ratios, clipped in log space to [-low, high] (arXiv 2507.20673)."""
+
+    by_sequence: ClassVar[bool] = True
+    low: float = 0.4
+    high: float = 0.4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cispo(Surrogate):
+    """The clipped ratio as a weight of the log-prob's gradient (arXiv 2506.13585)."""
+
+    low: float | None = None
+    """How far below 1 the weight may go; None is no bound, as published."""
+    high: float = 4.0
+    """How far above 1; the weight is at most 1 + high."""
+
+    def __post_init__(self) -> None:
+        if self.low is not None:
+            check_share(low=self.low)
+        check_positive(high=self.high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sapo(Surrogate):
+    """A soft gate in place of the clip (arXiv 2511.20347)."""
+
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+
+    def __post_init__(self) -> None:
+        check_positive(tau_positive=self.tau_positive, tau_negative=self.tau_negative)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpgdClip(Clipped):
+    """Clip of the log-prob instead of the ratio (arXiv 2505.12504)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reinforce(Surrogate):
+    """-A log pi: no ratio and no clip (Williams 1992)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportanceWeighted(Surrogate):
+    """-A r: the ratio without a clip."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dppo(Surrogate):
+    """A trust region on the change of a token's probability (arXiv 2602.04879)."""
+
+    divergence: Literal["tv", "kl"] = "tv"
+    low: float = 0.2
+    high: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_choice("divergence", self.divergence, ("tv", "kl"))
+        check_positive(low=self.low, high=self.high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipCov(Clipped):
+    """PPO-clip, with a few tokens of high covariance left out of the gradient (arXiv 2505.22617)."""
+
+    is_selective: ClassVar[bool] = True
+    covariance_low: float = 1.0
+    covariance_high: float = 5.0
+    fraction: float = 2e-4
+
+    def __post_init__(self) -> None:
+        Clipped.__post_init__(self)
+        rule = f"above covariance_low = {self.covariance_low}"
+        valid = self.covariance_high > self.covariance_low
+        check_range("covariance_high", self.covariance_high, valid, rule, "covariance_high=5.0")
+        check_share(fraction=self.fraction)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KlCov(Surrogate):
+    """A penalty on the change of the tokens of highest covariance (arXiv 2505.22617)."""
+
+    is_selective: ClassVar[bool] = True
+    coefficient: float = 1.0
+    fraction: float = 2e-3
+
+    def __post_init__(self) -> None:
+        check_positive(coefficient=self.coefficient)
+        check_share(fraction=self.fraction)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dro(Surrogate):
+    """-A log pi with a squared log-ratio (arXiv 2501.12599, 2405.19107)."""
+
+    tau: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_positive(tau=self.tau)
+
+
+# corrections of the distance between the engine's policy and the trainer's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """Weights of tokens from rho = pi_old / pi_behaviour; a subclass names an equation of `rft_algos.corrections`."""
+
+    is_active: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoCorrection(Correction):
+    """The engine's log-probs are those of the policy at the start of the step."""
+
+    is_active: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Capped(Correction):
+    cap: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_range("cap", self.cap, self.cap >= 1, "1 or more", "cap=2.0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruncateTokens(_Capped):
+    """min(rho, cap) at every token; an infinite cap is decoupled PPO's weight (arXiv 2110.00641, 2505.24298)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruncateSequences(_Capped):
+    """min(product of rho over the sequence, cap)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bounded(Correction):
+    low: float = 0.5
+    high: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_range("low", self.low, 0 <= self.low <= 1, "from 0 to 1", "low=0.5")
+        check_range("high", self.high, self.high >= 1, "1 or more", "high=5.0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskTokens(_Bounded):
+    """rho where it is in [low, high], else 0 (IcePop, arXiv 2510.18855)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskSequences(_Bounded):
+    """The product of rho where it is in [low, high], else 0."""
+
+    low: float = 0.0
+    high: float = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskGeometric(_Bounded):
+    """1 where the sequence's geometric mean of rho is in [low, high], else 0."""
+
+    low: float = 0.999
+    high: float = 1.001

@@ -1,0 +1,27 @@
+"""From a record of choices to credit and loss: the only place that dispatches on an algorithm's choices.
+
+`credit` gives every token of a whole batch its advantage and weight, before any cut into
+micro-batches; `policy_loss` and `supervised_loss` give the share of the step's loss that the tokens
+of one micro-batch carry. `implements` joins an equation to a choice.
+"""
+
+from rft_algos.objectives import comparisons as comparisons  # joins its equations to the choices
+from rft_algos.objectives.credit import Credit, RolloutBatch, credit, own_advantages
+from rft_algos.objectives.policy import Coefficients, LossOutput, Metrics, policy_loss
+from rft_algos.objectives.registry import implements
+from rft_algos.objectives.supervised import supervised_loss
+from rft_algos.objectives.weights import token_weights
+
+__all__ = [
+    "Coefficients",
+    "Credit",
+    "LossOutput",
+    "Metrics",
+    "RolloutBatch",
+    "credit",
+    "implements",
+    "own_advantages",
+    "policy_loss",
+    "supervised_loss",
+    "token_weights",
+]

@@ -1,0 +1,341 @@
+"""Credit: the advantage and the weight of every token, from all rollouts of a step at once.
+
+Everything that compares, ranks or counts over a batch happens here, before any cut into
+micro-batches, so no cut can change it.
+
+Order: the KL penalty, where the record places it in the reward; the group's comparison; the running
+scale and the clip of the scores; spreading over tokens (returns and values are computed here);
+normalisation over the batch; the clip of advantages; then weights and selections of tokens.
+
+Metrics are (total, count) pairs:
+
+    reward/score_clipped    share of sequences whose score the clip changed, where there is one
+    policy/advantage_clipped  share of tokens whose advantage the clip changed, where there is one
+    policy/high_entropy     share of tokens that the surrogate learns from, where tokens are selected
+    policy/covariance_selected  share of tokens that a selective surrogate took
+    mismatch/correction     mean weight that the correction gives, where one is on
+    mismatch/masked         share of tokens that it takes out
+    mismatch/*              distance between the engine's policy and the trainer's, where a correction is on
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rft_algos import advantages, choices, corrections, rewards, selection, surrogates
+from rft_algos.algorithms import PolicyAlgorithm
+from rft_algos.errors import OptionsError
+from rft_algos.keyed_random import derive_key
+from rft_algos.objectives.policy import Metrics, check_lengths, total_and_count
+from rft_algos.objectives.registry import equation_of
+from rft_algos.objectives.tokens import KL_ESTIMATORS
+from rft_algos.reward_shaping import RunningMoments
+
+_BY_TOKEN = (choices.Returns, choices.Gae, choices.ProcessGroupNorm)
+"""Advantages that belong to tokens from the start; those of the others belong to sequences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBatch:
+    """All rollouts of a step: N sequences, T response tokens laid end to end in the order of the sequences.
+
+    Optional fields are None where the algorithm does not ask for them.
+    """
+
+    rewards_N: Tensor
+    """[N] rewards, already shaped for length."""
+    group_ids_N: Tensor
+    """[N] int64, equal for the rollouts of one prompt."""
+    loss_mask_T: Tensor
+    """[T] bool, true at tokens that the policy sampled."""
+    segment_ids_T: Tensor
+    """[T] int64 in 0..N-1."""
+    old_logprobs_T: Tensor
+    """[T] log-probs of the policy at the start of the step, in nats."""
+    behaviour_logprobs_T: Tensor
+    """[T] log-probs of the engine that sampled, in nats."""
+    reference_logprobs_T: Tensor | None = None
+    """[T] log-probs of the reference policy."""
+    entropy_T: Tensor | None = None
+    """[T] entropy of the policy at the start of the step, in nats."""
+    values_T: Tensor | None = None
+    """[T] a critic's estimate before each token."""
+    greedy_rewards_N: Tensor | None = None
+    """[N] reward of the greedy response to the sequence's prompt."""
+    components_NK: Tensor | None = None
+    """[N, K] the parts of the reward, weighted as they add up."""
+    step_rewards_T: Tensor | None = None
+    """[T] reward of the step that ends at each token, where `step_mask_T`."""
+    step_mask_T: Tensor | None = None
+    """[T] bool, true at tokens that end a step with a reward."""
+
+    @property
+    def lengths_N(self) -> Tensor:
+        """[N] float64 loss tokens of each sequence."""
+        counts_N = self.rewards_N.new_zeros(self.rewards_N.shape[0], dtype=torch.float64)
+        return counts_N.index_add_(0, self.segment_ids_T, self.loss_mask_T.to(torch.float64))
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """What every token of a step is worth."""
+
+    advantages_T: Tensor
+    """[T] float64, 0 where masked."""
+    returns_T: Tensor | None
+    """[T] float64, what a critic should have said; None without one."""
+    weights_T: Tensor | None
+    """[T] float64 weight of the surrogate; None for 1 everywhere."""
+    selected_T: Tensor | None
+    """[T] bool of a selective surrogate; None for others."""
+    running: RunningMoments | None
+    """The running scale with this batch in it."""
+    metrics: Metrics
+
+
+@torch.no_grad()
+def credit(
+    record: PolicyAlgorithm,
+    batch: RolloutBatch,
+    *,
+    score: Callable[[RolloutBatch], Tensor] | None = None,
+    running: RunningMoments | None = None,
+    minus_mean: bool = False,
+    score_clip: float = 0.0,
+    kl_coef: float | None = None,
+    key: int = 0,
+) -> Credit:
+    """Advantages and weights of all tokens of a step, by the record's choices.
+
+    With `score` the record's own advantages are computed too: what a critic learns and the running scale follow
+    from them.
+
+    Args:
+        record: the algorithm.
+        batch: all rollouts of the step; shapes [N], [T] and [N, K] as its fields say.
+        score: used in place of the record's advantage: the batch -> [N] of sequences or [T] of tokens.
+        running: moments of the scores so far, by which scores are scaled; None for no scaling.
+        minus_mean: whether the running mean is subtracted too.
+        score_clip: largest absolute score; 0 for no bound.
+        kl_coef: coefficient of a KL penalty in the reward, as a controller has it now; None for the record's.
+        key: from `keyed_random.derive_key`, for selections that draw.
+
+    Returns:
+        The credit of every token.
+    """
+    own = own_advantages(record, batch, running=running, minus_mean=minus_mean, score_clip=score_clip, kl_coef=kl_coef)
+    advantages_T = own.advantages_T if score is None else _given(score, batch)
+    return _finished(record, batch, advantages_T, own.returns_T, own.running, key, own.metrics)
+
+
+@torch.no_grad()
+def own_advantages(
+    record: PolicyAlgorithm,
+    batch: RolloutBatch,
+    *,
+    running: RunningMoments | None = None,
+    minus_mean: bool = False,
+    score_clip: float = 0.0,
+    kl_coef: float | None = None,
+) -> Credit:
+    """The record's own advantages of all tokens, before they are normalised or clipped over the batch.
+
+    Args:
+        record: the algorithm.
+        batch: all rollouts of the step; shapes [N], [T] and [N, K] as its fields say.
+        running: moments of the scores so far, by which scores are scaled; None for no scaling.
+        minus_mean: whether the running mean is subtracted too.
+        score_clip: largest absolute score; 0 for no bound.
+        kl_coef: coefficient of a KL penalty in the reward, as a controller has it now; None for the record's.
+
+    Returns:
+        Advantages, returns, running scale and metrics; weights and selections are not there yet.
+    """
+    _check(batch)
+    coefficient = record.kl_coef if kl_coef is None else kl_coef
+    kl_T = _penalty(record, batch)
+    metrics: Metrics = {}
+    scores_N = _scores(record, batch, kl_T, coefficient)
+    if running is not None:
+        running = running.update(scores_N)
+        scores_N = running.normalise(scores_N, minus_mean=minus_mean)
+    if score_clip > 0:
+        scores_N, clipped_N = advantages.clip(scores_N, score_clip)
+        metrics["reward/score_clipped"] = total_and_count(clipped_N, torch.ones_like(clipped_N))
+    advantages_T, returns_T = _spread(record, batch, scores_N, kl_T, coefficient)
+    return Credit(advantages_T, returns_T, None, None, running, metrics)
+
+
+def _given(score: Callable[[RolloutBatch], Tensor], batch: RolloutBatch) -> Tensor:
+    given = score(batch).detach().to(torch.float64)
+    num_sequences, num_tokens = batch.rewards_N.shape[0], batch.loss_mask_T.shape[0]
+    if given.shape not in ((num_sequences,), (num_tokens,)) or not bool(given.isfinite().all()):
+        raise OptionsError(
+            code="algorithm.advantages_shape",
+            what=f"advantages of shape {tuple(given.shape)}, {int((~given.isfinite()).sum())} of them not finite",
+            where="compute_advantages",
+            why=f"it must give one finite number for each of {num_sequences} sequences or {num_tokens} tokens",
+            do="return a tensor as long as batch.rewards_N",
+        )
+    advantages_T = given[batch.segment_ids_T] if given.shape[0] == num_sequences else given
+    return torch.where(batch.loss_mask_T, advantages_T, 0.0)
+
+
+def _finished(
+    record: PolicyAlgorithm,
+    batch: RolloutBatch,
+    advantages_T: Tensor,
+    returns_T: Tensor | None,
+    running: RunningMoments | None,
+    key: int,
+    metrics: Metrics,
+) -> Credit:
+    """Normalise and clip over the batch, then the weights and selections of tokens."""
+    if record.normalise_advantages:
+        moments = advantages.moments(advantages_T, batch.loss_mask_T)
+        advantages_T = advantages.whiten(advantages_T, batch.loss_mask_T, moments)
+    if record.advantage_clip > 0:
+        advantages_T, clipped_T = advantages.clip(advantages_T, record.advantage_clip)
+        metrics["policy/advantage_clipped"] = total_and_count(clipped_T, batch.loss_mask_T)
+    weights_T = _weights(record, batch, metrics)
+    selected_T = _selected(record, batch, advantages_T, key, metrics)
+    return Credit(advantages_T, returns_T, weights_T, selected_T, running, metrics)
+
+
+def _scores(record: PolicyAlgorithm, batch: RolloutBatch, kl_T: Tensor | None, coefficient: float) -> Tensor:
+    """[N] what each sequence is worth: its reward, or where groups are compared its advantage."""
+    if isinstance(record.advantage, _BY_TOKEN):
+        return batch.rewards_N.to(torch.float64)
+    if kl_T is not None:
+        penalised_N = rewards.kl_penalised(
+            batch.rewards_N, kl_T, batch.loss_mask_T, batch.segment_ids_T, coefficient=coefficient
+        )
+        batch = replace(batch, rewards_N=penalised_N)
+    return equation_of(record.advantage)(record.advantage, batch)
+
+
+def _spread(
+    record: PolicyAlgorithm, batch: RolloutBatch, scores_N: Tensor, kl_T: Tensor | None, coefficient: float
+) -> tuple[Tensor, Tensor | None]:
+    """[T] advantages, 0 where masked, and the returns that a critic learns."""
+    choice, returns_T = record.advantage, None
+    if isinstance(choice, choices.ProcessGroupNorm):
+        advantages_T = _process(choice, batch)
+    elif isinstance(choice, choices.Returns | choices.Gae):
+        penalty_T = torch.zeros_like(batch.old_logprobs_T) if kl_T is None else kl_T
+        token_rewards_T = rewards.token_rewards(
+            scores_N, penalty_T, batch.loss_mask_T, batch.segment_ids_T, coefficient=coefficient
+        )
+        advantages_T, returns_T = _over_time(choice, batch, token_rewards_T)
+    else:
+        advantages_T = scores_N[batch.segment_ids_T]
+    return torch.where(batch.loss_mask_T, advantages_T, 0.0), returns_T
+
+
+def _check(batch: RolloutBatch) -> None:
+    check_lengths(
+        loss_mask_T=batch.loss_mask_T,
+        segment_ids_T=batch.segment_ids_T,
+        old_logprobs_T=batch.old_logprobs_T,
+        behaviour_logprobs_T=batch.behaviour_logprobs_T,
+        reference_logprobs_T=batch.reference_logprobs_T,
+        entropy_T=batch.entropy_T,
+        values_T=batch.values_T,
+        step_rewards_T=batch.step_rewards_T,
+        step_mask_T=batch.step_mask_T,
+    )
+    check_lengths(rewards_N=batch.rewards_N, group_ids_N=batch.group_ids_N, greedy_rewards_N=batch.greedy_rewards_N)
+
+
+def _penalty(record: PolicyAlgorithm, batch: RolloutBatch) -> Tensor | None:
+    if record.kl_place != "reward" or not record.needs_reference:
+        return None
+    assert batch.reference_logprobs_T is not None, "a KL penalty in the reward needs reference log-probs"
+    # masked before the subtraction: infinity minus infinity at a masked token would be NaN
+    log_ratio_T = torch.where(batch.loss_mask_T, batch.old_logprobs_T - batch.reference_logprobs_T, 0.0)
+    return KL_ESTIMATORS[record.kl_estimator](log_ratio_T.to(torch.float64))
+
+
+def _over_time(
+    choice: choices.Returns | choices.Gae, batch: RolloutBatch, token_rewards_T: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    if isinstance(choice, choices.Gae):
+        assert batch.values_T is not None, "GAE needs the critic's values"
+        return advantages.gae(
+            token_rewards_T,
+            batch.values_T,
+            batch.loss_mask_T,
+            batch.segment_ids_T,
+            gamma=choice.gamma,
+            lambd=choice.lambd,
+        )
+    returns_T = advantages.discounted_returns(
+        token_rewards_T, batch.loss_mask_T, batch.segment_ids_T, gamma=choice.gamma
+    )
+    return returns_T, None
+
+
+def _process(choice: choices.ProcessGroupNorm, batch: RolloutBatch) -> Tensor:
+    assert batch.step_rewards_T is not None, "process rewards need rewards of steps"
+    assert batch.step_mask_T is not None, "process rewards need the places of steps"
+    return advantages.process_group_norm(
+        batch.step_rewards_T,
+        batch.step_mask_T,
+        batch.loss_mask_T,
+        batch.segment_ids_T,
+        batch.group_ids_N,
+        epsilon=choice.epsilon,
+    )
+
+
+def _weights(record: PolicyAlgorithm, batch: RolloutBatch, metrics: Metrics) -> Tensor | None:
+    weights_T = None
+    if record.correction.is_active:
+        difference_T = batch.old_logprobs_T.to(torch.float64) - batch.behaviour_logprobs_T.to(torch.float64)
+        log_rho_T = torch.where(batch.loss_mask_T, difference_T, 0.0)
+        equation = equation_of(record.correction)
+        weights_T = equation(record.correction, log_rho_T, batch.loss_mask_T, batch.segment_ids_T)
+        metrics |= corrections.mismatch_metrics(
+            batch.old_logprobs_T, batch.behaviour_logprobs_T, batch.loss_mask_T, batch.segment_ids_T
+        )
+        one = torch.ones((), dtype=torch.float64)
+        maxima = corrections.mismatch_maxima(batch.old_logprobs_T, batch.behaviour_logprobs_T, batch.loss_mask_T)
+        metrics |= {name: (value, one) for name, value in maxima.items()}
+        metrics["mismatch/correction"] = total_and_count(weights_T, batch.loss_mask_T)
+        metrics["mismatch/masked"] = total_and_count(weights_T == 0, batch.loss_mask_T)
+    if record.needs_old_entropy:
+        assert batch.entropy_T is not None, "selecting tokens by entropy needs the entropy at the start of the step"
+        high_T = selection.high_entropy_tokens(
+            batch.entropy_T, batch.loss_mask_T, fraction=record.high_entropy_fraction
+        )
+        metrics["policy/high_entropy"] = total_and_count(high_T, batch.loss_mask_T)
+        chosen_T = high_T.to(torch.float64)
+        weights_T = chosen_T if weights_T is None else weights_T * chosen_T
+    return weights_T
+
+
+def _selected(
+    record: PolicyAlgorithm, batch: RolloutBatch, advantages_T: Tensor, key: int, metrics: Metrics
+) -> Tensor | None:
+    choice = record.surrogate
+    if not choice.is_selective:
+        return None
+    covariances_T = surrogates.token_covariances(batch.old_logprobs_T, advantages_T, batch.loss_mask_T)
+    if isinstance(choice, choices.ClipCov):
+        selected_T = surrogates.select_clip_cov(
+            covariances_T,
+            batch.loss_mask_T,
+            low=choice.covariance_low,
+            high=choice.covariance_high,
+            fraction=choice.fraction,
+            key=derive_key(key, "clip-cov"),
+        )
+    else:
+        assert isinstance(choice, choices.KlCov), f"{type(choice).__name__} selects tokens, but not how"
+        selected_T = surrogates.select_kl_cov(covariances_T, batch.loss_mask_T, fraction=choice.fraction)
+    metrics["policy/covariance_selected"] = total_and_count(selected_T, batch.loss_mask_T)
+    return selected_T

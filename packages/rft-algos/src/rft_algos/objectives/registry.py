@@ -1,0 +1,78 @@
+"""Which equation each choice stands for. A user's own choice joins with `implements`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from rft_algos.choices import Advantage, Correction, Surrogate
+
+Equation = TypeVar("Equation", bound=Callable[..., Any])
+
+_EQUATIONS: dict[type, Callable[..., Any]] = {}
+_CLIP_INDICATORS: dict[type, Callable[..., Any]] = {}
+
+
+def implements(choice: type[Advantage | Surrogate | Correction]) -> Callable[[Equation], Equation]:
+    """Decorator: the function is the equation of this choice.
+
+    For a subclass of `Advantage`: (choice, batch: RolloutBatch) -> advantages of the sequences, [N] float64.
+    For a subclass of `Surrogate`: (choice, tokens: Tokens) -> [T] loss per token, unreduced.
+    For a subclass of `Correction`: (choice, log_rho_T, loss_mask_T, segment_ids_T) -> [T] weights.
+
+    Args:
+        choice: the type of the choice (no tensors here; [T] is the number of tokens, [N] of sequences).
+
+    Returns:
+        The decorator, which gives the function back as it is.
+    """
+
+    def join(function: Equation) -> Equation:
+        _EQUATIONS[choice] = function
+        return function
+
+    return join
+
+
+def clips(choice: type[Surrogate]) -> Callable[[Equation], Equation]:
+    """Decorator: the function says at which tokens this surrogate's clip took the gradient away.
+
+    Args:
+        choice: the type of the surrogate; the function is (choice, tokens: Tokens) -> [T] bool.
+
+    Returns:
+        The decorator, which gives the function back as it is.
+    """
+
+    def join(function: Equation) -> Equation:
+        _CLIP_INDICATORS[choice] = function
+        return function
+
+    return join
+
+
+def equation_of(choice: Advantage | Surrogate | Correction) -> Callable[..., Any]:
+    """The equation of a choice, its own or that of the nearest parent that has one.
+
+    Args:
+        choice: the choice (no tensors).
+
+    Returns:
+        The function that `implements` joined to it.
+    """
+    for kind in type(choice).__mro__:
+        if kind in _EQUATIONS:
+            return _EQUATIONS[kind]
+    raise AssertionError(f"{type(choice).__name__} has no equation: decorate one with @implements")
+
+
+def clip_indicator_of(choice: Surrogate) -> Callable[..., Any] | None:
+    """Where the clip of a surrogate acts, or None for one without a clip.
+
+    Args:
+        choice: the surrogate (no tensors).
+
+    Returns:
+        The function that `clips` joined to it.
+    """
+    return _CLIP_INDICATORS.get(type(choice))

@@ -1,0 +1,185 @@
+"""Sums and means over the sequences of a packed row of tokens.
+
+Sequences lie one after another in [T] tokens; `segment_ids_T` says which token belongs to which,
+0..T-1 in any order, negative at padding. `segment_sum` and its relatives give a sequence's result
+back at each of its tokens. An equation that lives on whole sequences works in slots instead: one
+for every id plus a spare one for the tokens that do not count (`Slots`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Which entry of an array with one entry a sequence belongs to each token.
+
+    Example, on the CPU: segment ids 0 0 0 1 -1 with loss mask 1 1 0 1 0 have the slots 0 0 2 1 2,
+    of which 2 is the spare one, in the runs (0, 2 tokens), (2, 1), (1, 1), (2, 1).
+    """
+
+    index_T: Tensor
+    """[T] int64: the token's segment id, or `spare`."""
+    spare: int
+    """Slot of masked tokens and padding, and the number of the other slots. How many sequences there
+    are is asked on the CPU only; elsewhere the host would wait for the answer, and T always suffice."""
+    runs: tuple[Tensor, Tensor] | None
+    """On the CPU, the slot [R] and length [R] of every stretch of tokens of one slot: summing along
+    stretches is there six times as fast as adding tokens to their slots one by one."""
+
+
+def slots(loss_mask_T: Tensor, segment_ids_T: Tensor) -> Slots:
+    """The slot of every token: of its sequence where it counts, the spare one where it is masked or padding.
+
+    Args:
+        loss_mask_T: [T] bool.
+        segment_ids_T: [T] int64 in 0..T-1; negative at padding.
+
+    Returns:
+        The slots of [T] tokens.
+    """
+    assert loss_mask_T.dtype == torch.bool, f"loss_mask_T must be bool, it is {loss_mask_T.dtype}"
+    assert loss_mask_T.shape == segment_ids_T.shape, f"{loss_mask_T.shape} mask for {segment_ids_T.shape} segment ids"
+    num_tokens = segment_ids_T.shape[0]
+    spare = int(segment_ids_T.max()) + 1 if segment_ids_T.is_cpu and num_tokens else num_tokens
+    index_T = torch.where(loss_mask_T & (segment_ids_T >= 0), segment_ids_T, spare)
+    return Slots(index_T, spare, _runs(index_T) if index_T.is_cpu else None)
+
+
+def slot_sums(values_T: Tensor, slots: Slots) -> Tensor:
+    """Sum over the loss tokens of each sequence.
+
+    Args:
+        values_T: [T] values; what stands at the spare slot, NaN included, reaches neither sum nor gradient.
+        slots: of the T tokens.
+
+    Returns:
+        [S] sums, S = spare + 1; 0 in the spare slot and in slots without tokens.
+    """
+    assert values_T.shape == slots.index_T.shape, f"{values_T.shape} values for {slots.index_T.shape} segment ids"
+    if slots.runs is None:
+        return _added(values_T, slots.index_T, slots.spare)
+    runs_R, lengths_R = slots.runs
+    return _added(torch.segment_reduce(values_T, "sum", lengths=lengths_R, unsafe=True), runs_R, slots.spare)
+
+
+def slot_counts(slots: Slots, *, dtype: torch.dtype) -> Tensor:
+    """Number of loss tokens of each sequence.
+
+    Args:
+        slots: of the T tokens.
+        dtype: of the result.
+
+    Returns:
+        [S] numbers of tokens, S = spare + 1; 0 in the spare slot.
+    """
+    if slots.runs is None:
+        return _added(
+            torch.ones(slots.index_T.shape, dtype=dtype, device=slots.index_T.device), slots.index_T, slots.spare
+        )
+    runs_R, lengths_R = slots.runs
+    return _added(lengths_R.to(dtype), runs_R, slots.spare)
+
+
+def slot_means(values_T: Tensor, slots: Slots) -> Tensor:
+    """Mean over the loss tokens of each sequence.
+
+    Args:
+        values_T: [T] values, as in `slot_sums`.
+        slots: of the T tokens.
+
+    Returns:
+        [S] means, S = spare + 1; 0 in the spare slot and in slots without tokens.
+    """
+    return slot_sums(values_T, slots) / slot_counts(slots, dtype=values_T.dtype).clamp(min=1)
+
+
+def at_tokens(values_S: Tensor, slots: Slots) -> Tensor:
+    """The value of its sequence at every loss token.
+
+    Args:
+        values_S: [S] one value a slot; that of the spare slot is not used.
+        slots: of the T tokens.
+
+    Returns:
+        [T] values, 0 at masked tokens and padding; differentiable with respect to `values_S`.
+    """
+    zero_spare_S = torch.cat([values_S[:-1], values_S.new_zeros(1)])
+    return cast(Tensor, _AtTokens.apply(zero_spare_S, slots))  # pyright: ignore[reportUnknownMemberType]
+
+
+def segment_sum(values_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor) -> Tensor:
+    """At every token, the sum over the loss tokens of its sequence.
+
+    Args:
+        values_T: [T] values; what stands at masked tokens, NaN included, reaches neither sum nor gradient.
+        loss_mask_T: [T] bool.
+        segment_ids_T: [T] int64 in 0..T-1; negative at padding.
+
+    Returns:
+        [T] sums, 0 at padding; differentiable with respect to `values_T`.
+    """
+    return _at_all_tokens(slot_sums(values_T, slots(loss_mask_T, segment_ids_T)), segment_ids_T)
+
+
+def segment_lengths(loss_mask_T: Tensor, segment_ids_T: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """At every token, how many loss tokens its sequence has.
+
+    Args:
+        loss_mask_T: [T] bool.
+        segment_ids_T: [T] int64 in 0..T-1; negative at padding.
+        dtype: of the result.
+
+    Returns:
+        [T] numbers of tokens, 0 at padding.
+    """
+    return _at_all_tokens(slot_counts(slots(loss_mask_T, segment_ids_T), dtype=dtype), segment_ids_T)
+
+
+def segment_mean(values_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor) -> Tensor:
+    """At every token, the mean over the loss tokens of its sequence; 0 for a sequence that has none.
+
+    Args:
+        values_T: [T] values; what stands at masked tokens, NaN included, reaches neither mean nor gradient.
+        loss_mask_T: [T] bool.
+        segment_ids_T: [T] int64 in 0..T-1; negative at padding.
+
+    Returns:
+        [T] means, 0 at padding; differentiable with respect to `values_T`.
+    """
+    return _at_all_tokens(slot_means(values_T, slots(loss_mask_T, segment_ids_T)), segment_ids_T)
+
+
+def _runs(index_T: Tensor) -> tuple[Tensor, Tensor]:
+    return cast(
+        tuple[Tensor, Tensor],
+        index_T.unique_consecutive(return_counts=True),  # pyright: ignore[reportUnknownMemberType]
+    )
+
+
+def _added(values: Tensor, index: Tensor, spare: int) -> Tensor:
+    kept = torch.where(index < spare, values, 0.0)
+    return kept.new_zeros(spare + 1).index_add(0, index, kept)
+
+
+def _at_all_tokens(values_S: Tensor, segment_ids_T: Tensor) -> Tensor:
+    # masked tokens of a sequence get its value too: padding alone has the spare slot
+    return at_tokens(values_S, slots(segment_ids_T >= 0, segment_ids_T))
+
+
+class _AtTokens(torch.autograd.Function):
+    """values_S[index_T], whose gradient is `slot_sums`: torch's own accumulates token by token."""
+
+    @staticmethod
+    def forward(ctx: Any, values_S: Tensor, slots: Slots) -> Tensor:  # pyright: ignore
+        ctx.slots = slots
+        return values_S.index_select(0, slots.index_T)
+
+    @staticmethod
+    def backward(ctx: Any, gradient_T: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
+        return slot_sums(gradient_T, ctx.slots), None

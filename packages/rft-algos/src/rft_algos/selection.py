@@ -1,0 +1,107 @@
+"""Which tokens of a batch to learn from.
+
+A selection is made once, over the whole batch, before it is cut into micro-batches and spread over
+ranks; what a micro-batch then gets is a mask. Selecting within micro-batches would make the result
+depend on the cut. None of these functions has a gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rft_algos.segments import slot_counts, slots
+
+
+def high_entropy_tokens(entropy_T: Tensor, loss_mask_T: Tensor, *, fraction: float) -> Tensor:
+    """The tokens at which the policy was least certain, over the whole batch.
+
+    Keeps the max(1, floor(fraction * n)) of the n loss tokens that have the highest entropy; of
+    equals, the earlier. No loss tokens, none kept.
+
+    Source: Wang et al. 2025, "Beyond the 80/20 Rule" (arXiv 2506.01939), which keeps a fraction of 0.2.
+
+    Args:
+        entropy_T: [T] entropy of the policy at each token of the batch, in nats, finite at loss tokens.
+        loss_mask_T: [T] bool; what stands at masked tokens, NaN included, is ignored.
+        fraction: of the loss tokens to keep, in (0, 1].
+
+    Returns:
+        [T] bool, a part of `loss_mask_T`.
+    """
+    return largest(entropy_T, loss_mask_T, share(loss_mask_T, fraction))
+
+
+def high_entropy_tokens_per_sequence(
+    entropy_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor, *, fraction: float
+) -> Tensor:
+    """The tokens at which the policy was least certain, in every sequence by itself.
+
+    Keeps the max(1, floor(fraction * L)) of the L loss tokens of a sequence that have the highest
+    entropy; of equals, the earlier. So a sequence keeps its share however certain it was throughout,
+    where `high_entropy_tokens` may leave it none.
+
+    Args:
+        entropy_T: [T] entropy of the policy at each token, in nats, finite at loss tokens.
+        loss_mask_T: [T] bool; what stands at masked tokens, NaN included, is ignored.
+        segment_ids_T: [T] int64 in 0..T-1; negative at padding.
+        fraction: of the loss tokens to keep, in (0, 1].
+
+    Returns:
+        [T] bool, a part of `loss_mask_T`.
+    """
+    _check(entropy_T, loss_mask_T, fraction)
+    places = slots(loss_mask_T, segment_ids_T)
+    slots_T = places.index_T
+    falling_T = entropy_T.detach().argsort(descending=True, stable=True)
+    order_T = falling_T[slots_T[falling_T].argsort(stable=True)]  # by slot, within a slot by falling entropy
+    counts_S = slot_counts(places, dtype=torch.float64)
+    quotas_S = (fraction * counts_S).floor().clamp(min=1.0)
+    starts_S = counts_S.cumsum(0) - counts_S
+    ordered_slots_T = slots_T[order_T]
+    ranks_T = torch.arange(slots_T.shape[0], device=slots_T.device) - starts_S[ordered_slots_T]
+    kept_T = (ranks_T < quotas_S[ordered_slots_T]) & (ordered_slots_T < places.spare)
+    return torch.zeros_like(loss_mask_T).scatter(0, order_T, kept_T)
+
+
+def share(loss_mask_T: Tensor, fraction: float) -> int:
+    """How many tokens a fraction of the loss tokens is: max(1, floor(fraction * n)), 0 where n = 0.
+
+    The product is that of floating-point numbers: floor(0.29 * 100) is 28.
+
+    Args:
+        loss_mask_T: [T] bool.
+        fraction: in (0, 1].
+
+    Returns:
+        A number of tokens.
+    """
+    assert loss_mask_T.dtype == torch.bool, f"loss_mask_T must be bool, it is {loss_mask_T.dtype}"
+    assert 0.0 < fraction <= 1.0, f"fraction must lie in (0, 1], it is {fraction}"
+    num_tokens = int(loss_mask_T.sum())
+    return min(num_tokens, max(1, int(fraction * num_tokens)))
+
+
+def largest(scores_T: Tensor, loss_mask_T: Tensor, num: int) -> Tensor:
+    """The `num` loss tokens of the largest scores; of equals, the earlier.
+
+    Args:
+        scores_T: [T] scores, finite at loss tokens.
+        loss_mask_T: [T] bool; what stands at masked tokens, NaN included, is ignored.
+        num: how many, at most the number of loss tokens.
+
+    Returns:
+        [T] bool.
+    """
+    assert scores_T.shape == loss_mask_T.shape, f"{scores_T.shape} scores for {loss_mask_T.shape} mask"
+    if num == 0:
+        return torch.zeros_like(loss_mask_T)
+    scores_T = scores_T.detach().masked_fill(~loss_mask_T, -torch.inf)
+    threshold = scores_T.topk(num).values[-1]
+    above_T, equal_T = scores_T > threshold, (scores_T == threshold) & loss_mask_T
+    return above_T | (equal_T & (equal_T.cumsum(0) <= num - above_T.sum()))
+
+
+def _check(scores_T: Tensor, loss_mask_T: Tensor, fraction: float) -> None:
+    assert scores_T.shape == loss_mask_T.shape, f"{scores_T.shape} scores for {loss_mask_T.shape} mask"
+    assert 0.0 < fraction <= 1.0, f"fraction must lie in (0, 1], it is {fraction}"

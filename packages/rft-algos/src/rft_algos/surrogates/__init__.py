@@ -1,0 +1,67 @@
+"""Surrogates: what the policy minimises, token by token. Each gives an unreduced loss [T].
+
+log_ratio_T = log pi(token) - log pi_old(token). Reduction is the caller's (`rft_algos.reductions`).
+Where a surrogate compares whole sequences, its value stands at each token of the sequence, so that
+`sequence_mean_token_mean` gives the published loss.
+
+A function named `..._clipped` tells where the clip of its surrogate acted, `..._kept` which tokens
+a mask let through.
+"""
+
+from rft_algos.surrogates.cispo import cispo, cispo_clipped
+from rft_algos.surrogates.covariance import (
+    clip_cov,
+    clip_cov_clipped,
+    kl_cov,
+    select_clip_cov,
+    select_kl_cov,
+    token_covariances,
+)
+from rft_algos.surrogates.cpgd import cpgd, cpgd_clipped, policy_drift
+from rft_algos.surrogates.dppo import dppo_kl, dppo_kl_kept, dppo_tv, dppo_tv_kept
+from rft_algos.surrogates.gmpo import gmpo, gmpo_clipped
+from rft_algos.surrogates.gspo import gspo, gspo_clipped, gspo_token, gspo_token_clipped
+from rft_algos.surrogates.ppo import dual_clip, dual_clipped, ppo_clip, ppo_clipped, two_sided, two_sided_clipped
+from rft_algos.surrogates.proximal import decoupled_ppo, dro, squared_log_ratio
+from rft_algos.surrogates.ratio import LOG_RATIO_LIMIT, is_clamped, ratio
+from rft_algos.surrogates.reinforce import importance_weighted, reinforce
+from rft_algos.surrogates.sapo import sapo
+
+__all__ = [
+    "LOG_RATIO_LIMIT",
+    "cispo",
+    "cispo_clipped",
+    "clip_cov",
+    "clip_cov_clipped",
+    "cpgd",
+    "cpgd_clipped",
+    "decoupled_ppo",
+    "dppo_kl",
+    "dppo_kl_kept",
+    "dppo_tv",
+    "dppo_tv_kept",
+    "dro",
+    "dual_clip",
+    "dual_clipped",
+    "gmpo",
+    "gmpo_clipped",
+    "gspo",
+    "gspo_clipped",
+    "gspo_token",
+    "gspo_token_clipped",
+    "importance_weighted",
+    "is_clamped",
+    "kl_cov",
+    "policy_drift",
+    "ppo_clip",
+    "ppo_clipped",
+    "ratio",
+    "reinforce",
+    "sapo",
+    "select_clip_cov",
+    "select_kl_cov",
+    "squared_log_ratio",
+    "token_covariances",
+    "two_sided",
+    "two_sided_clipped",
+]

@@ -1,0 +1,137 @@
+"""Group Sequence Policy Optimization: the importance ratio and the clip belong to whole sequences.
+
+The losses stand at every loss token of their sequence and are 0 elsewhere, so that
+`reductions.sequence_mean_token_mean` gives the published objective.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rft_algos.segments import at_tokens, slot_means, slots
+from rft_algos.surrogates.ppo import ppo_clip, ppo_clipped
+
+
+def gspo(
+    log_ratio_T: Tensor,
+    advantages_T: Tensor,
+    loss_mask_T: Tensor,
+    segment_ids_T: Tensor,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> Tensor:
+    """Sequence-level clipped surrogate of GSPO, as a loss.
+
+    s_i = exp(mean over the tokens t of sequence i of log_ratio_t),
+    l_t = max(-A_i s_i, -A_i clip(s_i, 1 - clip_low, 1 + clip_high)) at every loss token of i,
+
+    where A_i is the mean of the sequence's advantages. The mean makes ratios of long and short
+    sequences comparable, and so small that the clip is three orders of magnitude below PPO's. The
+    gradient of a sequence's loss is spread evenly over its tokens.
+
+    Source: Zheng et al. 2025, "Group Sequence Policy Optimization" (arXiv 2507.18071), equations 5 to 7;
+    the bounds are those of its experiments.
+
+    Args:
+        log_ratio_T: [T] log pi - log pi_old, in nats; the gradient flows through it.
+        advantages_T: [T] advantages, no gradient.
+        loss_mask_T: [T] bool; what stands at masked tokens, NaN included, reaches nothing.
+        segment_ids_T: [T] int64 in 0..T-1; negative at padding.
+        clip_low: how far below 1 the ratio of a sequence may go.
+        clip_high: how far above 1 it may go.
+
+    Returns:
+        [T] loss per token, equal within a sequence; 0 where masked.
+    """
+    places = slots(loss_mask_T, segment_ids_T)
+    log_ratio_S, advantages_S = slot_means(log_ratio_T, places), slot_means(advantages_T, places)
+    return at_tokens(ppo_clip(log_ratio_S, advantages_S, clip_low, clip_high), places)
+
+
+def gspo_clipped(
+    log_ratio_T: Tensor,
+    advantages_T: Tensor,
+    loss_mask_T: Tensor,
+    segment_ids_T: Tensor,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> Tensor:
+    """Where the clip of `gspo` decides the loss, so that the whole sequence gives no gradient.
+
+    Args:
+        log_ratio_T: [T] log pi - log pi_old, in nats.
+        advantages_T: [T] advantages.
+        loss_mask_T: [T] bool.
+        segment_ids_T: [T] int64 in 0..T-1; negative at padding.
+        clip_low: as in `gspo`.
+        clip_high: as in `gspo`.
+
+    Returns:
+        [T] bool, equal within a sequence; false where masked.
+    """
+    places = slots(loss_mask_T, segment_ids_T)
+    log_ratio_S, advantages_S = slot_means(log_ratio_T, places), slot_means(advantages_T, places)
+    return ppo_clipped(log_ratio_S, advantages_S, clip_low, clip_high).index_select(0, places.index_T)
+
+
+def gspo_token(
+    log_ratio_T: Tensor,
+    advantages_T: Tensor,
+    loss_mask_T: Tensor,
+    segment_ids_T: Tensor,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> Tensor:
+    """GSPO-token: the sequence's ratio, with an advantage and a gradient of its own for every token.
+
+    s_t = sg[s_i] pi_t / sg[pi_t], l_t = max(-A_t s_t, -A_t clip(s_t, 1 - clip_low, 1 + clip_high)),
+
+    where s_i is that of `gspo` and sg stops the gradient. Its value is that of s_i. With equal
+    advantages in a sequence, loss and gradient of `sequence_mean_token_mean` are those of `gspo`.
+
+    Source: Zheng et al. 2025, "Group Sequence Policy Optimization" (arXiv 2507.18071), equations 13 and 14.
+
+    Args:
+        log_ratio_T: [T] log pi - log pi_old, in nats; the gradient flows through it.
+        advantages_T: [T] advantages, no gradient.
+        loss_mask_T: [T] bool; what stands at masked tokens, NaN included, reaches nothing.
+        segment_ids_T: [T] int64 in 0..T-1; negative at padding.
+        clip_low: as in `gspo`.
+        clip_high: as in `gspo`.
+
+    Returns:
+        [T] loss per token; 0 where masked.
+    """
+    places = slots(loss_mask_T, segment_ids_T)
+    kept_T = places.index_T < places.spare
+    log_ratio_T, advantages_T = torch.where(kept_T, log_ratio_T, 0.0), torch.where(kept_T, advantages_T, 0.0)
+    own_T = log_ratio_T - log_ratio_T.detach()  # 0, with the gradient of the token's own log-prob
+    log_s_T = at_tokens(slot_means(log_ratio_T.detach(), places), places) + own_T
+    return ppo_clip(log_s_T, advantages_T, clip_low, clip_high)
+
+
+def gspo_token_clipped(
+    log_ratio_T: Tensor,
+    advantages_T: Tensor,
+    loss_mask_T: Tensor,
+    segment_ids_T: Tensor,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> Tensor:
+    """Where the clip of `gspo_token` decides the loss, so that the token gives no gradient.
+
+    Args:
+        log_ratio_T: [T] log pi - log pi_old, in nats.
+        advantages_T: [T] advantages.
+        loss_mask_T: [T] bool.
+        segment_ids_T: [T] int64 in 0..T-1; negative at padding.
+        clip_low: as in `gspo`.
+        clip_high: as in `gspo`.
+
+    Returns:
+        [T] bool; false where masked.
+    """
+    places = slots(loss_mask_T, segment_ids_T)
+    log_s_T = at_tokens(slot_means(log_ratio_T, places), places)  # 0 where masked, so neither side acts
+    return ppo_clipped(log_s_T, advantages_T, clip_low, clip_high)

@@ -1,0 +1,45 @@
+"""The policy gradient without a trust region: plain, and weighted by the importance ratio."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rft_algos.surrogates.ratio import ratio
+
+
+def reinforce(logprobs_T: Tensor, advantages_T: Tensor) -> Tensor:
+    """REINFORCE, as a loss.
+
+    l_t = -A_t log pi_t.
+
+    On tokens of the current policy the gradient is that of the expected return; it is the loss of
+    RLOO, of REINFORCE++ and of GPG when every batch is used once.
+
+    Source: Williams 1992, "Simple statistical gradient-following algorithms".
+
+    Args:
+        logprobs_T: [T] log pi of the sampled tokens, in nats; the gradient flows through it.
+        advantages_T: [T] advantages, no gradient.
+
+    Returns:
+        [T] loss per token. Its value means nothing; its gradient is -A_t.
+    """
+    return -advantages_T * logprobs_T
+
+
+def importance_weighted(log_ratio_T: Tensor, advantages_T: Tensor) -> Tensor:
+    """Importance-weighted policy gradient, as a loss.
+
+    l_t = -A_t r_t, r_t = exp(clamp(log_ratio_t, -20, 20)).
+
+    Unbiased for one-step decisions whatever policy sampled, with a variance that grows with the
+    distance between the two. `ppo_clip` is this with a limit.
+
+    Args:
+        log_ratio_T: [T] log pi - log pi of the policy that sampled, in nats; the gradient flows through it.
+        advantages_T: [T] advantages, no gradient.
+
+    Returns:
+        [T] loss per token.
+    """
+    return -advantages_T * ratio(log_ratio_T)

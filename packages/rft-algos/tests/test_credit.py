@@ -1,0 +1,505 @@
+"""Credit of whole batches: every published record against plain arithmetic, and what happens around it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from rft_algos import advantages, choices
+from rft_algos.algorithms import PUBLISHED, Grpo, PolicyAlgorithm, by_name
+from rft_algos.errors import OptionsError
+from rft_algos.objectives import Credit, RolloutBatch, credit, implements, policy_loss
+from rft_algos.objectives.registry import clip_indicator_of, equation_of
+from rft_algos.reward_shaping import RunningMoments
+
+D = torch.float64
+LENGTHS = torch.tensor([2, 3, 1, 4, 2, 2])
+GROUPS = torch.tensor([7, 7, 7, 2, 2, 2])
+REWARDS = torch.tensor([1.0, 0.0, 0.5, 0.1, 0.1, 0.1], dtype=D)
+
+
+def batch(**changes: object) -> RolloutBatch:
+    generator = torch.Generator().manual_seed(5)
+    num = int(LENGTHS.sum())
+
+    def noise(scale: float) -> Tensor:
+        return torch.randn(num, generator=generator, dtype=D) * scale
+
+    old = -torch.rand(num, generator=generator, dtype=D) * 3
+    fields: dict[str, object] = {
+        "rewards_N": REWARDS,
+        "group_ids_N": GROUPS,
+        "loss_mask_T": torch.tensor([True] * 4 + [False] + [True] * (num - 5)),
+        "segment_ids_T": torch.repeat_interleave(torch.arange(len(LENGTHS)), LENGTHS),
+        "old_logprobs_T": old,
+        "behaviour_logprobs_T": old + noise(0.3),
+        "reference_logprobs_T": old + noise(0.5),
+        "entropy_T": torch.rand(num, generator=generator, dtype=D),
+        "values_T": noise(1.0),
+        "greedy_rewards_N": torch.tensor([0.5, 0.5, 0.5, 0.0, 0.0, 0.0], dtype=D),
+        "components_NK": torch.stack([REWARDS, REWARDS.flip(0)], 1),
+        "step_rewards_T": noise(1.0),
+        "step_mask_T": torch.arange(num) % 2 == 1,
+    }
+    return RolloutBatch(**(fields | changes))  # type: ignore[arg-type]
+
+
+def published(name: str) -> PolicyAlgorithm:
+    return by_name(name)(max_tokens=100) if name == "dr_grpo" else by_name(name)()
+
+
+def mask_of(b: RolloutBatch) -> Tensor:
+    return b.loss_mask_T
+
+
+def spread(values_N: Tensor, b: RolloutBatch) -> Tensor:
+    return torch.where(b.loss_mask_T, values_N[b.segment_ids_T], 0.0)
+
+
+def test_lengths_count_loss_tokens():
+    assert batch().lengths_N.tolist() == [2.0, 2.0, 1.0, 4.0, 2.0, 2.0]
+
+
+def batch_for(name: str) -> RolloutBatch:
+    """Pass@k is defined for rewards of 0 and 1."""
+    return batch(rewards_N=torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 0.0], dtype=D)) if name == "pass_at_k" else batch()
+
+
+def test_pass_at_k_refuses_rewards_that_are_not_0_or_1():
+    with pytest.raises(OptionsError, match=r"0\.5"):
+        credit(Grpo(advantage=choices.PassAtK(), kl_place="none"), batch())
+
+
+COMPARISONS = {
+    "grpo": lambda b: advantages.group_norm(b.rewards_N, b.group_ids_N),
+    "dr_grpo": lambda b: advantages.group_centred(b.rewards_N, b.group_ids_N),
+    "lite_ppo": lambda b: advantages.batch_std(b.rewards_N, b.group_ids_N),
+    "maxrl": lambda b: advantages.max_rl(b.rewards_N, b.group_ids_N),
+    "opo": lambda b: advantages.opo(b.rewards_N, b.group_ids_N, b.lengths_N),
+    "gpg": lambda b: advantages.gpg(b.rewards_N, b.group_ids_N),
+    "best_of_group": lambda b: advantages.best_of_group(b.rewards_N, b.group_ids_N),
+    "cpgd": lambda b: advantages.cpgd(b.rewards_N, b.group_ids_N, weighting="clip_filter"),
+    "remax": lambda b: advantages.remax(b.rewards_N, b.greedy_rewards_N),
+}
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_an_advantage_of_sequences_stands_at_each_of_their_loss_tokens(name: str):
+    b = batch()
+    found = credit(replace(published(name), kl_place="none"), b)
+    assert torch.equal(found.advantages_T, spread(COMPARISONS[name](b), b))
+    assert found.advantages_T.dtype == D
+    assert found.returns_T is None
+    assert found.weights_T is None
+    assert found.selected_T is None
+
+
+def test_pass_at_k_takes_its_k():
+    b = batch(rewards_N=torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0], dtype=D))
+    for k in (1, 2):
+        record = Grpo(advantage=choices.PassAtK(k=k), kl_place="none")
+        expected = advantages.pass_at_k(b.rewards_N, b.group_ids_N, k=k)
+        assert torch.equal(credit(record, b).advantages_T, spread(expected, b))
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 0.5])
+def test_epsilon_of_the_choice_is_used(epsilon: float):
+    b = batch()
+    pairs = (
+        (choices.GroupNorm(epsilon=epsilon), advantages.group_norm(b.rewards_N, b.group_ids_N, epsilon=epsilon)),
+        (choices.BatchStd(epsilon=epsilon), advantages.batch_std(b.rewards_N, b.group_ids_N, epsilon=epsilon)),
+        (choices.BestOfGroup(epsilon=epsilon), advantages.best_of_group(b.rewards_N, b.group_ids_N, epsilon=epsilon)),
+        (
+            choices.Gdpo(epsilon=epsilon),
+            advantages.gdpo(b.components_NK, b.group_ids_N, torch.ones(2, dtype=D), epsilon=epsilon),
+        ),
+        (
+            choices.CpgdWeighted(weighting="std", epsilon=epsilon),
+            advantages.cpgd(b.rewards_N, b.group_ids_N, weighting="std", epsilon=epsilon),
+        ),
+    )
+    for choice, expected in pairs:
+        assert torch.equal(credit(Grpo(advantage=choice, kl_place="none"), b).advantages_T, spread(expected, b))
+
+
+def test_cpgd_takes_its_largest_weight():
+    rewards = torch.tensor([1.0, 0.0, 0.5] + [0.1] * 3, dtype=D)
+    record = Grpo(advantage=choices.CpgdWeighted(max_weight=1.5), kl_place="none")
+    b = batch(rewards_N=rewards)
+    expected = advantages.cpgd(rewards, GROUPS, weighting="clip_filter", max_weight=1.5)
+    assert torch.equal(credit(record, b).advantages_T, spread(expected, b))
+    assert not torch.equal(expected, advantages.cpgd(rewards, GROUPS, weighting="clip_filter", max_weight=3.0))
+
+
+# the KL penalty in the reward
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_penalty_comes_before_the_comparison_of_groups(estimator: str):
+    b = batch()
+    x = b.old_logprobs_T - b.reference_logprobs_T
+    kl = {"k1": x, "k2": x.square() / 2, "k3": torch.expm1(-x) + x}[estimator]
+    spent = torch.zeros(6, dtype=D).index_add_(0, b.segment_ids_T, torch.where(b.loss_mask_T, kl, 0.0))
+    expected = advantages.leave_one_out(REWARDS - 0.3 * spent, GROUPS)
+    record = replace(published("rloo"), kl_coef=0.3, kl_estimator=estimator)
+    torch.testing.assert_close(credit(record, b).advantages_T, spread(expected, b), rtol=1e-12, atol=1e-14)
+
+
+def test_a_controlled_coefficient_replaces_the_record_s():
+    b = batch()
+    record = published("rloo")
+    given = credit(record, b, kl_coef=0.3).advantages_T
+    assert torch.equal(given, credit(replace(record, kl_coef=0.3), b).advantages_T)
+    assert not torch.equal(given, credit(record, b).advantages_T)
+    assert torch.equal(
+        credit(record, b, kl_coef=0.0).advantages_T, spread(advantages.leave_one_out(REWARDS, GROUPS), b)
+    )
+
+
+@pytest.mark.parametrize("place", ["loss", "none"])
+def test_no_penalty_where_the_record_places_it_elsewhere(place: str):
+    b = batch(reference_logprobs_T=None)
+    record = Grpo(kl_place=place, kl_coef=0.5)  # type: ignore[arg-type]
+    assert torch.equal(credit(record, b).advantages_T, spread(advantages.group_norm(REWARDS, GROUPS), b))
+
+
+def test_the_penalty_needs_the_reference():
+    with pytest.raises(AssertionError, match="reference"):
+        credit(published("rloo"), batch(reference_logprobs_T=None))
+
+
+# credit over time
+
+
+def test_returns_sum_penalties_and_the_reward_at_the_end():
+    b = batch()
+    record = replace(published("reinforce++"), advantage=choices.Returns(gamma=0.9), normalise_advantages=False)
+    found = credit(replace(record, kl_coef=0.2), b).advantages_T
+    x = (b.old_logprobs_T - b.reference_logprobs_T).tolist()
+    # the second sequence: tokens 2, 3 and a masked 4, reward 0
+    assert found[3].item() == pytest.approx(-0.2 * x[3])
+    assert found[2].item() == pytest.approx(-0.2 * x[2] + 0.9 * -0.2 * x[3])
+    assert found[4].item() == 0.0
+    # the third: one token, reward 0.5
+    assert found[5].item() == pytest.approx(0.5 - 0.2 * x[5])
+    assert credit(record, b).returns_T is None
+
+
+def test_gae_takes_values_gamma_and_lambda_and_gives_returns():
+    b = batch()
+    record = replace(published("gae"), advantage=choices.Gae(gamma=0.9, lambd=0.8), kl_place="none")
+    record = replace(record, normalise_advantages=False)
+    rewards = torch.zeros_like(b.old_logprobs_T)
+    for index, place in enumerate((1, 3, 5, 9, 11, 13)):
+        rewards[place] = REWARDS[index]
+    expected, returns = advantages.gae(rewards, b.values_T, b.loss_mask_T, b.segment_ids_T, gamma=0.9, lambd=0.8)
+    found = credit(record, b)
+    assert torch.equal(found.advantages_T, torch.where(b.loss_mask_T, expected, 0.0))
+    assert found.returns_T is not None
+    assert torch.equal(found.returns_T, returns)
+    with pytest.raises(AssertionError, match="values"):
+        credit(record, batch(values_T=None))
+
+
+def test_rewards_of_steps_take_the_place_of_the_outcome():
+    b = batch()
+    record = Grpo(advantage=choices.ProcessGroupNorm(epsilon=0.1), kl_place="none")
+    expected = advantages.process_group_norm(
+        b.step_rewards_T, b.step_mask_T, b.loss_mask_T, b.segment_ids_T, b.group_ids_N, epsilon=0.1
+    )
+    assert torch.equal(credit(record, b).advantages_T, torch.where(b.loss_mask_T, expected, 0.0))
+    for missing in ("step_rewards_T", "step_mask_T"):
+        with pytest.raises(AssertionError, match="process rewards"):
+            credit(record, batch(**{missing: None}))
+
+
+@pytest.mark.parametrize(("name", "field"), [("gdpo", "components_NK"), ("remax", "greedy_rewards_N")])
+def test_what_an_estimator_needs_must_be_there(name: str, field: str):
+    with pytest.raises(AssertionError, match="needs"):
+        credit(published(name), batch(**{field: None}))
+
+
+# scores, normalisation, clips
+
+
+def test_running_scale_then_clip_then_metrics():
+    b = batch()
+    record = Grpo(kl_place="none")
+    before = RunningMoments().update(torch.tensor([0.0, 4.0], dtype=D))
+    scores = advantages.group_norm(REWARDS, GROUPS)
+    after = before.update(scores)
+    for minus_mean in (False, True):
+        scaled = after.normalise(scores, minus_mean=minus_mean)
+        found = credit(record, b, running=before, minus_mean=minus_mean, score_clip=0.3)
+        assert found.running == after
+        torch.testing.assert_close(found.advantages_T, spread(scaled.clamp(-0.3, 0.3), b))
+        total, count = found.metrics["reward/score_clipped"]
+        assert (float(total), float(count)) == (float((scaled.abs() > 0.3).sum()), 6.0)
+    plain = credit(record, b)
+    assert plain.running is None
+    assert plain.metrics == {}
+
+
+def test_advantages_are_normalised_over_all_loss_tokens_and_clipped_after():
+    b = batch()
+    record = Grpo(kl_place="none", normalise_advantages=True)
+    found = credit(record, b).advantages_T
+    chosen = found[b.loss_mask_T]
+    assert float(chosen.mean()) == pytest.approx(0.0, abs=1e-12)
+    assert float(chosen.std()) == pytest.approx(1.0, rel=1e-6)
+    assert float(found[4]) == 0.0
+    clipped = credit(replace(record, advantage_clip=0.7), b)
+    assert torch.equal(clipped.advantages_T, found.clamp(-0.7, 0.7))
+    total, count = clipped.metrics["policy/advantage_clipped"]
+    assert (float(total), float(count)) == (float((chosen.abs() > 0.7).sum()), 13.0)
+
+
+# weights and selections
+
+
+def test_corrections_use_the_trainer_s_log_probs_over_the_engine_s():
+    b = batch()
+    record = Grpo(kl_place="none", correction=choices.TruncateTokens(cap=1.1))
+    found = credit(record, b)
+    rho = torch.exp(b.old_logprobs_T - b.behaviour_logprobs_T).clamp(max=1.1)
+    assert found.weights_T is not None
+    torch.testing.assert_close(found.weights_T[b.loss_mask_T], rho[b.loss_mask_T], rtol=1e-12, atol=0)
+    total, count = found.metrics["mismatch/correction"]
+    assert float(total) == pytest.approx(float(rho[b.loss_mask_T].sum()))
+    assert float(count) == 13.0
+    assert float(found.metrics["mismatch/masked"][0]) == 0.0
+    assert {name.split("/")[0] for name in found.metrics} == {"mismatch"}
+
+
+@pytest.mark.parametrize(
+    "correction",
+    [
+        choices.TruncateSequences(cap=1.05),
+        choices.MaskTokens(low=0.9, high=1.2),
+        choices.MaskSequences(low=0.9, high=1.2),
+        choices.MaskGeometric(low=0.95, high=1.05),
+    ],
+)
+def test_corrections_take_their_bounds(correction: choices.Correction):
+    b = batch()
+    wide = replace(correction, **({"cap": 100.0} if hasattr(correction, "cap") else {"low": 0.0, "high": 100.0}))
+    narrow, open_ = (credit(Grpo(kl_place="none", correction=c), b).weights_T for c in (correction, wide))
+    assert narrow is not None
+    assert open_ is not None
+    assert not torch.equal(narrow, open_)
+    changed = narrow != open_
+    bound = correction.cap if hasattr(correction, "cap") else 0.0  # type: ignore[attr-defined]
+    assert bool((narrow[changed & b.loss_mask_T] == bound).all())
+
+
+def test_tokens_of_high_entropy_are_chosen_over_the_whole_batch():
+    b = batch()
+    found = credit(Grpo(kl_place="none", high_entropy_fraction=0.25), b)
+    assert found.weights_T is not None
+    kept = found.weights_T[b.loss_mask_T] > 0
+    entropy = b.entropy_T[b.loss_mask_T]
+    assert float(entropy[kept].min()) >= float(entropy[~kept].max())
+    assert float(found.metrics["policy/high_entropy"][0]) == float(kept.sum())
+    both = credit(
+        Grpo(kl_place="none", high_entropy_fraction=0.25, correction=choices.TruncateTokens(cap=1.1)), b
+    ).weights_T
+    rho = torch.exp(b.old_logprobs_T - b.behaviour_logprobs_T).clamp(max=1.1)
+    assert both is not None
+    torch.testing.assert_close(both[b.loss_mask_T], (rho * (found.weights_T > 0))[b.loss_mask_T])
+    with pytest.raises(AssertionError, match="entropy"):
+        credit(Grpo(kl_place="none", high_entropy_fraction=0.25), batch(entropy_T=None))
+
+
+def test_selective_surrogates_select_over_the_whole_batch_and_by_key():
+    b = batch()
+    record = Grpo(kl_place="none", surrogate=choices.KlCov(fraction=0.2))
+    found = credit(record, b)
+    assert found.selected_T is not None
+    assert int(found.selected_T.sum()) == float(found.metrics["policy/covariance_selected"][0]) >= 1
+    covs = choices.ClipCov(covariance_low=-100.0, covariance_high=100.0, fraction=0.4)
+    picks = [credit(Grpo(kl_place="none", surrogate=covs), b, key=key).selected_T for key in (1, 1, 2, 3, 4)]
+    assert torch.equal(picks[0], picks[1])  # type: ignore[arg-type]
+    assert any(not torch.equal(picks[0], other) for other in picks[2:])  # type: ignore[arg-type]
+    narrow = replace(covs, covariance_low=99.0)
+    assert not bool(credit(Grpo(kl_place="none", surrogate=narrow), b).selected_T.any())  # type: ignore[union-attr]
+
+
+# a person's own advantages
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+def test_own_advantages_of_sequences_or_tokens(per_token: bool):
+    b = batch()
+    given = torch.arange(float(len(b.loss_mask_T) if per_token else 6))
+    found = credit(Grpo(kl_place="none"), b, score=lambda seen: given if seen is b else given * 0)
+    expected = given if per_token else given[b.segment_ids_T]
+    assert torch.equal(found.advantages_T, torch.where(b.loss_mask_T, expected.double(), 0.0))
+
+
+@pytest.mark.parametrize("given", [torch.zeros(5), torch.full((6,), math.nan)])
+def test_own_advantages_that_cannot_be_used_are_refused(given: Tensor):
+    with pytest.raises(OptionsError) as caught:
+        credit(Grpo(kl_place="none"), batch(), score=lambda _: given)
+    assert "6 sequences" in caught.value.problem.why
+
+
+# properties of all
+
+
+def loss_of(record: PolicyAlgorithm, b: RolloutBatch, found: Credit, logprobs_T: Tensor, keep: Tensor) -> Tensor:
+    numbers = torch.unique(b.segment_ids_T[keep], return_inverse=True)[1]
+    return policy_loss(
+        record,
+        logprobs_T=logprobs_T,
+        old_logprobs_T=b.old_logprobs_T[keep],
+        reference_logprobs_T=b.reference_logprobs_T[keep],  # type: ignore[index]
+        advantages_T=found.advantages_T[keep],
+        loss_mask_T=b.loss_mask_T[keep],
+        segment_ids_T=numbers,
+        entropy_T=None,
+        num_loss_tokens=int(b.loss_mask_T.sum()),
+        num_sequences=6,
+        behaviour_logprobs_T=b.behaviour_logprobs_T[keep],
+        token_weights_T=None if found.weights_T is None else found.weights_T[keep],
+        selected_T=None if found.selected_T is None else found.selected_T[keep],
+    ).loss
+
+
+@pytest.mark.parametrize("name", [record.name for record in PUBLISHED])
+def test_no_algorithm_depends_on_the_cut_or_on_what_stands_at_masked_tokens(name: str):
+    record = replace(published(name), off_policy_delta=0.05)
+    clean = batch_for(name)
+    hidden = ~clean.loss_mask_T
+    dirty = replace(
+        clean,
+        **{
+            field: getattr(clean, field).masked_fill(hidden, math.nan)
+            for field in ("old_logprobs_T", "behaviour_logprobs_T", "reference_logprobs_T", "entropy_T", "values_T")
+        },
+    )
+    everything = torch.ones_like(hidden)
+    current = clean.old_logprobs_T + torch.linspace(-0.3, 0.3, len(hidden), dtype=D)
+    leaf = current.clone().requires_grad_()
+    found = credit(record, clean, key=3)
+    whole = loss_of(record, clean, found, leaf, everything)
+    (gradient,) = torch.autograd.grad(whole, leaf)
+    assert bool((gradient[~hidden] != 0).any())
+
+    of_dirty = credit(record, dirty, key=3)
+    assert torch.equal(of_dirty.advantages_T, found.advantages_T)
+    total = 0.0
+    for part in ([0, 4], [1], [2, 3, 5]):
+        keep = torch.isin(clean.segment_ids_T, torch.tensor(part))
+        part_leaf = current.masked_fill(hidden, math.nan)[keep].requires_grad_()
+        loss = loss_of(record, dirty, of_dirty, part_leaf, keep)
+        (part_gradient,) = torch.autograd.grad(loss, part_leaf)
+        torch.testing.assert_close(part_gradient, gradient[keep], rtol=1e-10, atol=1e-14)
+        total += float(loss.detach())
+    assert total == pytest.approx(float(whole.detach()), rel=1e-10, abs=1e-13)
+
+
+ON_POLICY = [r.name for r in PUBLISHED if r.name not in ("kimi", "decoupled_ppo")]
+
+
+@pytest.mark.parametrize("name", ON_POLICY)
+def test_on_policy_every_surrogate_has_the_policy_gradient(name: str):
+    record = replace(published(name), kl_place="none", correction=choices.NoCorrection(), drift_coef=0.0)
+    b = batch_for(name)
+    found = credit(record, b, key=3)
+    leaf = b.old_logprobs_T.clone().requires_grad_()
+    everything = torch.ones_like(b.loss_mask_T)
+    (gradient,) = torch.autograd.grad(loss_of(record, b, found, leaf, everything), leaf)
+    plain = replace(record, surrogate=choices.Reinforce())
+    (expected,) = torch.autograd.grad(loss_of(plain, b, replace(found, selected_T=None), leaf, everything), leaf)
+    if found.selected_T is not None and isinstance(record.surrogate, choices.ClipCov):
+        expected = torch.where(found.selected_T, 0.0, expected)
+    if found.selected_T is not None and isinstance(record.surrogate, choices.KlCov):
+        gradient, expected = gradient[~found.selected_T], expected[~found.selected_T]
+    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", [record.name for record in PUBLISHED])
+def test_sequences_in_another_order_get_the_same_credit(name: str):
+    record = published(name)
+    b = batch_for(name)
+    order = torch.tensor([3, 1, 5, 0, 2, 4])
+    places = torch.cat([(b.segment_ids_T == index).nonzero()[:, 0] for index in order.tolist()])
+    moved = RolloutBatch(
+        rewards_N=b.rewards_N[order],
+        group_ids_N=b.group_ids_N[order],
+        segment_ids_T=torch.repeat_interleave(torch.arange(6), LENGTHS[order]),
+        greedy_rewards_N=b.greedy_rewards_N[order],  # type: ignore[index]
+        components_NK=b.components_NK[order],  # type: ignore[index]
+        **{
+            field: getattr(b, field)[places]
+            for field in (
+                "loss_mask_T",
+                "old_logprobs_T",
+                "behaviour_logprobs_T",
+                "reference_logprobs_T",
+                "entropy_T",
+                "values_T",
+                "step_rewards_T",
+                "step_mask_T",
+            )
+        },
+    )
+    torch.testing.assert_close(
+        credit(record, moved).advantages_T, credit(record, b).advantages_T[places], rtol=1e-10, atol=1e-13
+    )
+
+
+def test_the_off_policy_mask_keeps_the_denominator():
+    b = batch()
+    record = Grpo(kl_place="none", off_policy_delta=0.1)
+    found = credit(record, b)
+    everything = torch.ones_like(b.loss_mask_T)
+    away = (b.behaviour_logprobs_T - 0.5).requires_grad_()  # fell by half a nat everywhere
+    (gradient,) = torch.autograd.grad(loss_of(record, b, found, away, everything), away)
+    (free,) = torch.autograd.grad(loss_of(replace(record, off_policy_delta=None), b, found, away, everything), away)
+    negative = found.advantages_T < 0
+    assert bool((gradient[negative] == 0).all())
+    assert torch.equal(gradient[~negative], free[~negative])
+    output = policy_loss(
+        record,
+        logprobs_T=away.detach(),
+        old_logprobs_T=b.old_logprobs_T,
+        reference_logprobs_T=None,
+        advantages_T=found.advantages_T,
+        loss_mask_T=b.loss_mask_T,
+        segment_ids_T=b.segment_ids_T,
+        entropy_T=None,
+        num_loss_tokens=13,
+        num_sequences=6,
+        behaviour_logprobs_T=b.behaviour_logprobs_T,
+    )
+    kept, count = output.metrics["policy/off_policy_kept"]
+    assert (float(kept), float(count)) == (13.0 - float((negative & b.loss_mask_T).sum()), 13.0)
+
+
+def test_a_choice_of_one_s_own_joins_with_its_equation():
+    class Halved(choices.Surrogate):
+        pass
+
+    with pytest.raises(AssertionError, match="no equation"):
+        equation_of(Halved())
+
+    @implements(Halved)
+    def halved(choice: Halved, tokens: object) -> Tensor:
+        return -0.5 * tokens.advantages * tokens.logprobs  # type: ignore[attr-defined]
+
+    assert equation_of(Halved()) is halved
+    assert clip_indicator_of(Halved()) is None
+    b = batch()
+    record = Grpo(kl_place="none", surrogate=Halved())
+    found = credit(record, b)
+    leaf = b.old_logprobs_T.clone().requires_grad_()
+    everything = torch.ones_like(b.loss_mask_T)
+    (gradient,) = torch.autograd.grad(loss_of(record, b, found, leaf, everything), leaf)
+    full = replace(record, surrogate=choices.Reinforce())
+    (expected,) = torch.autograd.grad(loss_of(full, b, found, leaf, everything), leaf)
+    torch.testing.assert_close(gradient, expected / 2)

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from rft_algos.segments import (
+    Slots,
+    at_tokens,
+    segment_lengths,
+    segment_mean,
+    segment_sum,
+    slot_counts,
+    slot_means,
+    slot_sums,
+    slots,
+)
+
+NAN = math.nan
+
+
+def doubles(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def ragged(seed: int) -> tuple[list[float], list[bool], list[int]]:
+    """Values, mask and ids: padding at any place, sequences without loss tokens, NaN where masked."""
+    numbers = random.Random(seed)
+    lengths = [numbers.choice([1, 1, 2, 3, 8, 17]) for _ in range(numbers.randint(1, 8))]
+    names = [i if numbers.random() < 0.8 else -1 for i in numbers.sample(range(sum(lengths)), len(lengths))]
+    ids = [i for i, length in zip(names, lengths, strict=True) for _ in range(length)]
+    masked_row = numbers.choice(names)
+    mask = [numbers.random() < 0.7 and i >= 0 and i != masked_row for i in ids]
+    return [numbers.gauss(0, 1) if kept else NAN for kept in mask], mask, ids
+
+
+def plain_sums(values: list[float], mask: list[bool], ids: list[int]) -> list[float]:
+    return [
+        math.fsum(v for v, kept, j in zip(values, mask, ids, strict=True) if kept and j == i) if i >= 0 else 0.0
+        for i in ids
+    ]
+
+
+def by_index(places: Slots) -> Slots:
+    """As off the CPU: one slot for every token there could be, no runs."""
+    num_tokens = places.index_T.shape[0]
+    return Slots(torch.where(places.index_T == places.spare, num_tokens, places.index_T), num_tokens, None)
+
+
+def test_hand_computed_values():
+    values, mask = doubles(1.0, NAN, 3.0, 5.0, 7.0), torch.tensor([True, False, True, True, False])
+    ids = torch.tensor([2, 2, 2, 0, -1])
+    assert segment_sum(values, mask, ids).tolist() == [4.0, 4.0, 4.0, 5.0, 0.0]
+    assert segment_lengths(mask, ids).tolist() == [2.0, 2.0, 2.0, 1.0, 0.0]
+    assert segment_mean(values, mask, ids).tolist() == [2.0, 2.0, 2.0, 5.0, 0.0]
+    places = slots(mask, ids)
+    assert places.index_T.tolist() == [2, 3, 2, 0, 3]
+    assert places.spare == 3
+    assert places.runs is not None
+    assert [part.tolist() for part in places.runs] == [[2, 3, 2, 0, 3], [1, 1, 1, 1, 1]]
+    assert slot_sums(values, places).tolist() == [5.0, 0.0, 4.0, 0.0]
+    assert slot_counts(places, dtype=torch.float64).tolist() == [1.0, 0.0, 2.0, 0.0]
+    assert slot_means(values, places).tolist() == [5.0, 0.0, 2.0, 0.0]
+    assert at_tokens(doubles(10.0, 20.0, 30.0, NAN), places).tolist() == [30.0, 0.0, 30.0, 10.0, 0.0]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_equals_a_plain_twin(seed: int):
+    lists = ragged(seed)
+    values, mask, ids = doubles(*lists[0]), torch.tensor(lists[1]), torch.tensor(lists[2])
+    sums = plain_sums(*lists)
+    lengths = plain_sums([1.0] * len(lists[2]), lists[1], lists[2])
+    assert segment_sum(values, mask, ids).tolist() == pytest.approx(sums, rel=1e-12, abs=1e-14)
+    assert segment_lengths(mask, ids, dtype=torch.float64).tolist() == lengths
+    means = [s / max(1, n) for s, n in zip(sums, lengths, strict=True)]
+    assert segment_mean(values, mask, ids).tolist() == pytest.approx(means, rel=1e-12, abs=1e-14)
+    single = segment_mean(values.float(), mask, ids)
+    assert single.dtype == torch.float32
+    assert single.tolist() == pytest.approx(means, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_way_of_the_cpu_and_that_of_other_devices_agree(seed: int):
+    lists = ragged(seed)
+    values, mask, ids = doubles(*lists[0]), torch.tensor(lists[1]), torch.tensor(lists[2])
+    runs = slots(mask, ids)
+    index = by_index(runs)
+    found = [
+        [
+            at_tokens(function(places), places)
+            for function in (
+                lambda p: slot_sums(values, p),
+                lambda p: slot_means(values, p),
+                lambda p: slot_counts(p, dtype=torch.float64),
+            )
+        ]
+        for places in (runs, index)
+    ]
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-15)
+    for places in (runs, index):
+        assert slot_sums(values, places).shape == (places.spare + 1,)
+        assert float(slot_sums(values, places)[-1]) == 0.0
+        assert float(slot_counts(places, dtype=torch.float64)[-1]) == 0.0
+
+
+def test_counts_keep_the_type_they_are_asked_for():
+    mask, ids = torch.tensor([True, True]), torch.tensor([0, 0])
+    assert segment_lengths(mask, ids).dtype == torch.float32
+    for places in (slots(mask, ids), by_index(slots(mask, ids))):
+        for dtype in (torch.float32, torch.float64):
+            assert slot_counts(places, dtype=dtype).dtype == dtype
+
+
+@pytest.mark.parametrize("way", [lambda p: p, by_index])
+def test_gradients_are_right(way: object):
+    assert callable(way)
+    mask, ids = torch.tensor([True] * 6 + [False, True]), torch.tensor([2, 2, 2, 0, 0, 1, 1, -1])
+    places = way(slots(mask, ids))
+    values = torch.linspace(-1, 2, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: slot_sums(x, places), (values,))
+    assert torch.autograd.gradcheck(lambda x: slot_means(x, places), (values,))
+    per_slot = torch.linspace(-1, 2, places.spare + 1, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: at_tokens(x, places), (per_slot,))
+    assert torch.autograd.gradcheck(lambda x: at_tokens(slot_means(x, places).exp(), places), (values,))
+    for function in (segment_sum, segment_mean):
+        assert torch.autograd.gradcheck(lambda x, f=function: f(x, mask, ids), (values,))
+
+
+@pytest.mark.parametrize("way", [lambda p: p, by_index])
+def test_pitfall_6_nan_at_masked_positions_reaches_neither_value_nor_gradient(way: object):
+    assert callable(way)
+    for seed in range(20):
+        lists = ragged(seed)
+        mask = torch.tensor(lists[1])
+        places = way(slots(mask, torch.tensor(lists[2])))
+        leaf = doubles(*lists[0]).requires_grad_()
+        means = at_tokens(slot_means(leaf, places), places)
+        # the gradient that arrives at masked tokens may be NaN as well
+        means.backward(torch.where(mask, 1.0, NAN).double())
+        assert leaf.grad is not None
+        assert bool(means.isfinite().all())
+        assert leaf.grad.tolist() == pytest.approx([float(kept) for kept in lists[1]])
+
+
+@pytest.mark.parametrize("function", [segment_sum, segment_mean])
+def test_nan_at_masked_positions_reaches_no_token_of_its_sequence(function: object):
+    assert callable(function)
+    leaf = doubles(1.0, NAN, 2.0).requires_grad_()
+    found = function(leaf, torch.tensor([True, False, True]), torch.tensor([0, 0, 0]))
+    found.sum().backward()
+    assert leaf.grad is not None
+    assert bool(found.isfinite().all())
+    assert leaf.grad[1].item() == 0.0
+
+
+def test_an_empty_row_a_masked_row_and_padding_alone():
+    empty = doubles()
+    assert segment_mean(empty, empty.bool(), empty.long()).shape == (0,)
+    assert slots(empty.bool(), empty.long()).spare == 0
+    values, ids = doubles(NAN, NAN), torch.tensor([0, 0])
+    assert segment_mean(values, torch.tensor([False, False]), ids).tolist() == [0.0, 0.0]
+    assert segment_sum(values, torch.tensor([True, True]), torch.tensor([-1, -1])).tolist() == [0.0, 0.0]
+
+
+def test_inputs_that_do_not_fit_are_refused():
+    x, mask, ids = doubles(1.0, 2.0), torch.tensor([True, True]), torch.tensor([0, 0])
+    with pytest.raises(AssertionError, match=r"loss_mask_T must be bool, it is torch\.float64"):
+        segment_lengths(x, ids)
+    with pytest.raises(AssertionError, match=r"torch.Size\(\[1\]\) mask for torch.Size\(\[2\]\) segment ids"):
+        segment_lengths(mask[:1], ids)
+    with pytest.raises(AssertionError, match=r"torch.Size\(\[1\]\) values for torch.Size\(\[2\]\) segment ids"):
+        segment_sum(x[:1], mask, ids)
+    with pytest.raises(AssertionError, match="values for"):
+        slot_sums(x[:1], replace(slots(mask, ids), runs=None))

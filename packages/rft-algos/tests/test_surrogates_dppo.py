@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import inspect
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rft_algos.surrogates import dppo_kl, dppo_kl_kept, dppo_tv, dppo_tv_kept, reinforce
+
+TOKENS = st.lists(st.tuples(st.floats(-9, -0.01), st.floats(-9, -0.01), st.floats(-3, 3)), min_size=1, max_size=20)
+
+
+def doubles(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def plain_tv_kept(logprob: float, old: float, advantage: float, low: float, high: float) -> bool:
+    moved = math.exp(logprob) - math.exp(old)
+    return moved <= high if advantage > 0 else moved >= -low
+
+
+def plain_kl_kept(logprob: float, old: float, advantage: float, low: float, high: float) -> bool:
+    p, q = math.exp(old), math.exp(logprob)
+    divergence = p * (old - logprob) + (1 - p) * math.log((1 - p + 1e-8) / (1 - q + 1e-8))
+    if advantage > 0:
+        return not (divergence > high and q > p)
+    return not (divergence > low and q < p)
+
+
+def plain_loss(logprob: float, old: float, advantage: float, kept: bool, max_ratio: float) -> float:
+    return -kept * advantage * min(math.exp(max(-20.0, min(20.0, logprob - old))), max_ratio) * logprob
+
+
+def test_hand_computed_values_of_total_variation():
+    logprobs, old = doubles(0.5, 0.5, 0.2, 0.2).log(), doubles(0.2, 0.2, 0.5, 0.5).log()
+    advantages = doubles(2.0, -2.0, 2.0, -2.0)
+    # up by 0.3: dropped if wanted; down by 0.3: dropped if wanted
+    assert dppo_tv_kept(logprobs, old, advantages, 0.25, 0.25).tolist() == [False, True, True, False]
+    assert dppo_tv_kept(logprobs, old, advantages, 0.25, 0.35).tolist() == [True, True, True, False]
+    assert dppo_tv_kept(logprobs, old, advantages, 0.35, 0.25).tolist() == [False, True, True, True]
+    # 0; 2 * 2.5 log 0.5; -2 * 0.4 log 0.2; 0
+    expected = [0.0, 5 * math.log(0.5), -0.8 * math.log(0.2), 0.0]
+    assert dppo_tv(logprobs, old, advantages, 0.25, 0.25).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_hand_computed_values_of_the_binary_divergence():
+    logprobs, old = doubles(0.5, 0.5, 0.2, 0.2).log(), doubles(0.2, 0.2, 0.5, 0.5).log()
+    advantages = doubles(2.0, -2.0, 2.0, -2.0)
+    # 0.2 -> 0.5: 0.2 log 0.4 + 0.8 log 1.6 = 0.192745; 0.5 -> 0.2: 0.5 log 2.5 + 0.5 log 0.625 = 0.223144
+    assert dppo_kl_kept(logprobs, old, advantages, 0.2, 0.2).tolist() == [True, True, True, False]
+    assert dppo_kl_kept(logprobs, old, advantages, 0.2, 0.19).tolist() == [False, True, True, False]
+    assert dppo_kl_kept(logprobs, old, advantages, 0.2231, 0.1927).tolist() == [False, True, True, False]
+    assert dppo_kl_kept(logprobs, old, advantages, 0.2232, 0.1928).tolist() == [True, True, True, True]
+    expected = [0.0, 5 * math.log(0.5), -0.8 * math.log(0.2), 0.0]
+    assert dppo_kl(logprobs, old, advantages, 0.19, 0.19).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+@given(TOKENS, st.floats(0.01, 0.9), st.floats(0.01, 0.9), st.floats(1.0, 30.0))
+def test_equals_a_plain_twin(tokens: list[tuple[float, float, float]], low: float, high: float, max_ratio: float):
+    inputs = [doubles(*[token[i] for token in tokens]) for i in range(3)]
+    for loss, kept, plain in ((dppo_tv, dppo_tv_kept, plain_tv_kept), (dppo_kl, dppo_kl_kept, plain_kl_kept)):
+        expected = [plain(*token, low, high) for token in tokens]
+        assert kept(*inputs, low, high).tolist() == expected
+        losses = [plain_loss(*token, flag, max_ratio) for token, flag in zip(tokens, expected, strict=True)]
+        assert loss(*inputs, low, high, max_ratio).tolist() == pytest.approx(losses, rel=1e-12, abs=1e-300)
+
+
+@pytest.mark.parametrize("loss", [dppo_tv, dppo_kl])
+def test_the_weight_is_capped_and_has_no_gradient(loss: object):
+    assert callable(loss)
+    assert inspect.signature(loss).parameters["max_ratio"].default == 20.0
+    logprobs = doubles(-1.0, -1.0, -1.0).requires_grad_()
+    old = doubles(-1.0 - math.log(30.0), -1.0 - math.log(5.0), -1.0)
+    loss(logprobs, old, doubles(-1.0, -1.0, 2.0), 1e9, 1e9).sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([20.0, 5.0, -2.0], rel=1e-12)
+
+
+def test_exactly_at_the_limit_a_token_is_kept():
+    half, quarter = doubles(0.5).log(), doubles(0.25).log()
+    moved = float((half.exp() - quarter.exp())[0])
+    assert dppo_tv_kept(half, quarter, doubles(1.0), 1.0, moved).tolist() == [True]
+    assert dppo_tv_kept(half, quarter, doubles(1.0), 1.0, math.nextafter(moved, 0)).tolist() == [False]
+    assert dppo_tv_kept(quarter, half, doubles(-1.0), moved, 1.0).tolist() == [True]
+    assert dppo_tv_kept(quarter, half, doubles(-1.0), math.nextafter(moved, 0), 1.0).tolist() == [False]
+
+
+def test_no_advantage_counts_as_a_negative_one():
+    up, down = (doubles(0.9).log(), doubles(0.1).log()), (doubles(0.1).log(), doubles(0.9).log())
+    for kept in (dppo_tv_kept, dppo_kl_kept):
+        assert kept(*up, doubles(0.0), 0.01, 0.01).tolist() == [True]
+        assert kept(*down, doubles(0.0), 0.01, 0.01).tolist() == [False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_certain_tokens_have_a_finite_divergence(dtype: torch.dtype):
+    logprobs = torch.tensor([0.0, 0.0, -1e-6, -60.0, 0.0], dtype=dtype)
+    old = torch.tensor([0.0, -1e-6, 0.0, 0.0, -60.0], dtype=dtype)
+    advantages = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0], dtype=dtype)
+    # p = 1 - 1e-6 to q = 1 is 3.6e-6 nats with the epsilon, and would be infinite without
+    assert dppo_kl_kept(logprobs, old, advantages, 0.05, 0.05).tolist() == [True, True, True, False, False]
+    assert dppo_kl_kept(logprobs, old, advantages, 0.05, 3.5e-6).tolist()[1] is False
+    assert dppo_kl_kept(logprobs, old, advantages, 0.05, 3.7e-6).tolist()[1] is True
+
+
+def test_a_rare_token_may_move_far_and_a_common_one_may_not():
+    logprobs, old = doubles(1e-5, 0.9).log(), doubles(1e-7, 0.45).log()  # ratios 100 and 2
+    for kept in (dppo_tv_kept, dppo_kl_kept):
+        assert kept(logprobs, old, doubles(1.0, 1.0), 0.2, 0.2).tolist() == [True, False]
+
+
+def test_at_the_old_policy_the_loss_is_reinforce():
+    old, advantages = doubles(-1.0, -0.2, 0.0), doubles(1.0, -2.0, 0.5)
+    for loss in (dppo_tv, dppo_kl):
+        assert torch.equal(loss(old, old, advantages, 0.1, 0.1), reinforce(old, advantages))
+
+
+def test_gradients_are_right():
+    """Of a weight and a mask held fixed, as the equation says: minus weight times advantage."""
+    logprobs = torch.linspace(-3, -0.1, 9, dtype=torch.float64, requires_grad=True)
+    old, advantages = torch.full((9,), -1.5, dtype=torch.float64), torch.linspace(-1, 1.3, 9, dtype=torch.float64)
+    for loss, kept in ((dppo_tv, dppo_tv_kept), (dppo_kl, dppo_kl_kept)):
+        (found,) = torch.autograd.grad(loss(logprobs, old, advantages, 0.2, 0.2).sum(), logprobs)
+        mask = kept(logprobs, old, advantages, 0.2, 0.2)
+        assert not kept(logprobs, old, advantages, 0.2, 0.2).requires_grad
+        expected = torch.where(mask, -advantages * (logprobs.detach() - old).exp(), 0.0)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)

@@ -1,0 +1,112 @@
+"""Keyword arguments of Python code as settings of `rft-train rl`: the same names, the same checks, the same errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from rft_algos.errors import OptionsError
+from rft_cli.config.command_line import CONFIG, flipped, meaning
+from rft_cli.config.origins import KEYWORD, Given
+from rft_cli.config.resolve import Resolved, merge, settled
+from rft_cli.config.schema import Setting, schema
+from rft_cli.settings import RlSettings
+
+BUILT = (
+    "strategy",
+    "actor",
+    "critic",
+    "reward_model",
+    "initial_model",
+    "ema_model",
+    "actor_optim",
+    "critic_optim",
+    "actor_scheduler",
+    "critic_scheduler",
+    "tokenizer",
+)
+"""Objects that LightRFT's trainer is handed, and that are built from settings here."""
+
+
+def resolved(keywords: Mapping[str, object], reward: str | None = None) -> Resolved[RlSettings]:
+    """The settings that the keywords give; `reward` is the name of a reward that is a function in process.
+
+    Raises:
+        SettingsError: with every problem, as on the command line.
+        OptionsError: an object instead of settings, or two rewards.
+    """
+    refuse_objects([name for name in keywords if name in BUILT])
+    given = givens(keywords)
+    if reward is not None:
+        if "reward" in keywords:
+            raise _two_rewards(keywords["reward"], reward)
+        given.append(Given("reward_fn", "reward", (reward,), KEYWORD))
+    return cast("Resolved[RlSettings]", settled(merge("rl", _config_words(keywords), given)))
+
+
+def command_words(keywords: Mapping[str, object]) -> list[str]:
+    """The flags of `rft-train rl` that say the same."""
+    words = [[f"--{given.name}", *given.texts] for given in givens(keywords)]
+    return [*_config_words(keywords), *(word for flag in words for word in flag)]
+
+
+def givens(keywords: Mapping[str, object]) -> list[Given]:
+    """Each keyword as a setting that was given; `config` is none, it names files of settings."""
+    table = schema("rl")
+    found: list[Given] = []
+    for written, value in keywords.items():
+        if written == CONFIG:
+            continue
+        name, negated = meaning(written, table)
+        texts = as_texts(value, table.get(name))
+        found.append(Given(written, name, flipped(texts) if negated else texts, KEYWORD, is_null=value is None))
+    return found
+
+
+def as_texts(value: object, setting: Setting | None = None) -> tuple[str, ...]:
+    """A value as it would be written on the command line; True is a flag alone."""
+    if value is None:
+        return ("none",)
+    if isinstance(value, bool):
+        if setting is not None and "bare" in setting.metadata:
+            return (str(setting.metadata["bare"]) if value else "",)
+        return (str(value).lower(),)
+    if isinstance(value, list | tuple):
+        return tuple(str(part) for part in cast("Sequence[object]", value))
+    return (str(value),)
+
+
+def refuse_objects(names: Sequence[str]) -> None:
+    """Say that the trainer builds its own parts.
+
+    Raises:
+        OptionsError: unless there is nothing to refuse.
+    """
+    if not names:
+        return
+    raise OptionsError(
+        code="lightrft.object",
+        what=f"SPMDPPOTrainer was given {', '.join(names)}",
+        where="SPMDPPOTrainer(...)",
+        why="model, engine, optimizer and ranks are built from settings, so that a run can be planned and continued",
+        state="nothing was started",
+        do='SPMDPPOTrainer(pretrain="MODEL", prompt_data="train.jsonl")',
+    )
+
+
+def _config_words(keywords: Mapping[str, object]) -> list[str]:
+    value = keywords.get(CONFIG, ())
+    references = [value] if isinstance(value, str | Path) else cast("Sequence[object]", value)
+    return [word for reference in references for word in (f"--{CONFIG}", str(reference))]
+
+
+def _two_rewards(named: object, function: str) -> OptionsError:
+    return OptionsError(
+        code="lightrft.two_rewards",
+        what=f"reward = {named!r} and reward_fn = {function.partition(':')[2]}",
+        where="SPMDPPOTrainer(...)",
+        why="a response has one reward: a named one, or a function",
+        state="nothing was started",
+        do="leave reward out",
+    )

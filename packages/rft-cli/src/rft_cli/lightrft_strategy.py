@@ -1,0 +1,176 @@
+"""LightRFT's `strategy`: what a script asks of the engine, on the one native engine of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from rft_algos.errors import OptionsError
+from rft_algos.keyed_random import derive_key
+from rft_cli.commands.rl import Prepared
+from rft_cli.compose import response_limits
+from rft_cli.config.nearest import nearest
+from rft_cli.settings import RlSettings
+from rft_engine.native import NativeEngine
+
+Prompts = Sequence[str] | Sequence[Sequence[int]]
+
+SAMPLING = ("n", "temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens")
+"""What `sampling_params` may hold; what it leaves out is as in the run's settings (`n` and `min_tokens`: 1 and 0)."""
+
+MEDIA = ("all_images", "images_num", "all_videos", "videos_num")
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One response."""
+
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]
+    text: str
+    """The response without special tokens."""
+    logprobs: tuple[float, ...]
+    """Log-probability of each token of the response, in nats, at the temperature it was drawn with."""
+    finish_reason: str
+    """"stop" or "length"."""
+
+
+class Strategy:
+    """The engine of a run, under LightRFT's names."""
+
+    def __init__(self, ready: Prepared, settings: RlSettings) -> None:
+        self._ready = ready
+        self._settings = settings
+        self._num_calls = 0
+
+    def update_engine_weights(self, actor: object) -> None:
+        """Let the engine sample from the actor's weights as they are now.
+
+        A training step does this by itself; it is for weights that were changed outside of one.
+
+        Raises:
+            OptionsError: the actor is not that of this trainer, whose weights the engine shares.
+        """
+        policy: Any = self._ready.training.updater.policy
+        if actor is not policy and actor is not policy.model:
+            raise OptionsError(
+                code="lightrft.other_actor",
+                what=f"update_engine_weights was given a {type(actor).__name__} that is not the trainer's actor",
+                where="strategy.update_engine_weights",
+                why="the engine samples from the weights that are being trained; it holds no others",
+                state="the engine is unchanged",
+                do="strategy.update_engine_weights(trainer.actor)",
+            )
+        self._engine.refresh()
+
+    def gather_and_generate(
+        self,
+        prompts: Prompts | None = None,
+        *,
+        sampling_params: Mapping[str, float] | None = None,
+        all_prompts: Sequence[str] | None = None,
+        all_prompt_token_ids: Sequence[Sequence[int]] | None = None,
+        sleep_engine: bool = True,
+        **media: object,
+    ) -> list[Generation]:
+        """Responses to prompts, in order, `n` for each; every rank answers its own.
+
+        The engine is woken for it, and with `sleep_engine` gives its memory back afterwards; both may be asked for
+        again and again. A later call draws other responses; the same script draws the same ones.
+
+        Args:
+            prompts: texts as they are (no template is put around them), or token ids; `all_prompts` and
+                `all_prompt_token_ids` are LightRFT's names of the two.
+            sampling_params: see `SAMPLING`; temperature 0 is greedy.
+            all_prompts: texts.
+            all_prompt_token_ids: token ids.
+            sleep_engine: whether the engine sleeps afterwards; a training step wakes it.
+            media: images and videos of LightRFT, which have to be None.
+
+        Raises:
+            OptionsError: no prompts or two kinds, a parameter that is not there, a prompt that is too long, media.
+        """
+        _refuse_media(media)
+        token_ids = self._token_ids([given for given in (prompts, all_prompts, all_prompt_token_ids) if given])
+        options = self._options(dict(sampling_params or {}))
+        number = int(options.pop("n"))
+        keys = [[self._key(i, j) for j in range(number)] for i in range(len(token_ids))]
+        self._num_calls += 1
+        self._engine.wake()
+        completions = self._engine.generate(
+            token_ids, keys, stop_token_ids=self._ready.codec.eos_ids, **cast("Any", options)
+        )
+        if sleep_engine:
+            self._engine.sleep(1)
+        flat = [(ids, one) for ids, group in zip(token_ids, completions, strict=True) for one in group]
+        texts = self._ready.codec.decode_batch([one.token_ids for _, one in flat])
+        return [
+            Generation(tuple(ids), tuple(one.token_ids), text, tuple(one.logprobs), one.finish_reason)
+            for (ids, one), text in zip(flat, texts, strict=True)
+        ]
+
+    @property
+    def _engine(self) -> NativeEngine[Any]:
+        engine = self._ready.training.engine
+        assert isinstance(engine, NativeEngine), f"{type(engine).__name__} is not the native engine"
+        return cast("NativeEngine[Any]", engine)
+
+    def _key(self, prompt: int, sample: int) -> int:
+        rank = self._ready.machine.ranks.rank
+        return derive_key(self._settings.run.seed, "gather_and_generate", rank, self._num_calls, prompt, sample)
+
+    def _token_ids(self, given: Sequence[Prompts]) -> list[list[int]]:
+        if len(given) != 1:
+            raise OptionsError(
+                code="lightrft.prompts",
+                what=f"gather_and_generate was given {len(given)} lists of prompts",
+                where="strategy.gather_and_generate",
+                why="it answers one list: texts or token ids",
+                state="nothing was generated",
+                do='gather_and_generate(["1+1="])',
+            )
+        codec, special = self._ready.codec, not self._settings.data.apply_chat_template
+        return [
+            codec.encode(prompt, add_special_tokens=special) if isinstance(prompt, str) else list(prompt)
+            for prompt in given[0]
+        ]
+
+    def _options(self, asked: dict[str, float]) -> dict[str, float]:
+        unknown = [name for name in asked if name not in SAMPLING]
+        if unknown:
+            near = nearest(unknown[0], SAMPLING) or list(SAMPLING)
+            raise OptionsError(
+                code="lightrft.sampling_params",
+                what=f"sampling_params has {unknown[0]!r}; it may hold {', '.join(SAMPLING)}",
+                where="strategy.gather_and_generate",
+                why="a parameter has an effect or is refused",
+                state="nothing was generated",
+                do=f'sampling_params={{"{near[0]}": {asked[unknown[0]]}}}',
+            )
+        drawn = self._settings.sampling
+        longest, _ = response_limits(self._settings, 0)
+        return {
+            "n": asked.get("n", 1),
+            "temperature": asked.get("temperature", drawn.temperature),
+            "top_p": asked.get("top_p", drawn.top_p),
+            "top_k": max(int(asked.get("top_k", drawn.top_k)), 0),
+            "min_p": asked.get("min_p", drawn.min_p),
+            "max_new_tokens": int(asked.get("max_tokens", longest)),
+            "min_new_tokens": int(asked.get("min_tokens", 0)),
+        }
+
+
+def _refuse_media(media: Mapping[str, object]) -> None:
+    asked = [name for name, value in media.items() if value is not None or name not in MEDIA]
+    if not asked:
+        return
+    known = asked[0] in MEDIA
+    raise OptionsError(
+        code="lightrft.media" if known else "lightrft.argument",
+        what=f"gather_and_generate was given {asked[0]}",
+        where="strategy.gather_and_generate",
+        why="models are text models in this version" if known else "it has no such argument",
+        state="nothing was generated",
+        do=f"leave {asked[0]} out",
+    )

@@ -1,0 +1,270 @@
+"""A causal decoder with a value head: packed tokens in, estimates of the return out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rft_algos.errors import PreflightError
+from rft_models.backbone import Backbone, Probe, difference, follows_its_own, refuse_difference, tolerance
+from rft_models.directories import checked_model_directory, no_load_report, no_progress_bars
+from rft_models.load import Attention, choose_packed, load_model, native_attention, prepare, refuse_other_kinds
+from rft_models.text import load_tokenizer
+from rft_models.value_head import checked_prefix, initial_head, stored_head, value_head
+
+if TYPE_CHECKING:
+    from rft_models.text import HfTextCodec
+
+_CLASSIFIERS_HEAD = "score"
+"""What transformers calls the layer of its sequence classifiers."""
+
+
+class CausalCritic:
+    """A transformers decoder, a linear layer without bias from its hidden states to one number, and a tokenizer.
+
+    The head is computed in float32 (float64 for float64 weights), whatever the decoder's type: a value is
+    compared with returns, and bfloat16 has three digits. `head_was_loaded` says whether it came from a file.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        head: nn.Linear,
+        codec: HfTextCodec | None,
+        *,
+        packed: bool,
+        head_prefix: str = "score",
+        head_was_loaded: bool = False,
+        where: str = "model",
+    ) -> None:
+        self.model = model
+        self.head = head
+        self.codec = codec
+        self.head_prefix = head_prefix
+        self.head_was_loaded = head_was_loaded
+        self.where = where
+        self._backbone = Backbone(model, packed=packed)
+
+    @property
+    def packed(self) -> bool:
+        """Whether the decoder runs once on all tokens, with segment-wise attention."""
+        return self._backbone.packed
+
+    def values(
+        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor | None = None
+    ) -> Tensor:
+        """V(tokens of the segment before token t), the estimate before token t is sampled, aligned with its log-prob.
+
+        That is the head on the state of token t - 1. The value after the last token is not among them.
+
+        Args:
+            token_ids_T: int64 ids of segments laid one after another.
+            positions_T: int64 position of each token inside its segment.
+            segment_ids_T: int64; a segment ends where the id changes.
+            wanted_T: bool; values elsewhere are 0, and a prompt (what stands before the first wanted token of
+                a segment) that neighbouring segments share runs once. None: all are wanted.
+
+        Returns:
+            [T] float32 (float64 for float64 weights), differentiable; 0 at the first token of a segment.
+        """
+        follows_T = follows_its_own(segment_ids_T)
+        place_T = None
+        if wanted_T is None:
+            states_KD = self._backbone.hidden_states(token_ids_T, positions_T, segment_ids_T)
+        else:
+            states_KD, place_T = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T)
+            follows_T &= wanted_T.to(torch.bool)
+        after_T = F.linear(states_KD.to(self.head.weight.dtype), self.head.weight)[:, 0]
+        after_T = after_T if place_T is None else after_T.index_select(0, place_T)
+        return torch.where(follows_T, after_T.roll(1), 0.0)
+
+    def verify(self) -> None:
+        """Compare the packed forward with the decoder's own on two short segments, and look for what looks ahead.
+
+        Raises:
+            PreflightError: the states differ by more than the weights' precision explains, or a token's state
+                depends on tokens behind it, so that a value would know what is sampled next.
+        """
+        training = self.model.training
+        self.model.eval()
+        with torch.no_grad():
+            probe = Probe.of(self.model.get_input_embeddings().weight.shape[0], self.device)
+            expected = torch.cat([self._backbone.own_states(tokens) for tokens in probe.segments])
+            found = self._backbone.hidden_states(probe.token_ids_T, probe.positions_T, probe.segment_ids_T)
+            beginning = self._backbone.own_states(probe.segments[-1][:-1])
+        self.model.train(training)
+        name = type(self.model).__name__
+        refuse_difference(expected, found, of=f"hidden states of {name}", dtype=self.dtype, where=self.where)
+        if not difference(expected[-1 - len(beginning) : -1], beginning) <= tolerance(self.dtype):
+            raise PreflightError(
+                code="models.looks_ahead",
+                what=f"a state of {name} changes with the tokens behind it",
+                where=self.where,
+                why="a value is an estimate from the tokens so far, before the next is sampled",
+                do="use the directory of a causal language model",
+            )
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names as in the saved directory."""
+        for name, parameter in self.model.named_parameters():
+            yield self._saved_name(name), parameter
+        for name, parameter in self.head.named_parameters(self.head_prefix):
+            yield name, parameter
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write a complete Hugging Face directory: safetensors weights, configuration, tokenizer.
+
+        With the prefix "score" it is a sequence classifier of transformers with one label.
+        """
+        path = Path(directory)
+        path.mkdir(parents=True, exist_ok=True)
+        tensors = {self._saved_name(name): tensor for name, tensor in self.model.state_dict().items()}
+        tensors[f"{self.head_prefix}.weight"] = self.head.weight.detach()
+        self.model.config.num_labels = 1
+        with no_progress_bars():
+            self.model.save_pretrained(str(path), state_dict=tensors)
+        self._name_the_classifier(path / "config.json")
+        if self.codec is not None:
+            self.codec.save_pretrained(path)
+
+    def _saved_name(self, name: str) -> str:
+        """Of the decoder inside a model with a head, as the files of causal language models have it."""
+        prefix = self.model.base_model_prefix
+        return f"{prefix}.{name}" if prefix else name
+
+    def _name_the_classifier(self, file: Path) -> None:
+        classifier = _classifiers().get(self.model.config.model_type)
+        if classifier is None or self.head_prefix != _CLASSIFIERS_HEAD:
+            return
+        config = json.loads(file.read_text(encoding="utf-8"))
+        config["architectures"] = [classifier]
+        file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of weights."""
+        return sum(parameter.numel() for _, parameter in self.named_parameters())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the decoder's weights."""
+        return next(self.model.parameters()).dtype
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode: dropout as configured, gradient checkpointing if it was asked for."""
+        self.model.train(mode)
+        self.head.train(mode)
+        return self
+
+    def eval(self) -> Self:
+        """No dropout, no checkpointing."""
+        return self.train(False)
+
+
+def load_critic(
+    source: str | Path,
+    *,
+    head_prefix: str = "score",
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    gradient_checkpointing: bool = False,
+    attention: Attention = "auto",
+    codec: HfTextCodec | None = None,
+) -> CausalCritic:
+    """A critic from a causal language model, a saved critic, or a sequence classifier with one label; in eval mode.
+
+    A head for tokens that is in the files is not read. The value head is the tensor "<head_prefix>.weight"
+    where the files hold one, otherwise it is drawn; `head_was_loaded` says which.
+
+    Args:
+        source: a Hugging Face model directory (config.json, *.safetensors, tokenizer files).
+        head_prefix: name of the value head in the files, read and written.
+        seed: what a new head is drawn from.
+        dtype: type of the decoder's weights.
+        device: where the weights go.
+        gradient_checkpointing: recompute each layer in the backward pass (in `train()` mode).
+        attention: as for `load_policy`.
+        codec: a tokenizer that was loaded already.
+
+    Raises:
+        DataError: directory, configuration, weights or tokenizer absent, damaged or of another kind; a tensor
+            of the head's name that is no value head.
+        OptionsError: a prefix that cannot name a tensor; attention="packed" for an architecture without it.
+        PreflightError: the architecture computes something that is not known here, or looks ahead.
+    """
+    checked_prefix(head_prefix)
+    path, config = checked_model_directory(source)
+    refuse_other_kinds(path, {**config, "architectures": []} if _has_no_token_head(config) else config)
+    codec = codec if codec is not None else load_tokenizer(path)
+    packed = choose_packed(config["model_type"], attention, path)
+    with no_load_report():
+        model = load_model(path, dtype, native_attention(config), auto_class="AutoModel")
+    hidden_size = model.config.get_text_config(decoder=True).hidden_size
+    head_1D = stored_head(path, head_prefix, hidden_size)
+    model.to(device)
+    return make_critic(
+        model,
+        initial_head(hidden_size, seed=seed) if head_1D is None else head_1D,
+        codec,
+        packed=packed,
+        head_prefix=head_prefix,
+        head_was_loaded=head_1D is not None,
+        gradient_checkpointing=gradient_checkpointing,
+        where=str(path),
+    )
+
+
+def make_critic(
+    model: Any,
+    head_1D: Tensor,
+    codec: HfTextCodec | None = None,
+    *,
+    packed: bool,
+    head_prefix: str = "score",
+    head_was_loaded: bool = False,
+    gradient_checkpointing: bool = False,
+    where: str = "model",
+) -> CausalCritic:
+    """A critic from a transformers decoder in memory and a head of [1, hidden]; checks its forward."""
+    prepare(model, packed=packed, gradient_checkpointing=gradient_checkpointing)
+    weight = next(model.parameters())
+    head = value_head(head_1D.to(weight.device, torch.promote_types(weight.dtype, torch.float32)))
+    critic = CausalCritic(
+        model,
+        head.eval(),
+        codec,
+        packed=packed,
+        head_prefix=head_prefix,
+        head_was_loaded=head_was_loaded,
+        where=where,
+    )
+    critic.verify()
+    return critic
+
+
+def _has_no_token_head(config: dict[str, Any]) -> bool:
+    """Whether the files hold a decoder alone or under a classifier, in transformers' own names."""
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    model_type = config.get("model_type", "")
+    alone = MODEL_MAPPING_NAMES.get(model_type, ())
+    known = {*([alone] if isinstance(alone, str) else alone), _classifiers().get(model_type)}
+    return bool(known.intersection(config.get("architectures") or []))
+
+
+def _classifiers() -> dict[str, str]:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+
+    return dict(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)

@@ -1,0 +1,58 @@
+"""A reward that is a function of the running program, called where it stands."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+from rft_trainer.rewards import user_file
+from rft_trainer.rewards.file_reward import payload, score
+from rft_trainer.rewards.records import RewardItem, Score
+
+IN_PROCESS = "in-process:"
+"""What stands before such a function's name where a reward is named."""
+
+
+class FunctionReward:
+    """Calls `function(responses, labels)` once a prompt, with all its responses, in this process.
+
+    What it returns means the same as for the function of a file (`user_file`): None and numbers that are not finite
+    are no score. Nothing stands between it and the run, though: it has no deadline, and what it raises ends the run
+    with its own traceback.
+    """
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        """
+        Args:
+            function: see `user_file` for its signature.
+
+        Raises:
+            OptionsError: a signature that cannot be called.
+        """
+        self.name = str(getattr(function, "__qualname__", type(function).__qualname__))
+        self._handle = user_file.handler_of(function, _file(function), self.name)
+
+    def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
+        calls = [list(call) for _, call in groupby(items, key=lambda item: item.prompt_id)]
+        return [found for call in calls for found in self._scores(call)]
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _scores(self, call: Sequence[RewardItem]) -> list[Score]:
+        try:
+            values: Any = self._handle(payload(call))
+        except Exception as error:
+            error.add_note(f"in the reward function {self.name}, called with the responses to {call[0].prompt_id}")
+            raise
+        return [score(value) for value in values]
+
+
+def _file(function: Callable[..., object]) -> str:
+    code = function if inspect.isroutine(function) else type(function)
+    try:
+        return inspect.getsourcefile(code) or "the script"
+    except TypeError:  # built into Python
+        return "the script"
