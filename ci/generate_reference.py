@@ -20,7 +20,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from names import CONCEPTS
 
+from rft_algos.algorithms import ALIASES as ALGORITHM_ALIASES
+from rft_algos.algorithms import PUBLISHED
 from rft_algos.errors import ExitCode
+from rft_cli.algorithm_choice import words
 from rft_cli.config.command_line import ALIASES, OPPOSITES
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
@@ -136,6 +139,30 @@ def meaning_of(name: str) -> str:
     return meanings(get_type_hints(owner)[setting.group])[setting.name]
 
 
+def algorithms() -> str:
+    """One row a published algorithm, from its record."""
+    lines = ["| name | what it is | advantage | surrogate | divergence | mean |", "|---|---|---|---|---|---|"]
+    aliases = {
+        target: [a for a in ALGORITHM_ALIASES if ALGORITHM_ALIASES[a] == target]
+        for target in ALGORITHM_ALIASES.values()
+    }
+    for kind in PUBLISHED:
+        record = kind(max_tokens=1) if kind.name == "dr_grpo" else kind()
+        divergence = (
+            f"{record.kl_estimator} x {record.kl_coef:g} in the {record.kl_place}" if record.needs_reference else ""
+        )
+        if record.drift_coef:
+            divergence = f"drift x {record.drift_coef:g} in the loss"
+        names = ", ".join(f"`{name}`" for name in (kind.name, *aliases.get(kind.name, ())))
+        about = " ".join(str(inspect.getdoc(kind)).split())
+        advantage = words(record.advantage) + (", normalised over the batch" if record.normalise_advantages else "")
+        surrogate = words(record.surrogate) + (f", {words(record.correction)}" if record.correction.is_active else "")
+        lines.append(
+            f"| {names} | {cell(about)} | {advantage} | {surrogate} | {divergence} | {record.aggregation.replace('_', ' ')} |"
+        )
+    return "\n".join(lines)
+
+
 def names_elsewhere() -> str:
     """One row a concept."""
     lines = ["| meaning | flag here | in code here | TRL | verl | OpenRLHF |", "|---|---|---|---|---|---|"]
@@ -174,6 +201,7 @@ def environment() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
+    "algorithms": algorithms,
     "lightrft-flags": lightrft_flags,
     "names": names_elsewhere,
     "exit-codes": exit_codes,

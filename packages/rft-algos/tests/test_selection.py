@@ -124,8 +124,8 @@ def test_an_entropy_with_a_gradient_is_only_read():
 
 
 def test_largest_takes_every_loss_token_if_asked_for_as_many():
-    scores, mask = doubles(-math.inf, 1.0, NAN), torch.tensor([True, True, False])
-    assert largest(scores, mask, 2).tolist() == [True, True, False]
+    scores, mask = doubles(NAN, -math.inf, 1.0), torch.tensor([False, True, True])
+    assert largest(scores, mask, 2).tolist() == [False, True, True]
     assert largest(scores, mask, 0).tolist() == [False, False, False]
 
 

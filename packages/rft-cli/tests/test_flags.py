@@ -315,3 +315,9 @@ def test_a_typo_on_the_command_line_names_the_right_flag_first() -> None:
 def test_the_distance_counts_edits_and_swaps(left: str, right: str, distance: int) -> None:
     assert edit_distance(left, right) == distance
     assert edit_distance(right, left) == distance
+
+
+def test_words_that_are_cut_short_find_the_whole_name() -> None:
+    known = ["rollout_batch_size", "train_batch_size", "max_steps"]
+    assert nearest("roll_batch", known)[0] == "rollout_batch_size"
+    assert "rollout_batch_size" not in nearest("batch_roll", known)[:1], "the order of the words counts"

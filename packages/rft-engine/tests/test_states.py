@@ -83,6 +83,37 @@ def test_level_two_refuses_generation_until_weights_are_loaded_again():
     generate(engine)
 
 
+def test_a_refresh_serves_the_present_weights_under_their_version():
+    table = torch.zeros(3, 3)
+    engine = NativeEngine(FakeDecodableModel(table), max_rows=4, max_len=16)
+    engine.load_weights(4)
+    for asleep in (False, True):
+        if asleep:
+            engine.sleep(2)
+        engine.refresh()
+        assert engine.last_transitions[-1].operation == "refresh"
+        assert engine.weight_version == 4
+    engine.wake()
+    generate(engine)
+    engine.load_weights(5)
+    engine.close()
+    with pytest.raises(ServiceError, match="engine asked to refresh while closed"):
+        engine.refresh()
+
+
+def test_a_refresh_derives_the_models_weights_again():
+    class Model(FakeDecodableModel):
+        times = 0
+
+        def refresh(self) -> None:
+            self.times += 1
+
+    model = Model(torch.zeros(3, 3))
+    engine = NativeEngine(model, max_rows=4, max_len=16)
+    engine.refresh()
+    assert model.times == 1
+
+
 def test_an_unknown_level_of_sleep_is_refused():
     engine = new_engine()
     with pytest.raises(OptionsError, match="sleep level = 3"):

@@ -140,6 +140,7 @@ def test_gradient_checkpointing_changes_no_gradient(tiny_model: Build) -> None:
     for checkpointing in (False, True):
         critic = a_critic(tiny_model("qwen2"), gradient_checkpointing=checkpointing).train()
         assert critic.model.training
+        assert critic.model.is_gradient_checkpointing == checkpointing
         results.append(gradients(critic, critic.values(*packed_batch()).sum()))
     for name, gradient in results[0].items():
         torch.testing.assert_close(results[1][name], gradient, atol=1e-6, rtol=1e-6)

@@ -253,16 +253,15 @@ class Cpgd(PolicyAlgorithm):
 class Ppo(PolicyAlgorithm):
     """Proximal policy optimisation with a critic.
 
-    Clip 0.2 and lambda 0.95 of Schulman et al. 2017 (arXiv 1707.06347); gamma 1, advantages normalised
-    over the batch, and a k1 penalty of 0.05 in the reward as in Ouyang et al. 2022 (arXiv 2203.02155),
-    which gives 0.02 for beta; 0.01 is LightRFT's.
+    Clip 0.2 and lambda 0.95 of Schulman et al. 2017 (arXiv 1707.06347); gamma 1 and a k1 penalty of
+    0.02 in the reward as in Ouyang et al. 2022 (arXiv 2203.02155); advantages normalised over the batch.
     """
 
     name: ClassVar[str] = "gae"
     advantage: Advantage = field(default_factory=Gae)
     kl_estimator: KlEstimator = "k1"
     kl_place: KlPlace = "reward"
-    kl_coef: float = 0.01
+    kl_coef: float = 0.02
     normalise_advantages: bool = True
 
 

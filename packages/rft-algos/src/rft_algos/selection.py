@@ -53,7 +53,7 @@ def high_entropy_tokens_per_sequence(
     _check(entropy_T, loss_mask_T, fraction)
     places = slots(loss_mask_T, segment_ids_T)
     slots_T = places.index_T
-    falling_T = entropy_T.detach().argsort(descending=True, stable=True)
+    falling_T = entropy_T.argsort(descending=True, stable=True)
     order_T = falling_T[slots_T[falling_T].argsort(stable=True)]  # by slot, within a slot by falling entropy
     counts_S = slot_counts(places, dtype=torch.float64)
     quotas_S = (fraction * counts_S).floor().clamp(min=1.0)
@@ -96,7 +96,7 @@ def largest(scores_T: Tensor, loss_mask_T: Tensor, num: int) -> Tensor:
     assert scores_T.shape == loss_mask_T.shape, f"{scores_T.shape} scores for {loss_mask_T.shape} mask"
     if num == 0:
         return torch.zeros_like(loss_mask_T)
-    scores_T = scores_T.detach().masked_fill(~loss_mask_T, -torch.inf)
+    scores_T = scores_T.masked_fill(~loss_mask_T, -torch.inf)
     threshold = scores_T.topk(num).values[-1]
     above_T, equal_T = scores_T > threshold, (scores_T == threshold) & loss_mask_T
     return above_T | (equal_T & (equal_T.cumsum(0) <= num - above_T.sum()))

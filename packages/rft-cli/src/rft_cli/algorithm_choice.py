@@ -259,10 +259,10 @@ def _refused(code: str, what: str, why: str, do: str) -> OptionsError:
 
 def lines(record: PolicyAlgorithm, settings: RlSettings) -> list[str]:
     """The algorithm in words: every choice with its numbers, and what controls what."""
-    told = [f"{record.name or type(record).__name__}: advantage {_words(record.advantage)}"]
-    told.append(f"surrogate {_words(record.surrogate)}, {record.aggregation.replace('_', ' ')}" + _constant(record))
+    told = [f"{record.name or type(record).__name__}: advantage {words(record.advantage)}"]
+    told.append(f"surrogate {words(record.surrogate)}, {record.aggregation.replace('_', ' ')}" + _constant(record))
     if record.correction.is_active:
-        told.append(f"off-policy correction {_words(record.correction)}; log-probs are computed again before a step")
+        told.append(f"off-policy correction {words(record.correction)}; log-probs are computed again before a step")
     if record.needs_reference:
         told.append(
             f"divergence from the reference: {record.kl_estimator} x {record.kl_coef:g} in the {record.kl_place}"
@@ -296,6 +296,7 @@ def _constant(record: PolicyAlgorithm) -> str:
     return f" (by {record.max_tokens} tokens)" if record.max_tokens else ""
 
 
-def _words(choice: object) -> str:
+def words(choice: object) -> str:
+    """A choice with its numbers."""
     numbers = ", ".join(f"{f.name} {getattr(choice, f.name)}" for f in fields(choice))  # type: ignore[arg-type]
     return f"{type(choice).__name__}({numbers})" if numbers else type(choice).__name__

@@ -63,7 +63,8 @@ class FitResult:
 
     run_directory: Path
     before: Mapping[str, Any] | None
-    """The held-out evaluation before the first step: `accuracy`, `reward`, `n`, ...; None without held-out data."""
+    """The held-out evaluation before the first step: `accuracy`, `reward`, `n`, ...; None without held-out data,
+    and in a run that was continued on ranks other than the first."""
     after: Mapping[str, Any] | None
     """The same after the last step."""
 
@@ -112,6 +113,8 @@ class SPMDPPOTrainer:
         This one gives those of the algorithm [T]. What follows is the same for both: whitening and clipping over the
         batch, weights of the off-policy correction, where the settings ask for them. A critic learns the
         algorithm's own returns in any case.
+
+        Every rank calls it with the same batch and has to get the same numbers.
 
         Args:
             batch: all rollouts of the step: `rewards_N`, `group_ids_N`, `lengths_N`, `segment_ids_T`, ...
@@ -177,8 +180,7 @@ class SPMDPPOTrainer:
 
     def close(self) -> None:
         """End the run as it is: a summary is written, ranks part. `fit` and the last `ppo_train` do it themselves."""
-        self._ended = self._ended or self._begun
-        self._stack.close()
+        self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         return self
@@ -186,7 +188,7 @@ class SPMDPPOTrainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended = self._ended or self._begun
+        self._ended = self._ended or self._prepared is not None
         self._stack.__exit__(kind, error, trace)
 
     @property

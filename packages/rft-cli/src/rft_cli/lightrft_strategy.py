@@ -92,9 +92,12 @@ class Strategy:
             OptionsError: no prompts or two kinds, a parameter that is not there, a prompt that is too long, media.
         """
         _refuse_media(media)
-        token_ids = self._token_ids([given for given in (prompts, all_prompts, all_prompt_token_ids) if given])
+        token_ids = self._token_ids(
+            [given for given in (prompts, all_prompts, all_prompt_token_ids) if given is not None]
+        )
         options = self._options(dict(sampling_params or {}))
         number = int(options.pop("n"))
+        self._refuse_long(token_ids, int(options["max_new_tokens"]))
         keys = [[self._key(i, j) for j in range(number)] for i in range(len(token_ids))]
         self._num_calls += 1
         self._engine.wake()
@@ -109,6 +112,11 @@ class Strategy:
             Generation(tuple(ids), tuple(one.token_ids), text, tuple(one.logprobs), one.finish_reason)
             for (ids, one), text in zip(flat, texts, strict=True)
         ]
+
+    @property
+    def _limits(self) -> tuple[int, int]:
+        """Tokens of the longest response, and of the longest sequence that the engine holds."""
+        return response_limits(self._settings, self._ready.data.longest_prompt)
 
     @property
     def _engine(self) -> NativeEngine[Any]:
@@ -136,6 +144,22 @@ class Strategy:
             for prompt in given[0]
         ]
 
+    def _refuse_long(self, token_ids: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+        _, room = self._limits
+        length, index = max(((len(ids), -index) for index, ids in enumerate(token_ids)), default=(0, 0))
+        if length + max_new_tokens <= room:
+            return
+        shorter = f'sampling_params={{"max_tokens": {room - length}}}'
+        raise OptionsError(
+            code="lightrft.prompt_too_long",
+            what=f"prompt {-index}: {length} tokens + a response of {max_new_tokens} = {length + max_new_tokens}, "
+            f"the engine holds {room}",
+            where="strategy.gather_and_generate",
+            why="the engine is made for the run's longest prompt and its longest response",
+            state="nothing was generated",
+            do=shorter if length < room else f"a prompt of at most {room - 1} tokens",
+        )
+
     def _options(self, asked: dict[str, float]) -> dict[str, float]:
         unknown = [name for name in asked if name not in SAMPLING]
         if unknown:
@@ -149,7 +173,7 @@ class Strategy:
                 do=f'sampling_params={{"{near[0]}": {asked[unknown[0]]}}}',
             )
         drawn = self._settings.sampling
-        longest, _ = response_limits(self._settings, 0)
+        longest, _ = self._limits
         return {
             "n": asked.get("n", 1),
             "temperature": asked.get("temperature", drawn.temperature),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rft_cli import end_page, plan_page, run_start
-from rft_cli.compose import build_rl, make_reward, rl_data
+from rft_cli.compose import RlData, build_rl, make_reward, rl_data
 from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.machine import Machine, open_machine
 from rft_cli.settings import RlSettings
@@ -48,6 +48,7 @@ class Prepared:
 
     machine: Machine
     codec: HfTextCodec
+    data: RlData
     started: run_start.Started
     sinks: Sequence[Sink]
     training: Reinforcement
@@ -93,6 +94,6 @@ def prepared(
                 restored=started.restored,
                 compute_advantages=compute_advantages,
             )
-            yield Prepared(machine, codec, started, sinks, training)
+            yield Prepared(machine, codec, data, started, sinks, training)
         finally:
             judge.close()

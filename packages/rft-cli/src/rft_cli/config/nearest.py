@@ -24,7 +24,8 @@ def nearest(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
     """Up to `count` of the known names that `name` may have meant, the likeliest first.
 
     A name whose words contain all the other's words counts as near, whatever its length:
-    `learning_rate` finds `actor_learning_rate`.
+    `learning_rate` finds `actor_learning_rate`. So does one whose words begin the other's: `roll_batch`
+    finds `rollout_batch_size`.
     """
     wanted = name.lower().replace("-", "_")
     ranked = sorted((_distance(wanted, option.lower().replace("-", "_")), option) for option in known)
@@ -39,5 +40,13 @@ def _distance(wanted: str, option: str) -> tuple[float, int]:
     here, there = set(wanted.split("_")), set(option.split("_"))
     if here <= there or there <= here:
         letters = min(letters, 1.5 + 0.5 * len(here ^ there))
+    if _abbreviates(wanted.split("_"), option.split("_")):
+        letters = min(letters, 2.0)
     common = next((i for i, (a, b) in enumerate(zip(wanted, option, strict=False)) if a != b), len(wanted))
     return letters, -common
+
+
+def _abbreviates(short: list[str], words: list[str]) -> bool:
+    """Whether every word of `short`, of three letters or more, begins a word of `words`, in order."""
+    rest = iter(words)
+    return len(short) > 1 and all(len(part) > 2 and any(word.startswith(part) for word in rest) for part in short)
