@@ -98,7 +98,7 @@ def test_a_run_that_is_over_is_not_resumed(base_words: dict[str, list[str]], rft
 @pytest.mark.parametrize(
     ("words", "exit_code", "code"),
     [
-        ("resume nowhere", 2, "run.not_found"),
+        ("resume nowhere", 5, "run.not_found"),
         ("eval nowhere", 5, "checkpoint.nothing_to_resume"),
         ("runs show nowhere", 4, "run.not_found"),
         ("recipes show nowhere", 4, "recipe.not_found"),

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rft_algos import sampling
 from rft_algos.keyed_random import uniforms
 from rft_algos.sampling import (
     draw,
@@ -63,6 +64,13 @@ def test_temperature_divides_the_logits_before_the_softmax():
     logits = torch.tensor([[0.0, math.log(3.0)]])
     assert temperature_scaled_logprobs(logits, 1.0).exp().tolist()[0] == pytest.approx([0.25, 0.75])
     assert temperature_scaled_logprobs(logits, 0.5).exp().tolist()[0] == pytest.approx([0.1, 0.9])
+
+
+@pytest.mark.parametrize("temperature", [0.9, 1.0, 1.1])
+def test_a_temperature_near_one_is_not_one(temperature: float):
+    logits = rows_of_logits(2, 9, 1).double()
+    expected = torch.log_softmax(logits / temperature, -1)
+    torch.testing.assert_close(temperature_scaled_logprobs(logits, temperature), expected, rtol=1e-14, atol=0)
 
 
 def test_log_probs_of_bfloat16_logits_are_computed_in_float32():
@@ -203,6 +211,40 @@ def test_wide_and_narrow_nuclei_of_a_large_vocabulary_are_found(scale: float):
     assert kept_tokens(logprobs, 0.9, 0, 0.0).tolist() == expected
 
 
+def test_a_nucleus_wider_than_the_first_search_in_a_vocabulary_hardly_wider_is_found():
+    logprobs = torch.full((1, 300), -math.log(300.0), dtype=torch.float64)
+    assert int(kept_tokens(logprobs, 0.95, 0, 0.0).sum()) == 285
+
+
+def test_top_p_of_one_keeps_the_most_unlikely_token():
+    logprobs = torch.tensor([[1 - 1e-9, 1e-9]], dtype=torch.float64).log()
+    assert kept_tokens(logprobs, 1.0, 0, 0.0).tolist() == [[True, True]]
+
+
+def test_a_nucleus_may_fall_short_of_top_p_by_a_millionth_and_no_more():
+    halves = torch.tensor([[0.5, 0.5]], dtype=torch.float64).log()
+    for excess, kept in ((0.95e-6, [True, False]), (1.05e-6, [True, True])):
+        assert kept_tokens(halves, 0.5 * (1 + excess), 0, 0.0).tolist() == [kept]
+    exactly = 0.5 / (1 - 1e-6)
+    assert exactly * (1 - 1e-6) == 0.5
+    assert kept_tokens(halves, exactly, 0, 0.0).tolist() == [[True, False]]
+
+
+@pytest.mark.parametrize(
+    ("setting", "name"),
+    [
+        ((0.0, 0, 0.0), "top_p"),
+        ((1.01, 0, 0.0), "top_p"),
+        ((1.0, -1, 0.0), "top_k"),
+        ((1.0, 0, -0.01), "min_p"),
+        ((1.0, 0, 1.01), "min_p"),
+    ],
+)
+def test_settings_out_of_range_are_refused(setting: tuple[float, int, float], name: str):
+    with pytest.raises(AssertionError, match=f"{name} must be"):
+        kept_tokens(HALF_EIGHTHS, *setting)
+
+
 def test_a_token_of_probability_zero_is_never_kept():
     logprobs = torch.tensor([[0.0, -math.inf, -math.inf]])
     for setting in [(1.0, 0, 0.0), (0.999, 0, 0.0), (1.0, 2, 0.0), (1.0, 0, 0.0001)]:
@@ -263,6 +305,21 @@ def test_the_largest_uniform_draws_a_kept_token_of_positive_probability(dtype: t
         assert bool((drawn > -math.inf).all())
         if mask is not None:
             assert bool(mask.gather(-1, token_ids[:, None]).all())
+
+
+def test_a_kept_mass_that_rounds_above_one_is_one():
+    logprobs = torch.tensor([[0.5, 0.5000001]]).log()
+    assert float(logprobs.exp().sum()) > 1
+    _, _, log_mass = draw(logprobs, torch.tensor([[True, True]]), torch.tensor([0.5], dtype=torch.float64))
+    assert log_mass.tolist() == [0.0]
+
+
+def test_on_a_cpu_rows_are_taken_in_chunks_of_a_mebibyte():
+    # 2^18 elements of 4 bytes: 52 rows of 5000, or one row that is longer
+    assert sampling._row_chunks(torch.empty(70, 5000)) == [slice(0, 52), slice(52, 104)]
+    assert sampling._row_chunks(torch.empty(2, 2**18)) == [slice(0, 1), slice(1, 2)]
+    assert sampling._row_chunks(torch.empty(2, 2**18 + 1)) == [slice(0, 1), slice(1, 2)]
+    assert sampling._row_chunks(torch.empty(0, 7)) == [slice(0, 0)]
 
 
 def test_a_uniform_that_rounds_to_one_draws_the_last_kept_token():

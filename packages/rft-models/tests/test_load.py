@@ -191,3 +191,11 @@ def test_a_head_that_does_more_than_is_known_is_found_out(character_directory: P
     policy.model.lm_head.register_forward_hook(lambda module, args, output: output * 1.01)
     with pytest.raises(PreflightError, match="differ"):
         policy.verify()
+
+
+def test_a_run_in_the_place_of_a_model_leads_to_its_newest_checkpoint(tmp_path: Path) -> None:
+    for step in (10, 20):
+        (tmp_path / "checkpoints" / f"step_{step:06d}" / "model").mkdir(parents=True)
+    with pytest.raises(DataError) as caught:
+        load_tokenizer(tmp_path)
+    assert caught.value.problem.do == f"--pretrain {tmp_path}/checkpoints/step_000020/model"

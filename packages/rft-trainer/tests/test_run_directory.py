@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rft_algos import fault_points
-from rft_algos.errors import DataError, OptionsError
+from rft_algos.errors import CheckpointError, DataError, OptionsError
 from rft_trainer.run_directory import RunDirectory
 from rft_trainer.run_names import run_name
 
@@ -104,7 +106,7 @@ def test_a_directory_with_other_files_may_become_a_run(tmp_path: Path) -> None:
 def test_opening_what_is_no_run_says_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "some.txt").write_text("")
     for path, said in ((tmp_path, "holds some.txt"), (tmp_path / "no", "does not exist")):
-        with pytest.raises(OptionsError, match=said):
+        with pytest.raises(CheckpointError, match=said):
             RunDirectory.open(path)
 
 
@@ -202,3 +204,17 @@ def test_names_are_recipe_date_word_and_free(tmp_path: Path) -> None:
     assert len(names) == 400
     assert all(name.startswith("tiny-arith-metic-2025-03-01-") for name in names)
     assert run_name("???", today=day).startswith("run-2025-03-01-")
+
+
+def test_a_run_that_is_being_written_cannot_be_written_by_another_process(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    other = (
+        f"from rft_trainer.run_directory import RunDirectory\nwith RunDirectory({str(tmp_path / 'run')!r}).held(): pass"
+    )
+    with run.held():
+        ended = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=False)
+    assert ended.returncode != 0
+    assert "another process is writing the run" in ended.stderr
+    with run.held():
+        pass
+    assert subprocess.run([sys.executable, "-c", other], check=False).returncode == 0

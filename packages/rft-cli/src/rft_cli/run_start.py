@@ -7,7 +7,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -338,20 +338,21 @@ def under_way(
     step = started.restored.step if started.restored else None
     if step is not None and training.finished and not started.lacks_its_end:
         raise nothing_left(directory.path, step)
-    if started.goes_back:
-        training.saver.save_again(episode=training.ledger.epoch)
-    started.begin()
-    for sink in sinks:
-        sink.start(RunInfo(directory.path.name, directory.path, resolved.values, step))
-    outcome = "interrupted"
-    try:
-        yield
-        outcome = "finished" if training.finished else outcome
-    finally:
-        directory.sync()
-        summary = summary_of(directory, resolved, outcome) if is_first else {}
+    with directory.held() if is_first else nullcontext():
+        if started.goes_back:
+            training.saver.save_again(episode=training.ledger.epoch)
+        started.begin()
         for sink in sinks:
-            sink.finish(summary)
+            sink.start(RunInfo(directory.path.name, directory.path, resolved.values, step))
+        outcome = "interrupted"
+        try:
+            yield
+            outcome = "finished" if training.finished else outcome
+        finally:
+            directory.sync()
+            summary = summary_of(directory, resolved, outcome) if is_first else {}
+            for sink in sinks:
+                sink.finish(summary)
 
 
 def nothing_left(path: Path, step: int) -> CheckpointError:

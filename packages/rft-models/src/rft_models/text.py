@@ -116,6 +116,12 @@ class HfTextCodec:
             )
 
 
+def _last_model(path: Path) -> str:
+    """The model of the newest checkpoint where the directory is a run, to be given in its place."""
+    models = sorted(path.glob("checkpoints/step_*/model"))
+    return f"--pretrain {models[-1]}" if models else ""
+
+
 def load_tokenizer(directory: str | Path) -> HfTextCodec:
     """The tokenizer of a Hugging Face directory, local files only, no code from the directory.
 
@@ -132,7 +138,7 @@ def load_tokenizer(directory: str | Path) -> HfTextCodec:
             what=f"no tokenizer file ({', '.join(_TOKENIZER_FILES[:2])}, ...) in {path}",
             where=str(path),
             why="a model directory must be complete: text cannot become ids without its tokenizer",
-            do=f"copy tokenizer.json and tokenizer_config.json of the model into {path}",
+            do=_last_model(path) or f"copy tokenizer.json and tokenizer_config.json of the model into {path}",
         )
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if (path / name).is_file():

@@ -5,15 +5,18 @@ Everything that shows, resumes, reports or compares a run reads only this. One p
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rft_algos.errors import DataError, OptionsError
+from rft_algos.errors import CheckpointError, DataError, OptionsError, StorageError
 from rft_trainer.durable_files import (
     LineAppender,
     Records,
@@ -85,11 +88,29 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path, *, sync_every: int = 1) -> RunDirectory:
-        """An existing run, to be read or continued; `OptionsError` where there is none."""
+        """An existing run, to be read or continued; `CheckpointError` where there is none."""
         run = cls(Path(path).expanduser(), sync_every=sync_every)
         if not run.config_file.is_file():
             raise _not_a_run(run.path)
         return run
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Keep every other process from writing this run while the block runs; a kill lets go of it.
+
+        Raises `StorageError` where another process holds it.
+        """
+        with storage_errors("hold", self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            directory = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise _in_use(self.path) from None
+            yield
+        finally:
+            os.close(directory)
 
     def refuse_existing(self, resume_command: str | None = None) -> None:
         """Raise `OptionsError` where a run is already, naming the command that resumes it."""
@@ -257,14 +278,25 @@ def _already_there(path: Path, found: Sequence[str], resume_command: str | None)
     )
 
 
-def _not_a_run(path: Path) -> OptionsError:
+def _in_use(path: Path) -> StorageError:
+    return StorageError(
+        code="run.in_use",
+        what=f"another process is writing the run at {path}",
+        where=str(path),
+        why="two writers would destroy each other's records and checkpoints",
+        state="this process changed nothing; the other one goes on",
+        do=f"fuser -v {shlex.quote(str(path))}",
+    )
+
+
+def _not_a_run(path: Path) -> CheckpointError:
     there = "does not exist"
     if path.is_dir():
         names = sorted(entry.name for entry in path.iterdir())[:10]
         there = f"holds {', '.join(names)}" if names else "is empty"
     elif path.exists():
         there = "is a file"
-    return OptionsError(
+    return CheckpointError(
         code="run.not_found",
         what=f"no run at {path}: it {there}",
         where=str(path),
