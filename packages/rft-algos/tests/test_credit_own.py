@@ -39,7 +39,7 @@ RECORDS = {
     "penalised": (Grpo(kl_place="reward", kl_estimator="k1"), {"kl_coef": 0.3}),
     "scaled": (
         Grpo(kl_place="none"),
-        {"running": RunningMoments(4.0, 0.1, 2.0), "minus_mean": True, "score_clip": 0.4},
+        {"running": RunningMoments(4, 0.1, 2.0), "minus_mean": True, "score_clip": 0.4},
     ),
     "critic": (Ppo(), {}),
 }
@@ -67,7 +67,7 @@ def test_a_persons_own_leave_the_running_scale_and_the_returns_to_the_algorithm(
     found = credit(Ppo(), b, score=lambda _: zeros, running=running)
     assert not bool(found.advantages_T.any())
     assert own.running is not None
-    assert (found.running, own.running.count) == (own.running, 4.0)
+    assert (found.running, own.running.count) == (own.running, 4)
     assert own.returns_T is not None
     assert torch.equal(found.returns_T, own.returns_T)  # type: ignore[arg-type]
     assert bool(own.returns_T.any())

@@ -209,7 +209,10 @@ def test_names_are_recipe_date_word_and_free(tmp_path: Path) -> None:
 def test_a_run_that_is_being_written_cannot_be_written_by_another_process(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     other = (
-        f"from rft_trainer.run_directory import RunDirectory\nwith RunDirectory({str(tmp_path / 'run')!r}).held(): pass"
+        "from pathlib import Path
+from rft_trainer.run_directory import RunDirectory
+"
+        f"with RunDirectory(Path({str(run.path)!r})).held(): pass"
     )
     with run.held():
         ended = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=False)
