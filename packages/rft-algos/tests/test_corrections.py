@@ -326,6 +326,7 @@ def test_effective_sample_size():
     # (1 + 2 + 3)^2 / (1 + 4 + 9)
     assert effective_sample_size(6.0, 14.0) == pytest.approx(36 / 14, rel=1e-12)
     assert effective_sample_size(5.0, 5.0) == 5.0  # five weights of 1
+    assert effective_sample_size(0.5, 0.25) == 1.0  # one weight of a half
     assert effective_sample_size(0.0, 0.0) == 0.0
 
 

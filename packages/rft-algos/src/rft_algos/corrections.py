@@ -127,7 +127,7 @@ def mask_sequences_geometric(
         [T] weights of 0 and 1, equal within a sequence.
     """
     places = slots(loss_mask_T, segment_ids_T)
-    means_S = ratio(slot_means(log_rho_T.detach(), places))
+    means_S = ratio(slot_means(log_rho_T, places))
     return at_tokens(((means_S >= low) & (means_S <= high)).to(log_rho_T.dtype), places)
 
 
@@ -157,8 +157,8 @@ def off_policy_sequence_mask(
         [T] weights of 0 and 1, equal within a sequence.
     """
     places = slots(loss_mask_T, segment_ids_T)
-    drift_S = slot_means(behaviour_log_ratio_T.detach(), places)
-    dropped_S = (slot_means(advantages_T.detach(), places) < 0) & (drift_S > delta)
+    drift_S = slot_means(behaviour_log_ratio_T, places)
+    dropped_S = (slot_means(advantages_T, places) < 0) & (drift_S > delta)
     return at_tokens((~dropped_S).to(behaviour_log_ratio_T.dtype), places)
 
 
@@ -187,7 +187,7 @@ def veto_outliers(
         [T] weights of 0 and 1, equal within a sequence.
     """
     places = slots(loss_mask_T, segment_ids_T)
-    rho_T = ratio(log_rho_T.detach())
+    rho_T = ratio(log_rho_T)
     outliers_S = slot_sums(((rho_T < low) | (rho_T > high)).to(log_rho_T.dtype), places)
     return at_tokens((outliers_S == 0).to(log_rho_T.dtype), places)
 
@@ -248,10 +248,9 @@ def mismatch_maxima(old_logprobs_T: Tensor, behaviour_logprobs_T: Tensor, loss_m
         Name to value [], float64, no gradient; 0 where there are no loss tokens.
     """
     log_rho_T = _log_rho(old_logprobs_T, behaviour_logprobs_T, loss_mask_T)
-    none = log_rho_T.new_zeros(1)  # amax of nothing is an error
     return {
-        f"mismatch/{name}": torch.cat([torch.where(loss_mask_T, ratio(signed_T), 0.0), none]).amax()
-        for name, signed_T in (("ratio_max", log_rho_T), ("inverse_ratio_max", -log_rho_T))
+        "mismatch/ratio_max": _largest(torch.where(loss_mask_T, ratio(log_rho_T), 0.0)),
+        "mismatch/inverse_ratio_max": _largest(torch.where(loss_mask_T, ratio(-log_rho_T), 0.0)),
     }
 
 
@@ -274,6 +273,10 @@ def effective_sample_size(total_weight: float, total_weight_square: float) -> fl
 
 def _within(weights: Tensor, low: float, high: float) -> Tensor:
     return torch.where((weights >= low) & (weights <= high), weights, 0.0)
+
+
+def _largest(values_T: Tensor) -> Tensor:
+    return values_T.amax() if values_T.numel() else values_T.sum()  # of nothing: 0
 
 
 def _log_rho(old_logprobs_T: Tensor, behaviour_logprobs_T: Tensor, kept_T: Tensor) -> Tensor:
