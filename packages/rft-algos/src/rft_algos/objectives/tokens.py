@@ -122,9 +122,15 @@ def _gspo_token(choice: choices.GspoToken, tokens: Tokens) -> Tensor:
     )
 
 
-@clips(choices.Gspo)
 @clips(choices.GspoToken)
-def _gspo_clipped(choice: choices.Gspo | choices.GspoToken, tokens: Tokens) -> Tensor:
+def _gspo_token_clipped(choice: choices.GspoToken, tokens: Tokens) -> Tensor:
+    return surrogates.gspo_token_clipped(
+        tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high
+    )
+
+
+@clips(choices.Gspo)
+def _gspo_clipped(choice: choices.Gspo, tokens: Tokens) -> Tensor:
     return surrogates.gspo_clipped(
         tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high
     )
