@@ -31,6 +31,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, variance
+from typing import get_args
+
+from rft_trainer.settings import PolicyLoss
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).parents[1]
@@ -40,9 +43,7 @@ REWARD = Path(__file__).with_name("learning_reward.py")
 SEEDS = (0, 1, 2)
 NUM_STEPS, CURVE_POINTS, WINDOW = 48, 12, 6
 NUM_OPERANDS, COPIES = 20, 6
-SURROGATES = (
-    "ppo dual_clip gspo gspo_token gmpo cispo sapo cpgd reinforce importance_weighted dppo_tv dppo_kl clip_cov kl_cov kimi"
-).split()
+SURROGATES = tuple(get_args(PolicyLoss))
 CORRECTIONS = ("tis", "seq-tis", "mis", "seq-mis", "geo-mis")
 OTHERS = {
     "clip-higher": "--eps_clip 0.2 --eps_clip_high 0.28",
@@ -84,7 +85,8 @@ def cases() -> list[Case]:
         )
         for name in SURROGATES
     ]
-    rows += [Case(f"group_norm + {name}", "correction", f"{base} --off_policy_correction {name}") for name in CORRECTIONS]
+    for name in CORRECTIONS:
+        rows.append(Case(f"group_norm + {name}", "correction", f"{base} --off_policy_correction {name}"))
     rows += [
         Case(f"group_norm + {name}", "other", words if "--init_kl_coef" in words else f"{base} {words}")
         for name, words in OTHERS.items()
@@ -152,7 +154,8 @@ def run(case: Case, seed: int, work: Path) -> dict[str, object]:
         "--train_batch_size 128 --micro_train_batch_size 256 --micro_rollout_batch_size 256 --generate_max_len 6 "
         "--prompt_max_len 16 --actor_learning_rate 1e-4 --critic_learning_rate 3e-3 --lr_schedule constant "
         f"--lr_warmup_ratio 0 --adam_betas 0.9 0.98 --max_steps {NUM_STEPS} --eval_steps 0 --save_interval 0 "
-        f"--save_minutes 0 --max_ckpt_num 1 --no-save_trajectories --seed {seed} --save_path {path} {case.words}".split()
+        "--save_minutes 0 --max_ckpt_num 1 --no-save_trajectories "
+        f"--seed {seed} --save_path {path} {case.words}".split()
     )
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     width = NUM_STEPS // CURVE_POINTS
@@ -166,6 +169,11 @@ def run(case: Case, seed: int, work: Path) -> dict[str, object]:
         "curve": [round(fmean(rewards[i : i + width]), 4) for i in range(0, len(rewards), width)],
         "seconds": round(time.monotonic() - begin, 1),
     }
+
+
+def errors_above(run: dict[str, float]) -> float:
+    """The change in standard errors."""
+    return (run["after"] - run["before"]) / max(run["standard_error"], 1e-9)
 
 
 def learned(runs: list[dict[str, float]]) -> bool:
@@ -188,12 +196,13 @@ def page(results: dict[str, dict[str, object]]) -> Iterator[str]:
     yield text.partition("Task:")[1] + text.partition("Task:")[2] + "\n\n![curves](learning-matrix.svg)\n"
     for kind in ("algorithm", "surrogate", "correction", "other", "control"):
         chosen = {name: row for name, row in results.items() if row["kind"] == kind}
-        yield f"\n## {kind.capitalize()}\n\n| run | flags | before | after | change / standard error | |\n|---|---|---|---|---|---|\n"
+        yield f"\n## {kind.capitalize()}\n\n"
+        yield "| run | flags | before | after | change / standard error | |\n|---|---|---|---|---|---|\n"
         for name, row in chosen.items():
             runs = [row["seeds"][str(seed)] for seed in SEEDS]  # type: ignore[index]
             before = " ".join(f"{run['before']:.3f}" for run in runs)
             after = " ".join(f"{run['after']:.3f}" for run in runs)
-            ratio = " ".join(f"{(run['after'] - run['before']) / max(run['standard_error'], 1e-9):+.1f}" for run in runs)
+            ratio = " ".join(f"{errors_above(run):+.1f}" for run in runs)
             yield f"| {name} | `{row['words']}` | {before} | {after} | {ratio} | {verdict(name, runs)} |\n"
 
 
@@ -253,7 +262,8 @@ def main() -> int:
     if len(complete) == len(rows):
         PAGE.write_text("".join(page(complete)))
         plot(complete)
-    poor = [name for name, row in complete.items() if verdict(name, list(row["seeds"].values())) not in ("learned", "flat")]
+    verdicts = {name: verdict(name, list(row["seeds"].values())) for name, row in complete.items()}
+    poor = [name for name, word in verdicts.items() if word not in ("learned", "flat")]
     print(f"{len(complete)} of {len(rows)} rows; not learned: {', '.join(poor) or 'none'}")
     return 1 if poor else 0
 

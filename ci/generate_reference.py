@@ -23,7 +23,7 @@ from names import CONCEPTS
 from rft_algos.algorithms import ALIASES as ALGORITHM_ALIASES
 from rft_algos.algorithms import PUBLISHED
 from rft_algos.errors import ExitCode
-from rft_cli.algorithm_choice import words
+from rft_cli.algorithm_choice import words as choice_words
 from rft_cli.config.command_line import ALIASES, OPPOSITES
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
@@ -142,10 +142,9 @@ def meaning_of(name: str) -> str:
 def algorithms() -> str:
     """One row a published algorithm, from its record."""
     lines = ["| name | what it is | advantage | surrogate | divergence | mean |", "|---|---|---|---|---|---|"]
-    aliases = {
-        target: [a for a in ALGORITHM_ALIASES if ALGORITHM_ALIASES[a] == target]
-        for target in ALGORITHM_ALIASES.values()
-    }
+    aliases: dict[str, list[str]] = {}
+    for alias, target in ALGORITHM_ALIASES.items():
+        aliases.setdefault(target, []).append(alias)
     for kind in PUBLISHED:
         record = kind(max_tokens=1) if kind.name == "dr_grpo" else kind()
         divergence = (
@@ -155,11 +154,13 @@ def algorithms() -> str:
             divergence = f"drift x {record.drift_coef:g} in the loss"
         names = ", ".join(f"`{name}`" for name in (kind.name, *aliases.get(kind.name, ())))
         about = " ".join(str(inspect.getdoc(kind)).split())
-        advantage = words(record.advantage) + (", normalised over the batch" if record.normalise_advantages else "")
-        surrogate = words(record.surrogate) + (f", {words(record.correction)}" if record.correction.is_active else "")
-        lines.append(
-            f"| {names} | {cell(about)} | {advantage} | {surrogate} | {divergence} | {record.aggregation.replace('_', ' ')} |"
+        advantage = choice_words(record.advantage) + (
+            ", normalised over the batch" if record.normalise_advantages else ""
         )
+            f", {choice_words(record.correction)}" if record.correction.is_active else ""
+        )
+        mean = record.aggregation.replace("_", " ")
+        lines.append(f"| {names} | {cell(about)} | {advantage}{over_batch} | {surrogate}{correction} | {divergence} | {mean} |")
     return "\n".join(lines)
 
 

@@ -317,6 +317,7 @@ def test_a_kept_mass_that_rounds_above_one_is_one():
 def test_on_a_cpu_rows_are_taken_in_chunks_of_a_mebibyte():
     # 2^18 elements of 4 bytes: 52 rows of 5000, or one row that is longer
     assert sampling._row_chunks(torch.empty(70, 5000)) == [slice(0, 52), slice(52, 104)]
+    assert sampling._row_chunks(torch.empty(3, 2**17)) == [slice(0, 2), slice(2, 4)]
     assert sampling._row_chunks(torch.empty(2, 2**18)) == [slice(0, 1), slice(1, 2)]
     assert sampling._row_chunks(torch.empty(2, 2**18 + 1)) == [slice(0, 1), slice(1, 2)]
     assert sampling._row_chunks(torch.empty(0, 7)) == [slice(0, 0)]

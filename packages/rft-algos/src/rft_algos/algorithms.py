@@ -4,9 +4,8 @@ An algorithm says which advantage, surrogate, correction, KL estimate and reduct
 its defaults are the published setting, each with its source. `rft_algos.objectives` reads a record
 and calls the equations; nothing else branches on a choice.
 
-A new algorithm is a subclass of `PolicyAlgorithm`. If it needs an equation that is not here, the
-same file holds a choice (a subclass of one in `rft_algos.choices`) and its equation, joined by a
-decorator of `rft_algos.objectives`; no other file changes.
+A new algorithm is a subclass of `PolicyAlgorithm`, with a choice and an equation of its own where it
+needs them (`rft_algos.objectives.implements`), all in one file; no other file changes.
 """
 
 from __future__ import annotations
@@ -417,8 +416,7 @@ class KimiAlgorithm(PolicyAlgorithm):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoupledPpo(Grpo):
-    """Decoupled PPO (arXiv 2110.00641; AReaL, arXiv 2505.24298): a clip around the policy at the start of the step,
-    weighted by its ratio to the policy that sampled."""
+    """Decoupled PPO (arXiv 2110.00641, 2505.24298): clip around the step's start, weighted by the mismatch."""
 
     name: ClassVar[str] = "decoupled_ppo"
     correction: Correction = field(default_factory=lambda: TruncateTokens(cap=5.0))

@@ -335,16 +335,7 @@ def build_rl(
         ledger=ledger,
         prompts=data.prompts,
         engine=engine,
-        collector=RolloutCollector(
-            engine,
-            codec,
-            reward,
-            machine.collectives,
-            sampling=_sampling(settings, longest_response, codec),
-            group_size=settings.batch.n_samples_per_prompt,
-            seed=settings.run.seed,
-            greedy_baseline=record.advantage.needs_greedy,
-        ),
+        collector=_collector(settings, machine, record, engine, codec, reward, longest_response),
         assign_credit=credit,
         reference=_reference(settings, machine) if record.needs_reference else None,
         old_policy=old_policy(settings, record, machine, policy),
@@ -368,6 +359,27 @@ def build_rl(
         timer=PhaseTimer(),
         resume_command=resume_command,
         sleep_engine=settings.engine.enable_engine_sleep,
+    )
+
+
+def _collector(
+    settings: RlSettings,
+    machine: Machine,
+    record: PolicyAlgorithm,
+    engine: Engine,
+    codec: HfTextCodec,
+    reward: Reward,
+    longest_response: int,
+) -> RolloutCollector:
+    return RolloutCollector(
+        engine,
+        codec,
+        reward,
+        machine.collectives,
+        sampling=_sampling(settings, longest_response, codec),
+        group_size=settings.batch.n_samples_per_prompt,
+        seed=settings.run.seed,
+        greedy_baseline=record.advantage.needs_greedy,
     )
 
 

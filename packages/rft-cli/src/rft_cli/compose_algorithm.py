@@ -24,6 +24,7 @@ from rft_trainer.annotate import LogprobAnnotator
 from rft_trainer.credit import ComputeAdvantages, CreditAssigner, ScoreRules, parse_component_weights
 from rft_trainer.critic import CriticUpdater, ValueAnnotator, ValueObjective
 from rft_trainer.loops.rl import CriticPart, OldPolicy
+from rft_trainer.saving import StatefulTensors
 from rft_trainer.update import MicroBatching
 
 
@@ -162,7 +163,7 @@ class BuiltCritic:
     part: CriticPart
 
     @property
-    def tensor_parts(self) -> dict[str, CriticWeights | ReplicatedOptimizer]:
+    def tensor_parts(self) -> dict[str, StatefulTensors]:
         """What a checkpoint holds of it."""
         return {"critic": CriticWeights(self.critic), "critic_optimizer": self.optimizer}
 

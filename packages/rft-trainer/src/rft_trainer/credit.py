@@ -140,7 +140,7 @@ class CreditAssigner:
             self._entropy = replace(self._entropy, coefficient=float(state["entropy_coefficient"]))
         if self._running is not None and state["running"] is not None:
             count, mean, m2 = state["running"]
-            self._running = RunningMoments(float(count), float(mean), float(m2))
+            self._running = RunningMoments(int(count), float(mean), float(m2))
 
     def _batch(self, groups: Sequence[RolloutGroup], told: Annotations) -> tuple[RolloutBatch, Metrics]:
         rollouts = [rollout for _, rollout in flat_rollouts(groups)]

@@ -90,7 +90,8 @@ def build_samples(
 ) -> list[TrainingSample]:
     """One sample a rollout, in `flat_rollouts` order; `reference_logprobs` and other fields of tokens may be empty."""
     flat = flat_rollouts(groups)
-    given = {name: rows for name, rows in (("reference_logprobs", reference_logprobs), *token_fields.items()) if rows}
+    fields = {"reference_logprobs": reference_logprobs, **token_fields}
+    given: dict[str, Sequence[tuple[Any, ...]]] = {name: rows for name, rows in fields.items() if rows}
     return [
         TrainingSample(
             sample_id=f"{group.epoch}/{group.position}/{rollout.prompt_id}#{rollout.sample_index}",
