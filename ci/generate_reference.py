@@ -154,13 +154,17 @@ def algorithms() -> str:
             divergence = f"drift x {record.drift_coef:g} in the loss"
         names = ", ".join(f"`{name}`" for name in (kind.name, *aliases.get(kind.name, ())))
         about = " ".join(str(inspect.getdoc(kind)).split())
-        advantage = choice_words(record.advantage) + (
-            ", normalised over the batch" if record.normalise_advantages else ""
+        over_batch = ", normalised over the batch" if record.normalise_advantages else ""
+        correction = f", {choice_words(record.correction)}" if record.correction.is_active else ""
+        parts = (
+            names,
+            cell(about),
+            choice_words(record.advantage) + over_batch,
+            choice_words(record.surrogate) + correction,
+            divergence,
+            record.aggregation.replace("_", " "),
         )
-            f", {choice_words(record.correction)}" if record.correction.is_active else ""
-        )
-        mean = record.aggregation.replace("_", " ")
-        lines.append(f"| {names} | {cell(about)} | {advantage}{over_batch} | {surrogate}{correction} | {divergence} | {mean} |")
+        lines.append(f"| {' | '.join(parts)} |")
     return "\n".join(lines)
 
 
