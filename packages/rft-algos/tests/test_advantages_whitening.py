@@ -93,7 +93,7 @@ def test_moments_far_from_zero_keep_their_digits():
 @pytest.mark.parametrize("value", [0.1, 0.3, 1 / 3, -5.3])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_pitfall_1_equal_values_whiten_to_exactly_zero(value: float, size: int):
-    values, mask = torch.full((size,), value), torch.ones(size, dtype=torch.bool)
+    values, mask = torch.full((size,), value, dtype=torch.float64), torch.ones(size, dtype=torch.bool)
     record = moments(values, mask)
     assert float(record.m2) == 0.0
     assert float(record.mean) == float(values[0])

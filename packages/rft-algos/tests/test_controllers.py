@@ -29,6 +29,8 @@ def test_adaptive_kl_by_hand():
     assert found == AdaptiveKl(pytest.approx(0.1025, rel=1e-12), 6.0, 2000)  # type: ignore[arg-type]
     assert AdaptiveKl(0.1, 6.0).updated(6.0, 1000).coefficient == 0.1
     assert AdaptiveKl(0.1, 6.0).horizon == 10_000
+    # small numbers are allowed: 0.55 / 0.5 - 1 = 0.1, times 1 / 0.5
+    assert AdaptiveKl(0.1, 0.5, horizon=0.5).updated(0.55, 1).coefficient == pytest.approx(0.12, rel=1e-12)
 
 
 @given(POSITIVE, POSITIVE, st.floats(-10, 1e4), st.integers(0, 5000))

@@ -6,6 +6,7 @@ from statistics import NormalDist
 
 import pytest
 
+from rft_algos import intervals
 from rft_algos.intervals import mean_interval, paired_difference_interval, student_quantile, wilson_interval
 
 
@@ -102,3 +103,40 @@ def test_the_mean_interval_covers_the_truth_about_95_times_in_100():
         interval = mean_interval([generator.gauss(2.0, 3.0) for _ in range(6)])
         hits += interval.low <= 2.0 <= interval.high
     assert 930 <= hits <= 970
+
+
+def test_a_share_just_below_one_has_an_upper_end_of_at_most_one():
+    # the sum of centre and half width rounds to 1 + 2^-52 here
+    assert wilson_interval(4961181975950448, 4961181975950449).high == 1.0
+
+
+@pytest.mark.parametrize("probability", [0.4, 1.0, 1.05])
+def test_probabilities_without_a_quantile_are_refused(probability: float):
+    for degrees in (3, 300):
+        with pytest.raises(AssertionError, match="outside"):
+            student_quantile(probability, degrees)
+
+
+def test_from_201_degrees_on_the_quantile_is_the_expansion():
+    expansions = [intervals._student_quantile_near_normal(NormalDist().inv_cdf(0.975), n) for n in (200, 201, 202)]
+    exact, first, second = (student_quantile(0.975, n) for n in (200, 201, 202))
+    assert (first, second) == (expansions[1], expansions[2])
+    assert 0 < abs(exact - expansions[0]) < 2e-9
+
+
+def test_hand_computed_expansion():
+    # 26.7.5 at x = 2: 10 / 4 = 2.5, 294 / 96 = 3.0625, 1098 / 384 = 2.859375, over n, n^2 and n^3
+    assert intervals._student_quantile_near_normal(2.0, 1) == 2 + 2.5 + 3.0625 + 2.859375
+    assert intervals._student_quantile_near_normal(2.0, 2) == 2 + 2.5 / 2 + 3.0625 / 4 + 2.859375 / 8
+    # at x = 1: 2 / 4, 24 / 96 and 24 / 384; with x = 2 this fixes every coefficient
+    assert intervals._student_quantile_near_normal(1.0, 4) == 1 + 0.5 / 4 + 0.25 / 16 + 0.0625 / 64
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 8, 9, 57, 200])
+def test_the_quantile_has_its_probability_to_the_last_digits(degrees: int):
+    # Simpson's rule on the density, 4000 steps: its error is below 1e-11
+    t = student_quantile(0.975, degrees)
+    log_norm = math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2) - math.log(degrees * math.pi) / 2
+    density = [math.exp(log_norm - (degrees + 1) / 2 * math.log1p((t * i / 4000) ** 2 / degrees)) for i in range(4001)]
+    inside = t / 4000 / 3 * (density[0] + density[-1] + 4 * sum(density[1:-1:2]) + 2 * sum(density[2:-1:2]))
+    assert inside == pytest.approx(0.475, abs=1e-10)

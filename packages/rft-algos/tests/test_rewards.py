@@ -44,7 +44,7 @@ def test_equals_a_plain_twin_on_ragged_sequences(tokens: list[tuple[int, bool, f
 
 def test_masked_tokens_count_nothing_whatever_stands_there():
     penalised = kl_penalised(
-        torch.tensor([1.0]),
+        torch.tensor([1.0], requires_grad=True),
         torch.tensor([math.nan, 2.0, math.inf], requires_grad=True),
         torch.tensor([False, True, False]),
         torch.tensor([-1, 0, 99]),
@@ -179,5 +179,6 @@ def test_rewards_are_clipped_on_both_sides():
     assert clipped.tolist() == [-1.5, -1.5, 0.0, 1.5, 1.5]
     assert clipped.dtype == torch.float64
     assert not clipped.requires_grad
+    assert clip_rewards(torch.ones(1), 0.25).tolist() == [0.25]
     with pytest.raises(AssertionError, match="must be positive: 0"):
         clip_rewards(torch.ones(1), 0.0)

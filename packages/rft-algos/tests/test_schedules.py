@@ -53,3 +53,18 @@ def test_runs_shorter_than_their_warm_up_stay_within_bounds(schedule, num_steps:
 
 def test_constant_is_the_peak():
     assert [constant(step, peak=0.3) for step in (0, 1, 10**6)] == [0.3, 0.3, 0.3]
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 2, 6, 48])
+@pytest.mark.parametrize("peak", [0.1, 3e-5, 0.7])
+def test_the_peak_is_met_to_the_last_digit(peak: float, warmup_steps: int):
+    # 0.1 * 3 / 3 is not 0.1: after the warm-up nothing is multiplied by its length any more
+    for schedule in (warmup_cosine, warmup_linear):
+        assert schedule(warmup_steps, num_steps=100, warmup_steps=warmup_steps, peak=peak, floor_ratio=0.0) == peak
+    assert constant(warmup_steps, peak=peak, warmup_steps=warmup_steps) == peak
+
+
+@decaying
+def test_a_run_that_ends_with_its_warm_up_is_over_at_the_floor(schedule):
+    shape = {"num_steps": 3, "warmup_steps": 3, "peak": 2.0, "floor_ratio": 0.1}
+    assert [schedule(step, **shape) for step in (2, 3, 4)] == pytest.approx([1.5, 0.2, 0.2])

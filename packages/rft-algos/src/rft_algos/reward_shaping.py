@@ -31,7 +31,7 @@ def soft_overlong_penalty(lengths_N: Tensor, *, max_length: int, buffer: int, fa
         [N] float64 in [-factor, 0]. Example: max_length 10 and buffer 4 give 0 at 6 tokens, -1/4 at 7, -1 at 10.
     """
     assert 0 < buffer <= max_length, f"the buffer must be in 1..{max_length}: {buffer}"
-    excess_N = (lengths_N.detach().to(torch.float64) - (max_length - buffer)) / buffer
+    excess_N = (lengths_N.to(torch.float64) - (max_length - buffer)) / buffer
     return excess_N.clamp(0, 1) * -factor
 
 
@@ -111,7 +111,7 @@ def cosine_length_reward(
     """
     assert correct_N.dtype == torch.bool, f"correct_N must be bool, it is {correct_N.dtype}"
     assert correct_N.shape == lengths_N.shape, f"{correct_N.shape} correct, {lengths_N.shape} lengths"
-    lengths = lengths_N.detach().to(torch.float64)
+    lengths = lengths_N.to(torch.float64)
     share_N = (1 + torch.cos(lengths * (math.pi / max_length))) / 2
     right_N = correct_long + (correct_short - correct_long) * share_N
     wrong_N = wrong_long + (wrong_short - wrong_long) * share_N
@@ -138,7 +138,7 @@ def kimi_length_reward(correct_N: Tensor, lengths_N: Tensor, group_ids_N: Tensor
     assert correct_N.dtype == torch.bool, f"correct_N must be bool, it is {correct_N.dtype}"
     assert correct_N.shape == lengths_N.shape, f"{correct_N.shape} correct, {lengths_N.shape} lengths"
     groups_N = group_numbers(group_ids_N)
-    lengths = lengths_N.detach().to(torch.float64)
+    lengths = lengths_N.to(torch.float64)
     empty_N = torch.zeros_like(lengths)
     shortest_N = empty_N.scatter_reduce(0, groups_N, lengths, "amin", include_self=False)[groups_N]
     longest_N = empty_N.scatter_reduce(0, groups_N, lengths, "amax", include_self=False)[groups_N]
@@ -170,7 +170,7 @@ class RunningMoments:
         """
         assert bool(rewards_N.isfinite().all()), "a reward that is missing or failed must be dropped before moments"
         so_far = Moments(*torch.tensor([self.count, self.mean, self.m2], dtype=torch.float64).unbind())
-        batch = moments(rewards_N.detach().cpu(), torch.ones(rewards_N.shape, dtype=torch.bool))
+        batch = moments(rewards_N.cpu(), torch.ones(rewards_N.shape, dtype=torch.bool))
         merged = so_far.merge(batch)
         return RunningMoments(int(merged.count), float(merged.mean), float(merged.m2))
 

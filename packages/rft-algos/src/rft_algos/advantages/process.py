@@ -45,7 +45,7 @@ def process_group_norm(
     assert not bool((reward_mask_T & ~loss_mask_T).any()), "a step must end at a token that the policy sampled"
     ends_J = reward_mask_T.nonzero().squeeze(1)
     groups_J = group_ids_N[segment_ids_T[ends_J]]
-    normalised_J = group_norm(step_rewards_T.detach()[ends_J], groups_J, epsilon=epsilon)
+    normalised_J = group_norm(step_rewards_T[ends_J], groups_J, epsilon=epsilon)
     normalised_T = torch.zeros_like(step_rewards_T, dtype=torch.float64).index_copy_(0, ends_J, normalised_J)
     return discounted_returns(normalised_T, loss_mask_T, segment_ids_T)
 
@@ -114,7 +114,7 @@ def _turn_advantages(turn_rewards_NJ: Tensor, has_turn_NJ: Tensor, group_ids_N: 
     """Rewards normalised over the turns of one number in one group; 0 where there is no such turn."""
     num_turns = has_turn_NJ.shape[1]
     turns_J = torch.arange(num_turns, device=has_turn_NJ.device)
-    groups_NJ = group_numbers(group_ids_N)[:, None] * num_turns + turns_J
+    groups_NJ = torch.add(turns_J, group_numbers(group_ids_N)[:, None], alpha=num_turns)
     advantages_NJ = torch.zeros(has_turn_NJ.shape, dtype=torch.float64, device=has_turn_NJ.device)
     advantages_NJ[has_turn_NJ] = group_norm(turn_rewards_NJ[has_turn_NJ], groups_NJ[has_turn_NJ], epsilon=epsilon)
     return advantages_NJ
