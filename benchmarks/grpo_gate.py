@@ -17,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from grpo_case import GROUP_SIZE, MICRO_BATCH, NEW_TOKENS, PROMPTS_PER_STEP, Case, text_reward
-from grpo_sides import make_optimizer, make_trainer, make_updater, our_prompts, record
+from grpo_case import ADVANTAGE_EPSILON, GROUP_SIZE, MICRO_BATCH, NEW_TOKENS, PROMPTS_PER_STEP, Case, text_reward
+from grpo_sides import make_optimizer, make_trainer, make_updater, our_prompts
 from torch import Tensor
 
+from rft_algos.advantages import group_norm
 from rft_algos.keyed_random import uniforms
 from rft_dist.collectives import SingleProcess
 from rft_dist.replicated import ReplicatedOptimizer, StepOutcome
 from rft_models.load import load_policy
 from rft_models.policy import CausalPolicy
 from rft_trainer.metrics import MetricTotals
-from rft_trainer.objective import GroupAdvantages
 from rft_trainer.packing import pack
 from rft_trainer.records import Prompt, TrainingSample
 
@@ -69,9 +69,9 @@ def check(case: Case, directory: Path) -> Agreement:
     policy = load_policy(directory).train()
     assert policy.codec is not None
     samples, rewards = _samples(case, policy)
-    advantages = GroupAdvantages(record())(
-        torch.tensor(rewards, dtype=torch.float64), torch.arange(_NUM_SEQUENCES) // GROUP_SIZE
-    ).tolist()
+    groups_N = torch.arange(_NUM_SEQUENCES) // GROUP_SIZE
+    rewards_N = torch.tensor(rewards, dtype=torch.float64)
+    advantages = group_norm(rewards_N, groups_N, epsilon=ADVANTAGE_EPSILON).tolist()
     samples = [_with_advantage(s, a) for s, a in zip(samples, advantages, strict=True)]
     ours, gradients = _our_gradients(policy, samples)
     trl_loss, trl_entropy, trl_gradients = _trl_gradients(case, directory, samples)

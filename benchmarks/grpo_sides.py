@@ -31,14 +31,16 @@ from grpo_case import (
 )
 
 from rft_algos.algorithms import Grpo
+from rft_algos.choices import GroupNorm, PpoClip
 from rft_dist.collectives import SingleProcess
 from rft_dist.replicated import ReplicatedOptimizer, StepOutcome
 from rft_engine.native import NativeEngine
 from rft_models.load import load_policy
 from rft_models.policy import CausalPolicy
+from rft_trainer.credit import CreditAssigner, ScoreRules
 from rft_trainer.ledger import Ledger
 from rft_trainer.loops.rl import Reinforcement, StepRules
-from rft_trainer.objective import GroupAdvantages, PolicyObjective
+from rft_trainer.objective import PolicyObjective
 from rft_trainer.records import Prompt, Sampling
 from rft_trainer.report import Reporter
 from rft_trainer.rewards.records import RewardItem, Score
@@ -144,7 +146,12 @@ class NoWriter:
 
 def record() -> Grpo:
     """The algorithm on our side; TRL's defaults say the same (loss_type "dapo" is the mean over tokens)."""
-    return Grpo(clip_low=CLIP, clip_high=CLIP, kl_place="none", aggregation="token_mean", epsilon=ADVANTAGE_EPSILON)
+    return Grpo(
+        advantage=GroupNorm(epsilon=ADVANTAGE_EPSILON),
+        surrogate=PpoClip(low=CLIP, high=CLIP),
+        kl_place="none",
+        aggregation="token_mean",
+    )
 
 
 def make_optimizer(policy: CausalPolicy, kind: type[ReplicatedOptimizer]) -> ReplicatedOptimizer:
@@ -207,10 +214,10 @@ def our_run(case: Case, directory: Path, num_steps: int, gate: Gate) -> Reinforc
             group_size=GROUP_SIZE,
             seed=0,
         ),
-        advantages=GroupAdvantages(record()),
+        assign_credit=CreditAssigner(record(), ScoreRules(longest_response=NEW_TOKENS), seed=0),
         reference=None,
         old_policy=None,
-        shape_rewards=None,
+        critic=None,
         control=None,
         updater=make_updater(policy, optimizer),
         evaluator=None,
@@ -239,6 +246,10 @@ def our_run(case: Case, directory: Path, num_steps: int, gate: Gate) -> Reinforc
             epochs_per_step=1,
             skip_zero_advantage=True,
             filter_groups=False,
+            refill_rounds=0,
+            smallest_group=2,
+            needs_baseline=False,
+            frozen_steps=0,
             max_steps=0,
             eval_every=0,
             max_refused_in_a_row=0,
