@@ -51,6 +51,7 @@ def test_a_documented_command_is_understood(line: str, rft_train: Callable[..., 
     verb, *words = words_of(line)
     for name in ("my.yaml", "more.yaml") if "recipes" not in line else ():
         Path(name).write_text("seed: 3\n")
+    Path("examples").symlink_to(ROOT / "examples")
     assert verb in COMMANDS, line
     if "-h" in words or "--help" in words:
         assert rft_train(verb, *words).code == 0

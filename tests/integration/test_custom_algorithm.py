@@ -126,7 +126,8 @@ def test_what_is_no_algorithm_is_refused_before_anything_starts(
     assert not path.exists()
 
 
-def test_the_commands_of_the_page_name_the_example() -> None:
+def test_the_commands_of_the_page_name_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
     (command,) = re.findall(r"^rft-train rl (.*?[^\\])$", PAGE, flags=re.S | re.M)
     settings = resolve("rl", command.replace("\\\n", " ").split()).settings
     assert settings.algorithm.advantage_estimator == "examples/my_algorithm.py:TanhClip"

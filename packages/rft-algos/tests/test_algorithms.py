@@ -284,3 +284,17 @@ def test_records_are_frozen_and_a_subclass_adds_no_field():
         Grpo().kl_coef = 0.5  # type: ignore[misc]
     for record in PUBLISHED:
         assert {f.name for f in fields(record)} == {f.name for f in fields(PolicyAlgorithm)}
+
+
+def test_coefficients_are_zero_where_their_term_is_absent():
+    assert (PolicyAlgorithm().kl_coef, by_name("decoupled_ppo")().kl_coef) == (0.0, 0.0)
+
+
+def test_a_second_clip_just_above_one_is_taken():
+    assert choices.DualClip(dual=1.1).dual == 1.1
+
+
+def test_a_word_like_no_other_is_refused_with_one_that_is_allowed():
+    with pytest.raises(OptionsError) as caught:
+        choices.check_choice("place", "###", ("loss", "reward", "none"))
+    assert caught.value.problem.do in ('place="loss"', 'place="reward"', 'place="none"')

@@ -503,3 +503,44 @@ def test_a_choice_of_one_s_own_joins_with_its_equation():
     full = replace(record, surrogate=choices.Reinforce())
     (expected,) = torch.autograd.grad(loss_of(full, b, found, leaf, everything), leaf)
     torch.testing.assert_close(gradient, expected / 2)
+
+
+def test_corrections_say_how_far_the_two_policies_are_apart():
+    b = batch()
+    found = credit(Grpo(kl_place="none", correction=choices.MaskTokens(low=0.9, high=1.2)), b)
+    log_rho = (b.old_logprobs_T - b.behaviour_logprobs_T)[b.loss_mask_T]
+    rho = log_rho.exp()
+    kept = (rho >= 0.9) & (rho <= 1.2)
+    expected = {
+        "mismatch/kl_k1": (-log_rho.sum(), 13.0),
+        "mismatch/kl_k3": ((rho - 1 - log_rho).sum(), 13.0),
+        "mismatch/weight": (rho.sum(), 13.0),
+        "mismatch/ratio_max": (rho.max(), 1.0),
+        "mismatch/inverse_ratio_max": ((1 / rho).max(), 1.0),
+        "mismatch/correction": (rho[kept].sum(), 13.0),
+        "mismatch/masked": ((~kept).sum(), 13.0),
+    }
+    for name, (total, count) in expected.items():
+        assert float(found.metrics[name][0]) == pytest.approx(float(total), rel=1e-12), name
+        assert float(found.metrics[name][1]) == count, name
+    assert 0 < int((~kept).sum()) < 13
+
+
+def test_pitfall_6_masked_log_probs_reach_no_weight():
+    b = batch()
+    spoiled = torch.where(b.loss_mask_T, b.behaviour_logprobs_T, math.nan)
+    found = credit(
+        Grpo(kl_place="none", correction=choices.TruncateTokens(cap=2.0)), batch(behaviour_logprobs_T=spoiled)
+    )
+    assert found.weights_T is not None
+    assert found.weights_T[~b.loss_mask_T].tolist() == [1.0]  # exp(0)
+
+
+def test_without_a_key_selections_draw_by_key_zero():
+    record = by_name("clip_cov")()
+    chosen = replace(record.surrogate, covariance_low=-9.0, covariance_high=9.0, fraction=0.4)
+    record = replace(record, surrogate=chosen)
+    plain, zero, one = credit(record, batch()), credit(record, batch(), key=0), credit(record, batch(), key=1)
+    assert plain.selected_T is not None
+    assert torch.equal(plain.selected_T, zero.selected_T)  # type: ignore[arg-type]
+    assert not torch.equal(plain.selected_T, one.selected_T)  # type: ignore[arg-type]

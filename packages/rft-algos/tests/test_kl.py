@@ -157,3 +157,7 @@ def test_k3_is_constant_beyond_its_limit_and_exact_on_the_other_side():
     assert float(values[3].detach()) == pytest.approx(49.0)
     assert x.grad.tolist() == [0.0, 0.0, 0.0, 1.0]
     assert kl.is_clamped(x.detach()).tolist() == [True, True, True, False]
+
+
+def test_exactly_at_the_limit_nothing_is_clamped():
+    assert kl.is_clamped(doubles(-20.0, -20.0 - 1e-12, 20.0, 99.0)).tolist() == [False, True, False, False]

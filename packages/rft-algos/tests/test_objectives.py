@@ -382,3 +382,18 @@ def test_weights_follow_the_record(aggregation: Aggregation):
         "fixed_length": [0.0, 1 / 26, 1 / 26, 1 / 26],
     }
     assert weights.tolist() == pytest.approx(expected[aggregation])
+
+
+def test_the_drift_term_is_added_with_its_coefficient():
+    sequences = random_sequences(8, 5)
+    plain, drifting = (
+        loss_of(record_for("token_mean", kl_place="none", drift_coef=c), sequences, sequences) for c in (0.0, 0.3)
+    )
+    # k3 of the old policy against the current one, below its limit: r - 1 - log r
+    moved = [s.logprobs[t] - s.old[t] for s in sequences for t in range(len(s.mask)) if s.mask[t]]
+    assert max(moved) < math.log(3)
+    drift = 0.3 * math.fsum(math.expm1(x) - x for x in moved) / len(moved)
+    assert drift > 1e-3
+    assert float(drifting.metrics["policy/drift_loss"][0]) == pytest.approx(drift, rel=1e-12)
+    assert float(drifting.loss - plain.loss) == pytest.approx(drift, rel=1e-9)
+    assert "policy/drift_loss" not in plain.metrics

@@ -20,6 +20,7 @@ from rft_algos.surrogates import (
     select_kl_cov,
     token_covariances,
 )
+from rft_algos.surrogates.covariance import _draws
 
 NAN = math.nan
 
@@ -200,3 +201,17 @@ def test_a_selection_over_another_batch_is_refused():
     for select in (lambda c, m: select_clip_cov(c, m, key=1), select_kl_cov):
         with pytest.raises(AssertionError, match=r"for torch\.Size"):
             select(doubles(1.0, 2.0), torch.tensor([True]))
+
+
+def test_a_single_loss_token_has_no_covariance():
+    for mask in ([True], [False, True, False]):
+        values = doubles(*[3.0] * len(mask))
+        assert token_covariances(values, values, torch.tensor(mask)).tolist() == [0.0] * len(mask)
+
+
+@pytest.mark.parametrize("key", [0, 5, -2, 0x13198A2E_03707344, derive_key(1, "clip-cov")])
+def test_the_draws_are_those_of_the_keyed_stream(key: int):
+    # the 53 bits of a uniform number, as an integer
+    positions = torch.tensor([0, 1, 7, 59])
+    expected = (uniforms([key], 60)[0][positions] * 2.0**53).long()
+    assert torch.equal(_draws(key, positions), expected)

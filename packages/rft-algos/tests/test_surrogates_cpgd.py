@@ -140,3 +140,7 @@ def test_gradients_are_right():
 def test_a_limit_that_makes_no_sense_is_refused():
     with pytest.raises(AssertionError, match=r"limit must be positive, it is 0\.0"):
         policy_drift(doubles(0.0), limit=0.0)
+
+
+def test_a_token_of_advantage_zero_is_not_clipped():
+    assert cpgd_clipped(doubles(-0.1, -9.0), doubles(-2.0, -2.0), doubles(0.0, 0.0), 0.2, 0.2).tolist() == [False] * 2

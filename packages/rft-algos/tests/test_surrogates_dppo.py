@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_algos.surrogates import dppo_kl, dppo_kl_kept, dppo_tv, dppo_tv_kept, reinforce
+from rft_algos.surrogates.dppo import _binary_kl
 
 TOKENS = st.lists(st.tuples(st.floats(-9, -0.01), st.floats(-9, -0.01), st.floats(-3, 3)), min_size=1, max_size=20)
 
@@ -128,3 +129,21 @@ def test_gradients_are_right():
         assert not kept(logprobs, old, advantages, 0.2, 0.2).requires_grad
         expected = torch.where(mask, -advantages * (logprobs.detach() - old).exp(), 0.0)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+
+
+def test_the_epsilon_of_the_divergence_is_1e_8():
+    # from p = 1/2 to q = 1: 1/2 log(1/2) + 1/2 log((1/2 + e) / e) = 8.517 at e = 1e-8, 8.469 at 1.1e-8
+    risen, old = doubles(0.0), doubles(0.5).log()
+    assert dppo_kl_kept(risen, old, doubles(1.0), 8.5, 8.5).tolist() == [False]
+    assert dppo_kl_kept(risen, old, doubles(1.0), 8.53, 8.53).tolist() == [True]
+
+
+def test_exactly_at_the_limit_a_token_is_kept():
+    # the limit is what the equation itself gives, to the last digit
+    old, logprobs = doubles(0.5, 0.5).log(), doubles(0.7, 0.3).log()
+    divergences = _binary_kl(old, logprobs)
+    for token, advantage in ((0, 1.0), (1, -1.0)):
+        limit, one = divergences[token].item(), slice(token, token + 1)
+        assert dppo_kl_kept(logprobs[one], old[one], doubles(advantage), limit, limit).tolist() == [True]
+        less = limit * (1 - 1e-12)
+        assert dppo_kl_kept(logprobs[one], old[one], doubles(advantage), less, less).tolist() == [False]

@@ -134,3 +134,9 @@ def test_gradients_are_right():
     for sign in (1.0, -1.0):
         advantages = sign * torch.linspace(0.5, 2.0, 10, dtype=torch.float64)
         assert torch.autograd.gradcheck(lambda x, a=advantages: gmpo(x, a, mask, ids), (log_ratios,))
+
+
+def test_where_the_advantage_is_zero_or_masked_nothing_is_clipped():
+    log_ratios, ids = doubles(5.0, -5.0, 5.0, -5.0, 0.0), torch.tensor([0, 0, 1, 1, 1])
+    mask, advantages = torch.tensor([True, True, False, False, True]), doubles(0.0, 0.0, 1.0, -1.0, 1.0)
+    assert gmpo_clipped(log_ratios, advantages, mask, ids).tolist() == [False] * 5

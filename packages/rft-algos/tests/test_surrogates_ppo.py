@@ -116,3 +116,32 @@ def test_bounds_that_make_no_sense_are_refused():
         dual_clip(x, x, 0.2, 0.2, 1.0)
     with pytest.raises(AssertionError, match=r"delta must be above 1 \+ clip_high = 1.5, it is 1.5"):
         two_sided(x, x, 0.2, 0.5, 1.5)
+
+
+def test_exactly_at_a_bound_nothing_is_clipped():
+    # bounds computed from the ratios, so that 1 + clip_high and 1 - clip_low are them to the last digit
+    high, low = torch.exp(doubles(0.3)).item(), torch.exp(doubles(-0.3)).item()
+    log_ratios, advantages = doubles(0.3, -0.3), doubles(1.0, -1.0)
+    assert ppo_clipped(log_ratios, advantages, 1.0 - low, high - 1.0).tolist() == [False, False]
+    beyond = log_ratios * (1 + 1e-12)
+    assert ppo_clipped(beyond, advantages, 1.0 - low, high - 1.0).tolist() == [True, True]
+
+
+def test_a_token_of_advantage_zero_is_not_clipped():
+    log_ratios, zeros = doubles(5.0, -5.0), doubles(0.0, 0.0)
+    assert ppo_clipped(log_ratios, zeros, 0.2, 0.2).tolist() == [False, False]
+    assert dual_clipped(log_ratios, zeros, 0.2, 0.2).tolist() == [False, False]
+
+
+def test_the_second_clip_is_for_negative_advantages_alone():
+    # a ratio of 4, between dual = 3 and 1 + clip_high = 6
+    log_ratios = doubles(4.0, 4.0, 4.0, 4.0).log()
+    assert dual_clipped(log_ratios, doubles(1.0, 0.5, 0.0, -1.0), 0.2, 5.0).tolist() == [False, False, False, True]
+    assert dual_clipped(doubles(3.2).log(), doubles(-1.0), 0.2, 5.0).tolist() == [True]
+    assert dual_clipped(doubles(2.9).log(), doubles(-1.0), 0.2, 5.0).tolist() == [False]
+
+
+def test_bounds_just_above_their_least_are_taken():
+    log_ratios, advantages = doubles(2.0).log(), doubles(-1.0)
+    assert dual_clip(log_ratios, advantages, 0.2, 0.2, dual=1.05).tolist() == [1.05]
+    assert two_sided(log_ratios, advantages, 0.2, 0.2, 1.25).tolist() == [1.25]

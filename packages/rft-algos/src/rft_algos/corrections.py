@@ -249,8 +249,8 @@ def mismatch_maxima(old_logprobs_T: Tensor, behaviour_logprobs_T: Tensor, loss_m
     """
     log_rho_T = _log_rho(old_logprobs_T, behaviour_logprobs_T, loss_mask_T)
     return {
-        "mismatch/ratio_max": _largest(torch.where(loss_mask_T, ratio(log_rho_T), 0.0)),
-        "mismatch/inverse_ratio_max": _largest(torch.where(loss_mask_T, ratio(-log_rho_T), 0.0)),
+        "mismatch/ratio_max": _largest_ratio(log_rho_T, loss_mask_T),
+        "mismatch/inverse_ratio_max": _largest_ratio(-log_rho_T, loss_mask_T),
     }
 
 
@@ -275,8 +275,11 @@ def _within(weights: Tensor, low: float, high: float) -> Tensor:
     return torch.where((weights >= low) & (weights <= high), weights, 0.0)
 
 
-def _largest(values_T: Tensor) -> Tensor:
-    return values_T.amax() if values_T.numel() else values_T.sum()  # of nothing: 0
+def _largest_ratio(log_ratio_T: Tensor, loss_mask_T: Tensor) -> Tensor:
+    if log_ratio_T.numel() == 0:
+        return log_ratio_T.sum()  # of nothing: 0, where amax is an error
+    highest = torch.where(loss_mask_T, log_ratio_T, -math.inf).amax()
+    return torch.where(loss_mask_T.any(), ratio(highest), 0.0)
 
 
 def _log_rho(old_logprobs_T: Tensor, behaviour_logprobs_T: Tensor, kept_T: Tensor) -> Tensor:

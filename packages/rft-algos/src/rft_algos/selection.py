@@ -97,7 +97,7 @@ def largest(scores_T: Tensor, loss_mask_T: Tensor, num: int) -> Tensor:
     if num == 0:
         return torch.zeros_like(loss_mask_T)
     scores_T = scores_T.masked_fill(~loss_mask_T, -torch.inf)
-    threshold = scores_T.topk(num).values[-1]
+    threshold = scores_T.kthvalue(scores_T.shape[0] - num + 1).values  # topk sorts all it takes
     above_T, equal_T = scores_T > threshold, (scores_T == threshold) & loss_mask_T
     return above_T | (equal_T & (equal_T.cumsum(0) <= num - above_T.sum()))
 

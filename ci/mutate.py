@@ -1,0 +1,244 @@
+"""Mutation test of the equations: small faults, one at a time, each of which the tests of rft-algos must notice.
+
+    python ci/mutate.py --list                       every mutant's id and line
+    python ci/mutate.py --sample 60 --seed 7         60 of them, drawn by the seed
+    python ci/mutate.py --module surrogates.ppo      those of one module
+    python ci/mutate.py --jobs 2                     all, two at a time
+
+Ends with 1 if less than 95 % are noticed, and with 2 if the run says nothing: tests that fail without
+a mutant, or an entry of ci/mutation_equivalents.json that is no mutant. docs/mutation.md says more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import math
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TextIO
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a fork copies no threads
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from mutation import running, tree
+from mutation.operators import Mutant
+from mutation.running import Change, Job, Report
+
+REQUIRED = 0.95
+"""Share of mutants that must be killed; those proved equivalent are not counted."""
+MOST_EQUIVALENT = 0.02
+"""Share of all mutants that may be called equivalent."""
+LEAST_TIME, TIME_FACTOR = 3.0, 10.0
+"""A run of tests is ended after this many seconds and this many times what it takes without a mutant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a mutant."""
+
+    id: str
+    verdict: str
+    """killed, survived, timeout (killed too) or equivalent."""
+    killer: str
+    before: str
+    after: str
+    seconds: float
+
+
+def words() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--module", action="append", help="below rft_algos, such as surrogates.ppo; may be repeated")
+    parser.add_argument("--sample", type=int, help="how many mutants, drawn by the seed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1, help="children at a time")
+    parser.add_argument("--lenient", action="store_true", help="leave out tests that fail without a mutant")
+    parser.add_argument("--list", action="store_true", help="run nothing")
+    parser.add_argument("--json", type=Path, help="write every outcome there, a line each")
+    return parser.parse_args()
+
+
+def chosen(arguments: argparse.Namespace, found: dict[str, list[Mutant]], proofs: dict[str, str]) -> list[Mutant]:
+    """The mutants to run, in the order of modules and places."""
+    modules = arguments.module or list(found)
+    unknown = [name for name in modules if name not in found]
+    if unknown:
+        raise tree.Refused(f"no such module: {', '.join(unknown)}; there are {', '.join(found)}")
+    mutants = [mutant for name in modules for mutant in found[name]]
+    if arguments.sample is None:
+        return mutants
+    candidates = [mutant for mutant in mutants if mutant.id not in proofs]
+    numbers = random.Random(arguments.seed).sample(range(len(candidates)), min(arguments.sample, len(candidates)))
+    return [candidates[number] for number in sorted(numbers)]
+
+
+def unmutated(mutants: list[Mutant], lenient: bool) -> dict[str, float]:
+    """Seconds of every test that the mutants meet, without a mutant; all must pass, or they are left out."""
+    files = {path for module in {m.module for m in mutants} for group in groups_of(module) for path in group}
+    reports: list[Report] = []
+    job = Job(None, sorted(files), 600)
+    running.run_all(iter([(job, lambda report: reports.append(report))]), 1)
+    [report] = reports
+    if not report.passed and not (lenient and report.durations):
+        raise tree.Refused(f"without any mutant: {', '.join(report.failures) or report.failure}")
+    if report.failures:
+        print("left out, because they fail without a mutant:", *report.failures, sep="\n  ")
+    for name in report.modules:  # what every child would import again
+        if name.partition(".")[0] in sys.stdlib_module_names | {"torch", "hypothesis", "_pytest", "numpy"}:
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                continue
+    return report.durations
+
+
+def groups_of(module: str) -> list[list[Path]]:
+    """Files of tests in the order in which a mutant meets them."""
+    files = tree.tests_of(module)
+    return [group for group in (files.by_name, files.others) if group]
+
+
+def run(
+    mutants: list[Mutant], durations: dict[str, float], processes: int, tell: Callable[[Outcome], None]
+) -> list[Outcome]:
+    """Every mutant against the tests of its module, then against all others that reach it."""
+    outcomes: list[Outcome] = []
+
+    def jobs() -> Iterator[tuple[Job, Callable[[Report], Job | None]]]:
+        for mutant in mutants:
+            path = tree.mutated_modules()[mutant.module]
+            source = path.read_bytes()
+            change = Change(mutant.module, path, mutant.applied(source))
+            waiting = [_job(change, group, durations) for group in groups_of(mutant.module)]
+            if not waiting:
+                outcomes.append(Outcome(mutant.id, "survived", "no test imports it", *mutant.lines(source), 0.0))
+                tell(outcomes[-1])
+                continue
+            yield waiting.pop(0), _judge(mutant, source, waiting, lambda o: (outcomes.append(o), tell(o)))
+
+    running.run_all(jobs(), processes)
+    return outcomes
+
+
+def _job(change: Change, files: list[Path], durations: dict[str, float]) -> Job:
+    names = {path.relative_to(tree.ROOT).as_posix() for path in files}
+    own = {test: seconds for test, seconds in durations.items() if test.partition("::")[0] in names}
+    return Job(change, files, math.ceil(LEAST_TIME + TIME_FACTOR * sum(own.values())), own)
+
+
+def _judge(
+    mutant: Mutant, source: bytes, waiting: list[Job], tell: Callable[[Outcome], object]
+) -> Callable[[Report], Job | None]:
+    begin = time.monotonic()
+
+    def done(report: Report) -> Job | None:
+        if report.passed and waiting:
+            return waiting.pop(0)
+        verdict = "survived" if report.passed else "timeout" if report.failure == "timeout" else "killed"
+        seconds = round(time.monotonic() - begin, 2)
+        tell(Outcome(mutant.id, verdict, report.failure, *mutant.lines(source), seconds))
+        return None
+
+    return done
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """Markdown: a row a module, and all together."""
+    verdicts = ("killed", "timeout", "survived", "equivalent")
+    rows: dict[str, dict[str, int]] = {}
+    for outcome in outcomes:
+        for name in (outcome.id.partition(":")[0], "all"):
+            row = rows.setdefault(name, dict.fromkeys(verdicts, 0))
+            row[outcome.verdict] += 1
+    rows["all"] = rows.pop("all", dict.fromkeys(verdicts, 0))
+    lines = [
+        "| module | mutants | killed | survived | equivalent | share |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, row in rows.items():
+        killed, counted = row["killed"] + row["timeout"], sum(row.values()) - row["equivalent"]
+        share = f"{100 * killed / counted:.1f} %" if counted else ""
+        lines.append(f"| {name} | {sum(row.values())} | {killed} | {row['survived']} | {row['equivalent']} | {share} |")
+    return "\n".join(lines)
+
+
+def report(outcomes: list[Outcome], seconds: float) -> int:
+    """Print what was found, and give the exit code."""
+    survivors = [outcome for outcome in outcomes if outcome.verdict == "survived"]
+    counted = [outcome for outcome in outcomes if outcome.verdict != "equivalent"]
+    timeouts = sum(outcome.verdict == "timeout" for outcome in outcomes)
+    print(table(outcomes))
+    print(f"\n{timeouts} ended by the clock; {seconds:.0f} s, {seconds / max(1, len(counted)):.2f} s a mutant")
+    for outcome in survivors:
+        print(f"\nsurvived {outcome.id}\n  - {outcome.before}\n  + {outcome.after}")
+    enough = len(counted) - len(survivors) >= REQUIRED * len(counted)
+    if not enough:
+        print(f"\nless than {REQUIRED:.0%} were killed")
+    return 0 if enough else 1
+
+
+def main() -> int:
+    """Carry out the command line."""
+    arguments = words()
+    torch.set_num_threads(1)
+    found = tree.all_mutants()
+    proofs = tree.equivalents(found)
+    total = sum(map(len, found.values()))
+    if len(proofs) > MOST_EQUIVALENT * total:
+        raise tree.Refused(f"{len(proofs)} of {total} mutants are called equivalent, above {MOST_EQUIVALENT:.0%}")
+    mutants = chosen(arguments, found, proofs)
+    sources = {name: path.read_bytes() for name, path in tree.mutated_modules().items()}
+    if arguments.list:
+        for mutant in mutants:
+            before, after = mutant.lines(sources[mutant.module])
+            print(f"{mutant.id}\n  - {before}\n  + {after}")
+        return 0
+    begin = time.monotonic()
+    equal = [
+        Outcome(mutant.id, "equivalent", proofs[mutant.id], *mutant.lines(sources[mutant.module]), 0.0)
+        for mutant in mutants
+        if mutant.id in proofs
+    ]
+    unproved = [mutant for mutant in mutants if mutant.id not in proofs]
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(arguments.json.open("w")) if arguments.json else None
+        running.prepare(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rft-mutants-"))))
+        durations = unmutated(unproved, arguments.lenient)
+        outcomes = run(unproved, durations, arguments.jobs, Teller(len(unproved), file).tell)
+    order = {mutant.id: number for number, mutant in enumerate(mutants)}
+    return report(sorted(outcomes + equal, key=lambda outcome: order[outcome.id]), time.monotonic() - begin)
+
+
+@dataclass(slots=True)
+class Teller:
+    """Tells of every mutant: to a file, and on stderr where a person watches."""
+
+    total: int
+    file: TextIO | None
+    done: int = 0
+
+    def tell(self, outcome: Outcome) -> None:
+        """One is finished."""
+        self.done += 1
+        if self.file is not None:
+            print(json.dumps(asdict(outcome)), file=self.file, flush=True)
+        if sys.stderr.isatty():
+            print(f"{self.done} of {self.total}: {outcome.verdict} {outcome.id} {outcome.seconds} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except tree.Refused as refused:
+        print(refused, file=sys.stderr)
+        sys.exit(2)

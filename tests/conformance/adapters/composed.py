@@ -1,0 +1,191 @@
+"""This project's equations as a run calls them: a record of choices, `credit` over the batch, `policy_loss`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance.adapters.base import Case, Compute, Key, leaf, numbers, slope
+from conformance.adapters.packed import layout, packed, unpacked
+from rft_algos import choices
+from rft_algos.algorithms import PolicyAlgorithm
+from rft_algos.objectives import RolloutBatch, credit, policy_loss
+
+COMPUTE: dict[Key, Compute] = {}
+REFUSED: dict[Key, str] = {}
+OF_SEQUENCES = {
+    "group_norm": choices.GroupNorm,
+    "group_centred": choices.GroupCentred,
+    "batch_std": choices.BatchStd,
+    "leave_one_out": choices.LeaveOneOut,
+    "max_rl": choices.MaxRl,
+    "opo": choices.Opo,
+    "pass_at_k": choices.PassAtK,
+    "best_of_group": choices.BestOfGroup,
+    "gpg": choices.Gpg,
+    "cpgd": choices.CpgdWeighted,
+    "remax": choices.ReMax,
+    "reinforce_pp_baseline": choices.GroupCentred,
+}
+CORRECTIONS = {
+    "truncate_tokens": choices.TruncateTokens,
+    "truncate_sequences": choices.TruncateSequences,
+    "mask_tokens": choices.MaskTokens,
+    "mask_sequences": choices.MaskSequences,
+    "mask_sequences_geometric": choices.MaskGeometric,
+}
+BOUNDS = {"clip_low": "low", "clip_high": "high", "limit_low": "low", "limit_high": "high"}
+SURROGATES: dict[str, Any] = {
+    "ppo_clip": choices.PpoClip,
+    "dual_clip": choices.DualClip,
+    "cispo": choices.Cispo,
+    "sapo": choices.Sapo,
+    "gspo": choices.Gspo,
+    "gspo_token": choices.GspoToken,
+    "gmpo": choices.Gmpo,
+    "cpgd": choices.CpgdClip,
+    "dppo_tv": lambda **options: choices.Dppo(divergence="tv", **options),
+    "dppo_kl": lambda **options: choices.Dppo(divergence="kl", **options),
+    "clip_cov": choices.ClipCov,
+    "kl_cov": choices.KlCov,
+    "reinforce": choices.Reinforce,
+    "importance_weighted": choices.ImportanceWeighted,
+    "dro": choices.Dro,
+    "decoupled_ppo": choices.PpoClip,
+}
+
+
+def batch(case: Case, dtype: torch.dtype, **more: Any) -> RolloutBatch:
+    """Rollouts with the case's mask, one token a sequence where it has none."""
+    inputs = case["inputs"]
+    count = next(len(inputs[key]) for key in ("rewards", "groups", "mask") if key in inputs)
+    mask = inputs.get("mask", [[1] * length for length in inputs.get("lengths", [1] * count)])
+    mask_T, ids_T = layout({"inputs": {"mask": mask}})
+    zeros_T = torch.zeros(mask_T.shape, dtype=dtype)
+    fields: dict[str, Any] = {
+        "rewards_N": numbers(inputs.get("rewards", [0.0] * count), dtype),
+        "group_ids_N": torch.tensor(inputs.get("groups", list(range(count)))),
+        "loss_mask_T": mask_T,
+        "segment_ids_T": ids_T,
+        "old_logprobs_T": zeros_T,
+        "behaviour_logprobs_T": zeros_T,
+    }
+    return RolloutBatch(**(fields | more))
+
+
+def advantage(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    """Advantages of sequences, read off their tokens."""
+    inputs, params, name = case["inputs"], dict(case["params"]), case["name"]
+    whitened = name == "reinforce_pp_baseline"
+    options = {} if whitened else params
+    if options.get("epsilon") == 0.0:
+        options = {**options, "epsilon": 1e-300}  # a record wants a positive one
+    record = PolicyAlgorithm(advantage=OF_SEQUENCES[name](**options), normalise_advantages=whitened)
+    more = {"greedy_rewards_N": numbers(inputs["greedy_rewards"], dtype)} if "greedy_rewards" in inputs else {}
+    rollouts = batch(case, dtype, **more)
+    found_T = credit(record, rollouts).advantages_T
+    if "mask" in inputs:
+        return {"advantages": unpacked(found_T, inputs["mask"])}
+    firsts = [int((rollouts.segment_ids_T == i).nonzero()[0]) for i in range(len(inputs["rewards"]))]
+    return {"advantages": found_T[firsts].tolist()}
+
+
+def over_time(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    """Returns and GAE: the case's rewards of tokens enter as a k1 penalty against a reference, as those of a run do."""
+    inputs, params, name, mask = case["inputs"], case["params"], case["name"], case["inputs"]["mask"]
+    choice: Any = choices.Gae(gamma=params["gamma"], lambd=params["lambda"]) if name == "gae" else None
+    record = PolicyAlgorithm(
+        advantage=choice or choices.Returns(gamma=params["gamma"]),
+        kl_estimator="k1",
+        kl_place="reward",
+        kl_coef=1.0,
+        normalise_advantages=name == "reinforce_pp",
+    )
+    more = {"reference_logprobs_T": packed(inputs["token_rewards"], dtype)}
+    more |= {"values_T": packed(inputs["values"], dtype)} if "values" in inputs else {}
+    found = credit(record, batch(case, dtype, **more))
+    if name != "gae":
+        key = "returns" if name == "discounted_returns" else "advantages"
+        return {key: unpacked(found.advantages_T, mask)}
+    assert found.returns_T is not None
+    return {"advantages": unpacked(found.advantages_T, mask), "returns": unpacked(found.returns_T, mask)}
+
+
+def process(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    """Rewards of steps."""
+    inputs, epsilon = case["inputs"], case["params"]["epsilon"] or 1e-300
+    record = PolicyAlgorithm(advantage=choices.ProcessGroupNorm(epsilon=epsilon))
+    columns = {
+        "step_rewards_T": packed(inputs["step_rewards"], dtype),
+        "step_mask_T": packed(inputs["step_mask"], torch.bool),
+    }
+    return {"advantages": unpacked(credit(record, batch(case, dtype, **columns)).advantages_T, inputs["mask"])}
+
+
+def correction(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    """Weights of tokens."""
+    inputs = case["inputs"]
+    columns = {f"{key}_T": packed(inputs[key], dtype) for key in ("old_logprobs", "behaviour_logprobs")}
+    record = PolicyAlgorithm(correction=CORRECTIONS[case["name"]](**case["params"]))
+    found_T = credit(record, batch(case, dtype, **columns)).weights_T
+    assert found_T is not None
+    mask_T, _ = layout(case)
+    return {"weights": unpacked(torch.where(mask_T, found_T, 0.0), inputs["mask"])}
+
+
+def loss_of(case: Case, dtype: torch.dtype, record: PolicyAlgorithm, **more: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`policy_loss` of the whole case as one micro-batch, and its gradient."""
+    inputs, mask = case["inputs"], case["inputs"]["mask"]
+    mask_T, ids_T = layout(case)
+    variable_T = leaf(packed(inputs["logprobs"], dtype))
+    found = policy_loss(
+        record,
+        logprobs_T=variable_T,
+        old_logprobs_T=packed(inputs["old_logprobs"], dtype),
+        advantages_T=packed(inputs["advantages"], dtype),
+        loss_mask_T=mask_T,
+        segment_ids_T=ids_T,
+        entropy_T=None,
+        num_loss_tokens=sum(map(sum, mask)),
+        num_sequences=sum(1 for row in mask if sum(row)),
+        **({"reference_logprobs_T": None} | more),
+    )
+    return found.loss, slope(found.loss, variable_T)
+
+
+def surrogate(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    """The aggregated loss and its gradient."""
+    params, name = dict(case["params"]), case["name"]
+    aggregation = params.pop("aggregation")
+    params.pop("max_ratio", None)  # 20 everywhere, which is the function's own default
+    choice = SURROGATES[name](**{BOUNDS.get(key, key): value for key, value in params.items()})
+    extra = packed(case["inputs"]["extra"], dtype) if "extra" in case["inputs"] else None
+    more: dict[str, Tensor | None] = {}
+    if name in ("clip_cov", "kl_cov"):
+        assert extra is not None
+        more["selected_T"] = extra == 1
+    elif extra is not None:
+        more["token_weights_T"] = extra
+    total, slopes = loss_of(case, dtype, PolicyAlgorithm(surrogate=choice, aggregation=aggregation), **more)
+    return {"total": total, "gradient": unpacked(slopes, case["inputs"]["mask"])}
+
+
+def divergence(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    """The KL term of the loss, whose gradient is that of the estimates over the number of tokens."""
+    inputs = case["inputs"]
+    count = len(inputs["logprobs"])
+    record = PolicyAlgorithm(kl_estimator=case["name"], kl_place="loss", kl_coef=1.0)
+    rows = {"logprobs": [inputs["logprobs"]], "old_logprobs": [inputs["logprobs"]], "advantages": [[0.0] * count]}
+    given = {"inputs": {**rows, "mask": [[1] * count]}, "params": {}}
+    _, slopes = loss_of(given, dtype, record, reference_logprobs_T=numbers(inputs["reference_logprobs"], dtype))
+    return {"gradient": (slopes * count).tolist()}
+
+
+COMPUTE |= {("advantage", name): advantage for name in OF_SEQUENCES}
+COMPUTE |= {("advantage", name): over_time for name in ("discounted_returns", "gae", "reinforce_pp")}
+COMPUTE |= {("advantage", "process_group_norm"): process}
+COMPUTE |= {("correction", name): correction for name in CORRECTIONS}
+COMPUTE |= {("surrogate", name): surrogate for name in SURROGATES}
+COMPUTE |= {("kl", name): divergence for name in ("k1", "k2", "k3")}

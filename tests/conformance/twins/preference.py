@@ -1,0 +1,131 @@
+"""Losses of pairs and of labelled responses, differentiated with respect to the policy's numbers.
+
+`chosen` and `rejected` are scores or log-probabilities of whole responses, `lengths` their numbers of
+tokens; KTO has `logprobs`, `labels` and one list each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from conformance.twins.numbers import ONE, ZERO, Decimal, dec, gradient, mean, row, sigmoid, softplus, total
+
+Inputs = Mapping[str, Any]
+Pair = Callable[[Decimal, Decimal, Mapping[str, Decimal]], Decimal]
+"""(chosen, rejected, the pair's other numbers and the parameters) -> loss."""
+
+
+def bradley_terry(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
+    """-log sigmoid(s_c - s_r - margin)."""
+    return softplus(-(c - r - x.get("margin", ZERO)))
+
+
+def hps(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
+    """Cross-entropy over the two."""
+    return -(c.exp() / (c.exp() + r.exp())).ln()
+
+
+def log_exp(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
+    """log(1 + exp(s_r - s_c))."""
+    return (1 + (r - c).exp()).ln()
+
+
+def difference(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
+    """log pi(c) - log ref(c) - (log pi(r) - log ref(r))."""
+    return c - x["reference_chosen"] - (r - x["reference_rejected"])
+
+
+def dpo(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
+    """-(1 - e) log sigmoid(beta d) - e log sigmoid(-beta d)."""
+    margin, smoothing = x["beta"] * difference(c, r, x), x["label_smoothing"]
+    return (1 - smoothing) * softplus(-margin) + smoothing * softplus(margin)
+
+
+def ipo(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
+    """(d - 1 / (2 beta))^2."""
+    return (difference(c, r, x) - 1 / (2 * x["beta"])) ** 2
+
+
+def ipo_per_token(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
+    """The same of log-probabilities per token."""
+    good = (c - x["reference_chosen"]) / x["chosen_lengths"]
+    bad = (r - x["reference_rejected"]) / x["rejected_lengths"]
+    return (good - bad - 1 / (2 * x["beta"])) ** 2
+
+
+def log_odds(log_p: Decimal) -> Decimal:
+    """log(p / (1 - p))."""
+    return log_p - (1 - log_p.exp()).ln()
+
+
+def orpo(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
+    """The likelihood per token and the odds ratio."""
+    good, bad = c / x["chosen_lengths"], r / x["rejected_lengths"]
+    return -good + x["coefficient"] * softplus(-(log_odds(good) - log_odds(bad)))
+
+
+def simpo(c: Decimal, r: Decimal, x: Mapping[str, Decimal]) -> Decimal:
+    """-log sigmoid(beta (log pi(c) / |c| - log pi(r) / |r|) - gamma)."""
+    return softplus(-(x["beta"] * (c / x["chosen_lengths"] - r / x["rejected_lengths"]) - x["gamma"]))
+
+
+def of_pairs(loss: Pair) -> Any:
+    """The twin of a loss of pairs: losses, their mean, and the gradient of the mean."""
+
+    def twin(inputs: Inputs, params: Inputs) -> dict[str, Any]:
+        others = {key: row(values) for key, values in inputs.items() if key not in ("chosen", "rejected")}
+        numbers = {key: dec(value) for key, value in params.items()}
+        count = len(inputs["chosen"])
+
+        def losses(both: list[Decimal]) -> list[Decimal]:
+            return [
+                loss(both[i], both[count + i], {**numbers, **{key: values[i] for key, values in others.items()}})
+                for i in range(count)
+            ]
+
+        both = [*row(inputs["chosen"]), *row(inputs["rejected"])]
+        slopes = gradient(lambda values: mean(losses(values)), both)
+        return {
+            "loss": losses(both),
+            "total": mean(losses(both)),
+            "gradient_chosen": slopes[:count],
+            "gradient_rejected": slopes[count:],
+        }
+
+    return twin
+
+
+def kto_reference_point(inputs: Inputs, params: Inputs) -> dict[str, Any]:
+    """max(0, mean of log pi(y') - log ref(y')) over mismatched responses."""
+    pairs = zip(inputs["mismatched"], inputs["reference_mismatched"], strict=True)
+    return {"point": max(ZERO, mean([dec(p) - dec(q) for p, q in pairs]))}
+
+
+def kto(inputs: Inputs, params: Inputs) -> dict[str, Any]:
+    """w (1 - sigmoid(beta (x - z))) where good, w (1 - sigmoid(beta (z - x))) where bad."""
+    point = kto_reference_point(inputs, params)["point"]
+    beta, good, bad = (dec(params[name]) for name in ("beta", "desirable_weight", "undesirable_weight"))
+    references = row(inputs["reference_logprobs"])
+
+    def losses(logprobs: list[Decimal]) -> list[Decimal]:
+        gains = [beta * (n - q - point) for n, q in zip(logprobs, references, strict=True)]
+        return [
+            good * (ONE - sigmoid(g)) if label else bad * (ONE - sigmoid(-g))
+            for g, label in zip(gains, inputs["labels"], strict=True)
+        ]
+
+    now = row(inputs["logprobs"])
+    found = losses(now)
+    return {
+        "loss": found,
+        "total": total(found) / len(found),
+        "gradient": gradient(lambda values: mean(losses(values)), now),
+    }
+
+
+PAIRS: dict[str, Pair] = {
+    loss.__name__: loss for loss in (bradley_terry, hps, log_exp, dpo, ipo, ipo_per_token, orpo, simpo)
+}
+TWINS = {name: of_pairs(loss) for name, loss in PAIRS.items()}
+TWINS |= {"kto_reference_point": kto_reference_point, "kto": kto}

@@ -1,0 +1,170 @@
+"""The tests of the equations notice faults: what the faults are, how they are run, and sixty of them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "ci"))
+
+from mutation import tree  # noqa: E402
+from mutation.operators import mutants  # noqa: E402
+
+FAULTS = {
+    "y = a - -b * c": [
+        ("sign", "y = a + -b * c"),
+        ("sign", "y = a - b * c"),
+        ("product", "y = a - -b / c"),
+    ],
+    "y = (a +  # less\n    b)": [("sign", "y = (a - # less")],
+    "y += x; z /= 2": [
+        ("sign", "y -= x; z /= 2"),
+        ("product", "y += x; z *= 2"),
+        ("constant", "y += x; z /= 3"),
+    ],
+    "y = a / (b + 1e-6)": [
+        ("product", "y = a * (b + 1e-6)"),
+        ("denominator", "y = a / (((b + 1e-6) + 1))"),
+        ("sign", "y = a / (b - 1e-6)"),
+        ("constant", "y = a / (b + 1.1e-06)"),
+    ],
+    "y = a // n": [("denominator", "y = a // (n + 1)")],
+    "y = f(0.0, 3, 20.0, True, None, 'a')": [
+        ("constant", "y = f(0.1, 3, 20.0, True, None, 'a')"),
+        ("constant", "y = f(0.0, 4, 20.0, True, None, 'a')"),
+        ("constant", "y = f(0.0, 3, 22.0, True, None, 'a')"),
+    ],
+    "def f(a: Literal[1] = 1, *, b: float = 0.5) -> int: pass": [
+        ("default", "def f(a: Literal[1] = 2, *, b: float = 0.5) -> int: pass"),
+        ("default", "def f(a: Literal[1] = 1, *, b: float = 0.55) -> int: pass"),
+    ],
+    "class A:\n    low: float = 0.2": [("default", "low: float = 0.22")],
+    "y = a < b <= c": [("comparison", "y = a <= b <= c"), ("comparison", "y = a < b < c")],
+    "y = (a > b) + (c >= d)": [
+        ("comparison", "y = (a >= b) + (c >= d)"),
+        ("sign", "y = (a > b) - (c >= d)"),
+        ("comparison", "y = (a > b) + (c > d)"),
+    ],
+    "y = a == b, c != d, e is f, g in h": [
+        ("comparison", "y = a != b, c != d, e is f, g in h"),
+        ("comparison", "y = a == b, c == d, e is f, g in h"),
+    ],
+    "y = a and b or c": [("connective", "y = a or b or c"), ("connective", "y = a and b and c")],
+    "if a: pass": [("condition", "if (not (a)): pass")],
+    "while not a: pass": [("condition", "while (not (not a)): pass")],
+    "y = [b if c else d for b in e if f]": [
+        ("condition", "y = [b if (not (c)) else d for b in e if f]"),
+        ("condition", "y = [b if c else d for b in e if (not (f))]"),
+    ],
+    "y = max(a.amin(), torch.minimum(b, c))": [
+        ("extremum", "y = min(a.amin(), torch.minimum(b, c))"),
+        ("extremum", "y = max(a.amax(), torch.minimum(b, c))"),
+        ("extremum", "y = max(a.amin(), torch.maximum(b, c))"),
+    ],
+    "y = torch.where(m, a, b)": [("mask", "y = (a)")],
+    "y = a.where(m, b).masked_fill(n, c)": [
+        ("mask", "y = (a).masked_fill(n, c)"),
+        ("mask", "y = (a.where(m, b))"),
+    ],
+    "def f():\n    return a & b": [("left", "return (a)"), ("right", "return (b)")],
+    "def f():\n    return a | b": [("left", "return (a)"), ("right", "return (b)")],
+    "a &= b": [("left", "pass")],
+    "y = a.detach() * (b.detach() < c)": [
+        ("detach", "y = (a) * (b.detach() < c)"),
+        ("product", "y = a.detach() / (b.detach() < c)"),
+        ("comparison", "y = a.detach() * (b.detach() <= c)"),
+    ],
+    "y = a.clamp(low, max=b)": [
+        ("clamp", "y = (a)"),
+        ("bound", "y = a.clamp((low + 1), max=b)"),
+        ("bound", "y = a.clamp(low, max=(b + 1))"),
+    ],
+    "y = torch.clamp(a, min=1)": [("clamp", "y = (a)"), ("constant", "y = torch.clamp(a, min=2)")],
+    '"""1 + 1"""': [],
+    "Number = int | float": [],
+    "y = cast('1 + 1', x)": [],
+    "assert a < b, f'{a - b}' + str(1)": [("comparison", "assert a <= b, f'{a - b}' + str(1)")],
+    "raise Error(1 + 1)": [],
+    "y = f'{a + 1}' + b": [],
+    "if TYPE_CHECKING: y = 1": [],
+    "from a import b": [],
+}
+
+
+@pytest.mark.parametrize("source", FAULTS)
+def test_every_place_of_a_fault_is_found_and_nothing_else(source: str) -> None:
+    text = f"# 数 is three bytes\n{source}\n".encode()
+    found = mutants("m", text)
+    assert [(mutant.operator, mutant.lines(text)[1]) for mutant in found] == FAULTS[source]
+
+
+def test_an_id_names_the_place_and_what_its_line_says() -> None:
+    [first, second] = mutants("a.b", b"x = 1\ny = x + z\n")
+    assert first.id.rpartition(":")[0] == "a.b:1:4:constant"
+    assert second.id.rpartition(":")[0] == "a.b:2:6:sign"
+    [*_, moved] = mutants("a.b", b"x = 1\n\n\ny = x + z\n")
+    assert moved.unplaced == second.unplaced
+    [*_, other] = mutants("a.b", b"x = 1\ny = w + z\n")
+    assert other.unplaced != second.unplaced
+
+
+@pytest.mark.parametrize("module", tree.mutated_modules())
+def test_every_mutant_of_a_module_is_another_program(module: str) -> None:
+    source = tree.mutated_modules()[module].read_bytes()
+    same = ast.dump(ast.parse(source))
+    for mutant in mutants(module, source):
+        assert ast.dump(ast.parse(mutant.applied(source))) != same, mutant.id
+
+
+def test_every_module_with_mutants_has_tests_that_import_it() -> None:
+    without = [name for name, found in tree.all_mutants().items() if found and not any_test_of(name)]
+    assert without == []
+
+
+def any_test_of(module: str) -> bool:
+    files = tree.tests_of(module)
+    return bool(files.by_name or files.others)
+
+
+@pytest.fixture
+def proofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
+    """Writes a file of equivalents in place of the real one."""
+    file = tmp_path / "equivalents.json"
+    monkeypatch.setattr(tree, "EQUIVALENTS", file)
+    return lambda entries: (file.write_text(json.dumps(entries)), None)[1]
+
+
+def test_an_equivalent_moves_with_its_line_and_ends_with_it(proofs: Callable[[dict[str, str]], None]) -> None:
+    before, after = (mutants("m", text) for text in (b"x = a + b\n", b"\n\nx = a + b\n"))
+    proofs({before[0].id: "they are equal"})
+    assert tree.equivalents({"m": after}) == {after[0].id: "they are equal"}
+    for changed in (b"x = a + c\n", b"x = a + b\nx = a + b\n\nx = 1\n"):
+        found = mutants("m", b"\n" + changed)
+        with pytest.raises(tree.Refused, match="is no mutant any more"):
+            tree.equivalents({"m": found})
+
+
+def test_an_equivalent_without_a_proof_is_refused(proofs: Callable[[dict[str, str]], None]) -> None:
+    found = mutants("m", b"x = a + b\n")
+    proofs({found[0].id: " "})
+    with pytest.raises(tree.Refused, match="has no proof"):
+        tree.equivalents({"m": found})
+
+
+def test_of_sixty_mutants_the_tests_kill_nearly_all(tmp_path: Path) -> None:
+    file = tmp_path / "outcomes.jsonl"
+    words = [sys.executable, str(ROOT / "ci/mutate.py"), "--sample", "60", "--seed", "7", "--json", str(file)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    outcomes = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(outcomes) == 60
+    assert {outcome["verdict"] for outcome in outcomes} <= {"killed", "survived", "timeout"}
+    by_test = [outcome for outcome in outcomes if "::test_" in outcome["killer"]]
+    assert len(by_test) >= 50, "nearly all are noticed by a test, not by an import that fails"
