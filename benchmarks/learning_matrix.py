@@ -63,7 +63,7 @@ CONTROL = "shuffled rewards (control)"
 EXPLAINED = {
     "pass_at_k": "learns on every seed until about 0.73 are right and stops: it asks for one right answer in k = 4, "
     "which is then there 99.5 times of 100 (1 - 0.27^4), and a group with more than four right has no signal left",
-    "best_of_group": "only the best response of a group is learned, and only where it is the only best one: with rewards "
+    "best_of_group": "only the best response of a group is learned, and only where it is the only one: with rewards "
     "of 0 and 1 and half of the answers right, hardly any group of eight has exactly one",
 }
 """Why a row that does not pass on every seed is not wrong."""
