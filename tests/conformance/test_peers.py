@@ -55,7 +55,7 @@ if importlib.util.find_spec("trl") is not None:
         assert done.returncode == 0, done.stderr[-2000:]
         found = json.loads(done.stdout)
         kept = record.read()
-        assert found["versions"]["trl"] == kept["versions"]["trl"]
+        assert found["versions"]["trl"] == kept["versions"]["trl"]["trl"]
         now = record.table(CASES, found)
         for name, entry in kept["results"]["trl"].items():
             # distances in float32 are rounding, which differs between machines

@@ -89,8 +89,8 @@ VARIANTS["aggregation", "fixed_length"]["divided by the width of the padded batc
 
 
 def name_of(case: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
-    """The variant that a result is of, or None."""
-    for label, twin in VARIANTS.get((case["kind"], case["name"]), {}).items():
-        if worst(found, computed(twin, case["inputs"], case["params"])) <= TOLERANCE:
-            return label
-    return None
+    """The variant that a result is of, the nearest one where several are near enough, or None."""
+    twins = VARIANTS.get((case["kind"], case["name"]), {})
+    apart = {label: worst(found, computed(twin, case["inputs"], case["params"])) for label, twin in twins.items()}
+    near = {label: d for label, d in apart.items() if d <= TOLERANCE}
+    return min(near, key=lambda label: near[label]) if near else None

@@ -76,6 +76,16 @@ def test_exactly_at_the_bound_the_token_still_learns():
     assert cpgd_clipped(logprobs.detach(), old, doubles(1.0, -1.0), 0.2, 0.3).tolist() == [False, False]
 
 
+def test_the_clip_is_not_differentiated():
+    waiting, names = [cpgd(doubles(-1.0).requires_grad_(), doubles(-1.0), doubles(1.0), 0.2, 0.2).grad_fn], set[str]()
+    while waiting:
+        node = waiting.pop()
+        if node is not None:
+            names.add(node.name())
+            waiting += [parent for parent, _ in node.next_functions]
+    assert not [name for name in names if "Minimum" in name or "Maximum" in name]
+
+
 def test_at_the_old_policy_it_is_reinforce():
     old, advantages = doubles(-1.0, -0.5, -3.0), doubles(1.0, -2.0, 0.0)
     assert torch.equal(cpgd(old, old, advantages, 0.2, 0.2), reinforce(old, advantages))

@@ -101,10 +101,10 @@ def test_certain_tokens_have_a_finite_divergence(dtype: torch.dtype):
     logprobs = torch.tensor([0.0, 0.0, -1e-6, -60.0, 0.0], dtype=dtype)
     old = torch.tensor([0.0, -1e-6, 0.0, 0.0, -60.0], dtype=dtype)
     advantages = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0], dtype=dtype)
-    # p = 1 - 1e-6 to q = 1 is 3.6e-6 nats with the epsilon, and would be infinite without
+    # p = 1 - 1e-6 to q = 1 is 1e-6 log 101 - 1e-6 = 3.615e-6 nats with the epsilon, and would be infinite without
     assert dppo_kl_kept(logprobs, old, advantages, 0.05, 0.05).tolist() == [True, True, True, False, False]
-    assert dppo_kl_kept(logprobs, old, advantages, 0.05, 3.5e-6).tolist()[1] is False
-    assert dppo_kl_kept(logprobs, old, advantages, 0.05, 3.7e-6).tolist()[1] is True
+    assert dppo_kl_kept(logprobs, old, advantages, 0.05, 3.60e-6).tolist()[1] is False
+    assert dppo_kl_kept(logprobs, old, advantages, 0.05, 3.63e-6).tolist()[1] is True
 
 
 def test_a_rare_token_may_move_far_and_a_common_one_may_not():
@@ -138,7 +138,7 @@ def test_the_epsilon_of_the_divergence_is_1e_8():
     assert dppo_kl_kept(risen, old, doubles(1.0), 8.53, 8.53).tolist() == [True]
 
 
-def test_exactly_at_the_limit_a_token_is_kept():
+def test_exactly_at_the_limit_of_the_divergence_a_token_is_kept():
     # the limit is what the equation itself gives, to the last digit
     old, logprobs = doubles(0.5, 0.5).log(), doubles(0.7, 0.3).log()
     divergences = _binary_kl(old, logprobs)

@@ -75,6 +75,23 @@ def test_the_loss_of_a_bad_token_is_bounded_and_constant_beyond():
     assert log_ratios.grad[1:].tolist() == [0.0] * 4
 
 
+def graph(result: torch.Tensor) -> set[str]:
+    """Names of all nodes of the graph that `backward` walks."""
+    names: set[str] = set()
+    waiting = [result.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None:
+            names.add(node.name())
+            waiting += [parent for parent, _ in node.next_functions]
+    return names
+
+
+def test_the_clip_is_not_differentiated():
+    losses = ppo_clip(doubles(0.5, -0.5).requires_grad_(), doubles(1.0, -1.0), 0.2, 0.2)
+    assert not [name for name in graph(losses) if "Clamp" in name or "Maximum" in name]
+
+
 def test_exactly_at_the_bound_the_token_still_learns():
     log_ratios = doubles(math.log(2.0)).requires_grad_()  # exp gives exactly 2
     dual_clip(log_ratios, doubles(-1.5), 0.2, 0.2, 2.0).sum().backward()

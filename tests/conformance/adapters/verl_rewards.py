@@ -24,7 +24,8 @@ def responses(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Any]:
     rewards_BT = torch.zeros_like(mask_BT)
     for i, reward in enumerate(inputs["rewards"]):
         rewards_BT[i, max(t for t, m in enumerate(mask[i]) if m)] = reward
-    return rewards_BT, mask_BT, np.array(inputs.get("groups", list(range(len(mask)))))
+    # groups are texts there, one a prompt
+    return rewards_BT, mask_BT, np.array([f"prompt {g}" for g in inputs.get("groups", range(len(mask)))], dtype=object)
 
 
 def advantage(name: str, **fixed: Any) -> Compute:

@@ -15,6 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rft_algos.segments import all_true, at_tokens, slot_counts, slots
+
 Count = int | float | Tensor
 """A global denominator: a number, or a scalar tensor [] as it comes from an all-reduce."""
 
@@ -32,7 +34,7 @@ def token_mean(loss_mask_T: Tensor, num_tokens_global: Count, *, dtype: torch.dt
     Returns:
         [T] weights that add up to 1 over the step.
     """
-    return _where_masked(loss_mask_T, _ones(loss_mask_T, dtype) / num_tokens_global)
+    return _where_masked(loss_mask_T, _one(loss_mask_T, dtype) / num_tokens_global)
 
 
 def sequence_mean_token_mean(
@@ -60,11 +62,9 @@ def sequence_mean_token_mean(
         [T] weights; those of one sequence add up to 1 / num_sequences_global.
     """
     assert segment_ids_T.shape == loss_mask_T.shape, f"{segment_ids_T.shape} against {loss_mask_T.shape}"
-    # at most T sequences: sizing by T instead of by the largest id asks the device for no answer
-    ids_T = segment_ids_T.clamp(min=0)
-    lengths_S = torch.zeros(loss_mask_T.shape, dtype=dtype, device=loss_mask_T.device)
-    lengths_S = lengths_S.index_add(0, ids_T, loss_mask_T.to(dtype))
-    return _where_masked(loss_mask_T, _ones(loss_mask_T, dtype) / (lengths_S[ids_T] * num_sequences_global))
+    places = slots(loss_mask_T, segment_ids_T)
+    lengths_S = slot_counts(places, dtype=dtype)
+    return at_tokens(_one(loss_mask_T, dtype) / (lengths_S * num_sequences_global), places)
 
 
 def sequence_mean_token_sum(
@@ -82,7 +82,7 @@ def sequence_mean_token_sum(
     Returns:
         [T] weights; they add up to the mean number of loss tokens of a sequence.
     """
-    return _where_masked(loss_mask_T, _ones(loss_mask_T, dtype) / num_sequences_global)
+    return _where_masked(loss_mask_T, _one(loss_mask_T, dtype) / num_sequences_global)
 
 
 def fixed_length(
@@ -108,7 +108,7 @@ def fixed_length(
     Returns:
         [T] weights.
     """
-    return sequence_mean_token_sum(loss_mask_T, num_sequences_global, dtype=dtype) / max_tokens
+    return _where_masked(loss_mask_T, _one(loss_mask_T, dtype) / num_sequences_global / max_tokens)
 
 
 def weighted_sum(weights_T: Tensor, values_T: Tensor) -> Tensor:
@@ -125,13 +125,19 @@ def weighted_sum(weights_T: Tensor, values_T: Tensor) -> Tensor:
         [] sum, in the wider of the two types.
     """
     assert weights_T.shape == values_T.shape, f"weights {weights_T.shape} against values {values_T.shape}"
+    if values_T.is_cpu:
+        total = (weights_T * values_T).sum()
+        if total.isfinite():  # so was every value, and there was nothing to replace
+            return total
     return (weights_T * torch.where(weights_T != 0, values_T, 0.0)).sum()
 
 
-def _ones(loss_mask_T: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.ones(loss_mask_T.shape, dtype=dtype, device=loss_mask_T.device)
+def _one(loss_mask_T: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.ones(1, dtype=dtype, device=loss_mask_T.device)
 
 
-def _where_masked(loss_mask_T: Tensor, weights_T: Tensor) -> Tensor:
+def _where_masked(loss_mask_T: Tensor, weight_1: Tensor) -> Tensor:
     assert loss_mask_T.dtype == torch.bool, f"loss_mask_T must be bool, it is {loss_mask_T.dtype}"
-    return torch.where(loss_mask_T, weights_T, 0.0)
+    if loss_mask_T.is_cpu and all_true(loss_mask_T):
+        return weight_1.expand(loss_mask_T.shape)
+    return torch.where(loss_mask_T, weight_1, 0.0)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.advantages.group_relative import gdpo
-from rft_algos.scan import continues, loss_positions, placed, taken
+from rft_algos.scan import last_positions, loss_positions, placed, taken
 
 
 def kl_penalised(
@@ -67,9 +67,7 @@ def token_rewards(
     positions_L = loss_positions(loss_mask_T)
     costs_L = taken(kl_T, positions_L).mul_(-coefficient)
     token_rewards_T = placed(costs_L, positions_L, loss_mask_T.shape[0])
-    ends_I = (~continues(segment_ids_T, positions_L)).nonzero().squeeze(1)
-    if positions_L is not None:
-        ends_I = positions_L[ends_I]
+    ends_I = last_positions(segment_ids_T, positions_L)
     return token_rewards_T.index_add_(0, ends_I, rewards_N.detach().to(torch.float64)[segment_ids_T[ends_I]])
 
 

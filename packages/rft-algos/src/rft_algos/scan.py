@@ -7,8 +7,12 @@ step of the decision process, and what stands there reaches nothing.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
+
+from rft_algos.segments import all_true
 
 _BLOCK = 64
 """Steps of a loop over time; each is one vector operation over all blocks of a chunk."""
@@ -75,7 +79,7 @@ def loss_positions(loss_mask_T: Tensor) -> Tensor | None:
         [L] int64 in ascending order; None where all tokens are loss tokens.
     """
     assert loss_mask_T.dtype == torch.bool, f"the mask must be bool, it is {loss_mask_T.dtype}"
-    return None if bool(loss_mask_T.all()) else loss_mask_T.nonzero().squeeze(1)
+    return None if all_true(loss_mask_T) else loss_mask_T.nonzero().squeeze(1)
 
 
 def taken(values_T: Tensor, positions_L: Tensor | None) -> Tensor:
@@ -107,6 +111,22 @@ def placed(values_L: Tensor, positions_L: Tensor | None, num_tokens: int) -> Ten
     if positions_L is None:
         return values_L
     return values_L.new_zeros(num_tokens).index_copy_(0, positions_L, values_L)
+
+
+def last_positions(segment_ids_T: Tensor, positions_L: Tensor | None) -> Tensor:
+    """Where the last loss token of each sequence stands.
+
+    Args:
+        segment_ids_T: [T] int64, the sequence of each token; the tokens of one are contiguous.
+        positions_L: [L] from `loss_positions`.
+
+    Returns:
+        [I] int64 in ascending order, one for each sequence that has a loss token.
+    """
+    ids_L = segment_ids_T if positions_L is None else segment_ids_T.index_select(0, positions_L)
+    lengths_I = cast(Tensor, ids_L.unique_consecutive(return_counts=True)[1])  # pyright: ignore
+    ends_I = lengths_I.cumsum(0) - 1
+    return ends_I if positions_L is None else positions_L[ends_I]
 
 
 def continues(segment_ids_T: Tensor, positions_L: Tensor | None) -> Tensor:

@@ -43,8 +43,10 @@ def clipped_value_loss(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor
     """
     if clip is None:
         return squared_value_loss(values_T, returns_T)
-    near_T = _near_old(values_T, old_values_T, clip)
-    return squared_value_loss(values_T, returns_T).maximum(squared_value_loss(near_T, returns_T))
+    free_T = squared_value_loss(values_T, returns_T)
+    clipped_T = squared_value_loss(_near_old(values_T.detach(), old_values_T, clip), returns_T)
+    # the larger of the two; not `maximum`, whose gradient takes longer
+    return torch.where(clipped_T > free_T.detach(), clipped_T, free_T)
 
 
 def value_clipped(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, clip: float | None) -> Tensor:

@@ -34,6 +34,7 @@ from rft_algos.objectives.policy import Metrics, check_lengths, total_and_count
 from rft_algos.objectives.registry import equation_of
 from rft_algos.objectives.tokens import KL_ESTIMATORS
 from rft_algos.reward_shaping import RunningMoments
+from rft_algos.segments import all_true, slot_counts, slots
 
 _BY_TOKEN = (choices.Returns, choices.Gae, choices.ProcessGroupNorm)
 """Advantages that belong to tokens from the start; those of the others belong to sequences."""
@@ -77,7 +78,10 @@ class RolloutBatch:
     def lengths_N(self) -> Tensor:
         """[N] float64 loss tokens of each sequence."""
         counts_N = self.rewards_N.new_zeros(self.rewards_N.shape[0], dtype=torch.float64)
-        return counts_N.index_add_(0, self.segment_ids_T, self.loss_mask_T.to(torch.float64))
+        places = slots(self.loss_mask_T, self.segment_ids_T)
+        num_slots = min(places.spare, counts_N.shape[0])
+        counts_N[:num_slots] = slot_counts(places, dtype=torch.float64)[:num_slots]
+        return counts_N
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,14 +230,16 @@ def _spread(
     if isinstance(choice, choices.ProcessGroupNorm):
         advantages_T = _process(choice, batch)
     elif isinstance(choice, choices.Returns | choices.Gae):
-        penalty_T = torch.zeros_like(batch.old_logprobs_T) if kl_T is None else kl_T
+        penalty_T = torch.zeros((), dtype=torch.float64).expand(batch.old_logprobs_T.shape) if kl_T is None else kl_T
         token_rewards_T = rewards.token_rewards(
             scores_N, penalty_T, batch.loss_mask_T, batch.segment_ids_T, coefficient=coefficient
         )
         advantages_T, returns_T = _over_time(choice, batch, token_rewards_T)
     else:
-        advantages_T = scores_N[batch.segment_ids_T]
-    return torch.where(batch.loss_mask_T, advantages_T, 0.0), returns_T
+        advantages_T = scores_N.index_select(0, batch.segment_ids_T)
+    if not all_true(batch.loss_mask_T):
+        advantages_T = torch.where(batch.loss_mask_T, advantages_T, 0.0)
+    return advantages_T, returns_T
 
 
 def _check(batch: RolloutBatch) -> None:

@@ -35,7 +35,10 @@ from rft_algos.objectives.registry import clip_indicator_of, equation_of
 from rft_algos.objectives.tokens import KL_ESTIMATORS, Tokens
 from rft_algos.objectives.weights import token_weights
 from rft_algos.reductions import Count
+from rft_algos.segments import all_true
 
+_PART = 65_536
+"""Tokens that are added up together: their float64 copy stays in the cache."""
 Metrics = dict[str, tuple[Tensor, Tensor]]
 """Name to (total [], count []), float64, no gradient. Divide after adding."""
 
@@ -221,8 +224,21 @@ def total_and_count(values_T: Tensor, loss_mask_T: Tensor) -> tuple[Tensor, Tens
     Returns:
         Two float64 scalars [].
     """
-    total = torch.where(loss_mask_T, values_T, 0).sum(dtype=torch.float64)
-    return total, loss_mask_T.sum(dtype=torch.float64)
+    return _total(values_T, loss_mask_T), _number(loss_mask_T)
+
+
+def _total(values_T: Tensor, loss_mask_T: Tensor) -> Tensor:
+    if values_T.dtype == torch.bool:
+        return _number(values_T & loss_mask_T)
+    if not values_T.is_cpu:
+        return torch.where(loss_mask_T, values_T, 0).sum(dtype=torch.float64)
+    # part by part, because on a CPU the sum would first make a float64 copy of all
+    kept_T = values_T if all_true(loss_mask_T) else torch.where(loss_mask_T, values_T, 0)
+    return torch.stack([part.sum(dtype=torch.float64) for part in kept_T.split(_PART)]).sum()
+
+
+def _number(mask_T: Tensor) -> Tensor:
+    return mask_T.count_nonzero().to(torch.float64)  # a third of the time of `sum`
 
 
 @torch.no_grad()
@@ -237,27 +253,28 @@ def term_metrics(terms: dict[str, Tensor], loss_mask_T: Tensor, num_loss_tokens:
     Returns:
         (total [], count []) by name.
     """
-    num_here = loss_mask_T.sum(dtype=torch.float64)
+    num_here = _number(loss_mask_T)
     share = num_here / torch.as_tensor(num_loss_tokens, device=num_here.device).clamp(min=1)
     return {name: (term.detach().to(torch.float64), share) for name, term in terms.items()}
 
 
 @torch.no_grad()
 def _policy_metrics(record: PolicyAlgorithm, tokens: Tokens, kept_T: Tensor | None) -> Metrics:
-    values = {
+    totals = {
         # k3 of KL(old || current): its log-ratio is log pi_old - log pi
-        "policy/kl": kl.k3(-tokens.log_ratio),
-        "policy/ratio_mean": surrogates.ratio(tokens.log_ratio),
-        "policy/ratio_clamped": surrogates.is_clamped(tokens.log_ratio),
+        "policy/kl": _total(kl.k3(-tokens.log_ratio), tokens.mask),
+        "policy/ratio_mean": _total(surrogates.ratio(tokens.log_ratio), tokens.mask),
+        "policy/ratio_clamped": _total(surrogates.is_clamped(tokens.log_ratio), tokens.mask),
     }
     indicator = clip_indicator_of(record.surrogate)
     if indicator is not None:
-        values["policy/clip_fraction"] = indicator(record.surrogate, tokens)
+        totals["policy/clip_fraction"] = _total(indicator(record.surrogate, tokens), tokens.mask)
     if kept_T is not None:
-        values["policy/off_policy_kept"] = kept_T
+        totals["policy/off_policy_kept"] = _total(kept_T, tokens.mask)
     if tokens.entropy is not None:
-        values["policy/entropy"] = tokens.entropy
+        totals["policy/entropy"] = _total(tokens.entropy, tokens.mask)
     if tokens.reference_log_ratio is not None:
-        values["kl/reference"] = kl.k3(tokens.reference_log_ratio)
-        values["kl/reference_clamped"] = kl.is_clamped(tokens.reference_log_ratio)
-    return {name: total_and_count(values_T, tokens.mask) for name, values_T in values.items()}
+        totals["kl/reference"] = _total(kl.k3(tokens.reference_log_ratio), tokens.mask)
+        totals["kl/reference_clamped"] = _total(kl.is_clamped(tokens.reference_log_ratio), tokens.mask)
+    count = _number(tokens.mask)
+    return {name: (total, count) for name, total in totals.items()}

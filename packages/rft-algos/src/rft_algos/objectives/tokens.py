@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rft_algos import choices, kl, surrogates
 from rft_algos.objectives.registry import clips, implements
+from rft_algos.segments import all_true
 
 KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
 
@@ -67,8 +68,10 @@ class Tokens:
             The tokens.
         """
 
+        nothing_masked = loss_mask_T.is_cpu and all_true(loss_mask_T)
+
         def masked(values_T: Tensor) -> Tensor:
-            return torch.where(loss_mask_T, values_T.to(dtype), 0.0)
+            return values_T.to(dtype) if nothing_masked else torch.where(loss_mask_T, values_T.to(dtype), 0.0)
 
         current_T, old_T = masked(logprobs_T), masked(old_logprobs_T.detach())
         return cls(

@@ -64,7 +64,7 @@ def dppo_tv_kept(
     Returns:
         [T] bool.
     """
-    moved_T = logprobs_T.detach().exp() - old_logprobs_T.exp()
+    moved_T = logprobs_T.exp() - old_logprobs_T.exp()
     return torch.where(advantages_T > 0, moved_T <= limit_high, moved_T >= -limit_low)
 
 
@@ -116,8 +116,8 @@ def dppo_kl_kept(
     Returns:
         [T] bool.
     """
-    moved_T = logprobs_T.detach() - old_logprobs_T
-    divergence_T = _binary_kl(old_logprobs_T, logprobs_T.detach())
+    moved_T = logprobs_T - old_logprobs_T
+    divergence_T = _binary_kl(old_logprobs_T, logprobs_T)
     too_high = (divergence_T > limit_high) & (moved_T > 0)
     too_low = (divergence_T > limit_low) & (moved_T < 0)
     return ~torch.where(advantages_T > 0, too_high, too_low)

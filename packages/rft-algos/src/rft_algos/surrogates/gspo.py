@@ -104,10 +104,11 @@ def gspo_token(
         [T] loss per token; 0 where masked.
     """
     places = slots(loss_mask_T, segment_ids_T)
-    kept_T = places.index_T < places.spare
-    log_ratio_T, advantages_T = torch.where(kept_T, log_ratio_T, 0.0), torch.where(kept_T, advantages_T, 0.0)
-    own_T = log_ratio_T - log_ratio_T.detach()  # 0, with the gradient of the token's own log-prob
-    log_s_T = at_tokens(slot_means(log_ratio_T.detach(), places), places) + own_T
+    mean_T = at_tokens(slot_means(log_ratio_T.detach(), places), places)
+    if not places.keep_all:
+        kept_T = places.index_T < places.spare
+        log_ratio_T, advantages_T = torch.where(kept_T, log_ratio_T, mean_T), torch.where(kept_T, advantages_T, 0.0)
+    log_s_T = mean_T + (log_ratio_T - log_ratio_T.detach())  # the mean's value, the token's own gradient
     return ppo_clip(log_s_T, advantages_T, clip_low, clip_high)
 
 
