@@ -79,11 +79,11 @@ def _worker(peer: str, arguments: argparse.Namespace) -> Iterator[dict[str, Any]
 def _print_row(row: dict[str, Any], *, header: bool) -> None:
     if header:
         print(
-            f"{'ours':<27}{'peer':<36}{'ours ms':>9}{'peer ms':>9}{'ratio':>7}{'bare ms':>9}"
+            f"{'ours':<40}{'peer':<37}{'ours ms':>9}{'peer ms':>9}{'ratio':>7}{'bare ms':>9}"
             f"{'floor':>7}{'x floor':>14}{'MiB ours/peer':>15}  apart"
         )
     apart = " ".join("-" if x is None else f"{x:.0e}" for x in row["apart"])
-    start = f"{row['case']:<27}{row['peer'].split()[0] + ' ' + row['peer_function']:<36}"
+    start = f"{row['case']:<40}{row['peer'].split()[0] + ' ' + row['peer_function']:<37}"
     if "ratio" not in row:
         print(f"{start}  {apart}", flush=True)
         return

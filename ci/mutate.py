@@ -131,7 +131,7 @@ def run(
 
 
 def _job(change: Change, files: list[Path], durations: dict[str, float]) -> Job:
-    names = {path.relative_to(tree.ROOT).as_posix() for path in files}
+    names = {path.relative_to(tree.PACKAGE).as_posix() for path in files}
     own = {test: seconds for test, seconds in durations.items() if test.partition("::")[0] in names}
     return Job(change, files, math.ceil(LEAST_TIME + TIME_FACTOR * sum(own.values())), own)
 
@@ -191,30 +191,41 @@ def main() -> int:
     """Carry out the command line."""
     arguments = words()
     torch.set_num_threads(1)
-    found = tree.all_mutants()
-    proofs = tree.equivalents(found)
-    total = sum(map(len, found.values()))
-    if len(proofs) > MOST_EQUIVALENT * total:
-        raise tree.Refused(f"{len(proofs)} of {total} mutants are called equivalent, above {MOST_EQUIVALENT:.0%}")
-    mutants = chosen(arguments, found, proofs)
+    with contextlib.ExitStack() as stack:
+        running.prepare(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rft-mutants-"))))
+        found = tree.all_mutants()
+        proofs = tree.equivalents(found)
+        total = sum(map(len, found.values()))
+        if len(proofs) > MOST_EQUIVALENT * total:
+            raise tree.Refused(f"{len(proofs)} of {total} mutants are called equivalent, above {MOST_EQUIVALENT:.0%}")
+        mutants = chosen(arguments, found, proofs)
+        if arguments.list:
+            show(mutants)
+            return 0
+        file = stack.enter_context(arguments.json.open("w")) if arguments.json else None
+        return carry_out(mutants, proofs, arguments, file)
+
+
+def show(mutants: list[Mutant]) -> None:
+    """Every id with its line as it is and as the fault makes it."""
     sources = {name: path.read_bytes() for name, path in tree.mutated_modules().items()}
-    if arguments.list:
-        for mutant in mutants:
-            before, after = mutant.lines(sources[mutant.module])
-            print(f"{mutant.id}\n  - {before}\n  + {after}")
-        return 0
+    for mutant in mutants:
+        before, after = mutant.lines(sources[mutant.module])
+        print(f"{mutant.id}\n  - {before}\n  + {after}")
+
+
+def carry_out(mutants: list[Mutant], proofs: dict[str, str], arguments: argparse.Namespace, file: TextIO | None) -> int:
+    """Run the mutants that are not proved equivalent, and report on all."""
     begin = time.monotonic()
+    sources = {name: path.read_bytes() for name, path in tree.mutated_modules().items()}
     equal = [
         Outcome(mutant.id, "equivalent", proofs[mutant.id], *mutant.lines(sources[mutant.module]), 0.0)
         for mutant in mutants
         if mutant.id in proofs
     ]
     unproved = [mutant for mutant in mutants if mutant.id not in proofs]
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(arguments.json.open("w")) if arguments.json else None
-        running.prepare(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rft-mutants-"))))
-        durations = unmutated(unproved, arguments.lenient)
-        outcomes = run(unproved, durations, arguments.jobs, Teller(len(unproved), file).tell)
+    durations = unmutated(unproved, arguments.lenient)
+    outcomes = run(unproved, durations, arguments.jobs, Teller(len(unproved), file).tell)
     order = {mutant.id: number for number, mutant in enumerate(mutants)}
     return report(sorted(outcomes + equal, key=lambda outcome: order[outcome.id]), time.monotonic() - begin)
 

@@ -26,11 +26,11 @@ from typing import Any, cast
 import pytest
 from hypothesis import Phase, settings
 
-from mutation.tree import ROOT
+from mutation import tree
 
 MEMORY = 4 << 30
 """Bytes that a child may take beyond what the parent has: a mutated size must not fill the machine."""
-OPTIONS = ("-q", "-c", os.devnull, "--rootdir", str(ROOT), "--import-mode=importlib", "--tb=no", "--assert=plain")
+OPTIONS = ("-q", "-c", os.devnull, "--import-mode=importlib", "--tb=no", "--assert=plain")
 WITHOUT = ("cacheprovider", "warnings", "logging", "junitxml", "doctest", "unraisableexception", "threadexception")
 """Plugins that tell nothing here; the last two collect all garbage when they end, which takes longer than the tests."""
 
@@ -125,7 +125,9 @@ def _in_child(job: Job) -> Report:
     stop = () if job.change is None else ("-x",)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     plugins = [word for name in WITHOUT for word in ("-p", f"no:{name}")]
-    code = pytest.main([*OPTIONS, *plugins, *stop, *map(str, job.files)], plugins=[watch])
+    code = pytest.main(
+        [*OPTIONS, *plugins, "--rootdir", str(tree.PACKAGE), *stop, *map(str, job.files)], plugins=[watch]
+    )
     failure = watch.failures[0] if watch.failures else "" if code == 0 else f"pytest ended with {int(code)}"
     seconds = time.monotonic() - begin
     if job.change is not None:
@@ -167,8 +169,14 @@ class _Running:
 
 
 def prepare(scratch: Path) -> None:
-    """What children would do again and again: compiled files are kept below `scratch`, outside the tree."""
-    sys.pycache_prefix = str(scratch)
+    """A copy of the package, which children import; compiled files are kept beside it, outside the tree.
+
+    Args:
+        scratch: an empty folder, kept until the run is over.
+    """
+    tree.snapshot(scratch / "package")
+    sys.path.insert(0, str(tree.PACKAGE / "src"))
+    sys.pycache_prefix = str(scratch / "compiled")
     sys.dont_write_bytecode = False
 
 

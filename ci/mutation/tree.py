@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,8 +12,7 @@ from pathlib import Path
 from mutation.operators import Mutant, mutants
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "packages/rft-algos/src/rft_algos"
-TESTS = ROOT / "packages/rft-algos/tests"
+PACKAGE = ROOT / "packages/rft-algos"
 EQUIVALENTS = ROOT / "ci/mutation_equivalents.json"
 NOT_MUTATED = ("errors", "fault_points")
 """Records of errors and hooks of tests: no equation."""
@@ -24,12 +24,27 @@ class Refused(Exception):
     """The run says nothing about the tests; its text says why."""
 
 
+def snapshot(folder: Path) -> None:
+    """Copy the package and read it from there: an edit during a run would put faults in wrong places.
+
+    Args:
+        folder: empty, and kept until the run is over.
+    """
+    global PACKAGE
+    for part in ("src", "tests"):
+        shutil.copytree(PACKAGE / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    PACKAGE = folder
+    for function in (sources, tests_of, _reached):
+        function.cache_clear()
+
+
 @cache
 def sources() -> dict[str, Path]:
     """The file of every module below rft_algos, by its name with dots; packages end in .__init__."""
     found: dict[str, Path] = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        found[".".join(path.relative_to(SOURCE).with_suffix("").parts)] = path
+    folder = PACKAGE / "src/rft_algos"
+    for path in sorted(folder.rglob("*.py")):
+        found[".".join(path.relative_to(folder).with_suffix("").parts)] = path
     return found
 
 
@@ -49,7 +64,7 @@ def all_mutants() -> dict[str, list[Mutant]]:
 
 def test_files() -> list[Path]:
     """Every file of tests that may notice a mutant."""
-    return [path for path in sorted(TESTS.glob("test_*.py")) if path.stem not in NOT_RUN]
+    return [path for path in sorted((PACKAGE / "tests").glob("test_*.py")) if path.stem not in NOT_RUN]
 
 
 @dataclass(frozen=True, slots=True)

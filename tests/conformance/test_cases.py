@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -24,7 +25,6 @@ NOT_EQUATIONS = {
         "LOG_RATIO_LIMIT",
         "ratio",
         "is_clamped",
-        "squared_log_ratio",
         "select_clip_cov",
         "select_kl_cov",
         "token_covariances",
@@ -34,6 +34,34 @@ NOT_EQUATIONS = {
     *("implicit_reward", "mean_logprobs", "log_odds"),
     *("value_clipped", "value_moments", "ValueMoments", "RunningMoments"),
 }
+
+
+PUBLISHED: dict[Any, dict[str, Any]] = {
+    advantages.decoupled_gae: {"lambd_policy": 0.95, "lambd_value": 1.0, "gamma": 1.0},
+    advantages.length_adaptive_lambda: {"alpha": 0.05},
+    advantages.cpgd: {"max_weight": 3.0},
+    surrogates.dual_clip: {"dual": 3.0},
+    surrogates.sapo: {"tau_positive": 1.0, "tau_negative": 1.05},
+    surrogates.gspo: {"clip_low": 3e-4, "clip_high": 4e-4},
+    surrogates.gspo_token: {"clip_low": 3e-4, "clip_high": 4e-4},
+    surrogates.gmpo: {"clip_low": 0.4, "clip_high": 0.4},
+    surrogates.dppo_tv: {"max_ratio": 20.0},
+    surrogates.dppo_kl: {"max_ratio": 20.0},
+    surrogates.select_clip_cov: {"low": 1.0, "high": 5.0, "fraction": 2e-4},
+    surrogates.select_kl_cov: {"fraction": 2e-3},
+    corrections.truncate_tokens: {"cap": 2.0},
+    corrections.truncate_sequences: {"cap": 2.0},
+    corrections.mask_tokens: {"low": 0.5, "high": 5.0},
+    preference.kto: {"desirable_weight": 1.0, "undesirable_weight": 1.0},
+    reward_shaping.cosine_length_reward: {
+        "correct_short": 2.0,
+        "correct_long": 1.0,
+        "wrong_short": -10.0,
+        "wrong_long": 0.0,
+        "exceeded": -10.0,
+    },
+}
+"""Settings that papers print, where a function of this project has them as defaults."""
 
 
 def check(case: dict[str, Any], found: dict[str, Any], tolerance: float) -> None:
@@ -69,6 +97,12 @@ def test_a_case_is_met_by_a_record_of_choices(name: str) -> None:
 
 def test_a_record_of_choices_is_put_to_most_cases() -> None:
     assert len(COMPOSED) > len(CASES) // 2
+
+
+@pytest.mark.parametrize("function", PUBLISHED, ids=lambda function: function.__name__)
+def test_defaults_are_the_published_settings(function: Any) -> None:
+    parameters = inspect.signature(function).parameters
+    assert {name: parameters[name].default for name in PUBLISHED[function]} == PUBLISHED[function]
 
 
 def test_every_equation_has_cases() -> None:

@@ -98,8 +98,11 @@ def over_time(case: Case, dtype: torch.dtype) -> dict[str, Any]:
 
 def whitened(values_T: Tensor, case: Case) -> dict[str, Any]:
     """Values of tokens, whitened over the batch."""
-    mask_T, _ = layout(case)
-    moments = advantages.moments(values_T, mask_T)
+    mask_T, ids_T = layout(case)
+    parts = [torch.isin(ids_T, torch.tensor(rows)) for rows in case["params"].get("cuts", [ids_T.unique().tolist()])]
+    moments, *others = [advantages.moments(values_T[part_T], mask_T[part_T]) for part_T in parts]
+    for other in others:
+        moments = moments.merge(other)
     options = {"epsilon": case["params"]["epsilon"], "ddof": case["params"].get("ddof", 1)}
     return {"advantages": unpacked(advantages.whiten(values_T, mask_T, moments, **options), case["inputs"]["mask"])}
 
@@ -201,6 +204,18 @@ def combined(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     if case["name"] == "combine_normalised":
         columns.append(torch.tensor(inputs["groups"]))
     return {"rewards": getattr(rewards, case["name"])(*columns, **case["params"]).tolist()}
+
+
+@computes("shaping", "running_scale")
+def running_scale(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    """Batches on the scale of all batches so far, their own included."""
+    so_far, found = reward_shaping.RunningMoments(), []
+    for batch in case["inputs"]["batches"]:
+        values = numbers(batch, dtype)
+        so_far = so_far.update(values)
+        options = {"minus_mean": bool(case["params"]["minus_mean"]), "epsilon": case["params"]["epsilon"]}
+        found.append(so_far.normalise(values, **options).tolist())
+    return {"rewards": found}
 
 
 @computes("shaping", "adaptive_kl")

@@ -24,7 +24,7 @@ _NOT_OPTIONS = ("aggregation", "num_sequences")
     *BY_RATIO,
     *BY_SEQUENCE,
     *BY_LOGPROB,
-    *("cispo", "clip_cov", "decoupled_ppo", "dro", "kl_cov", "policy_drift", "reinforce"),
+    *("cispo", "clip_cov", "decoupled_ppo", "dro", "kl_cov", "policy_drift", "reinforce", "squared_log_ratio"),
 )
 def surrogate(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     """Losses of tokens, aggregated, and the gradient."""
@@ -55,7 +55,7 @@ def _losses(
         return function(log_ratio_T, advantages_T, mask_T, ids_T, **options)
     if name in BY_LOGPROB:
         return function(now_T, old_T, advantages_T, **options)
-    if name == "policy_drift":
+    if name in ("policy_drift", "squared_log_ratio"):
         return function(log_ratio_T, **options)
     if name in ("clip_cov", "kl_cov"):
         assert extra_T is not None
@@ -166,8 +166,13 @@ def critic(case: Case, dtype: torch.dtype) -> dict[str, Any]:
 @computes("value", "explained_variance")
 def explained_variance(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     """How much of the returns' variance is explained."""
-    columns = (packed(case["inputs"][key], dtype) for key in ("values", "returns"))
-    found = value.explained_variance(value.value_moments(*columns, layout(case)[0]))
+    values_T, returns_T = (packed(case["inputs"][key], dtype) for key in ("values", "returns"))
+    mask_T, ids_T = layout(case)
+    parts = [torch.isin(ids_T, torch.tensor(rows)) for rows in case["params"].get("cuts", [ids_T.unique().tolist()])]
+    moments, *others = [value.value_moments(values_T[p_T], returns_T[p_T], mask_T[p_T]) for p_T in parts]
+    for other in others:
+        moments = moments.merge(other)
+    found = value.explained_variance(moments)
     assert found is not None
     return {"explained": found}
 

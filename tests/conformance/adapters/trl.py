@@ -193,6 +193,8 @@ def aggregation(loss_type: str | None = None) -> Compute:
 def overlong(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     """`get_soft_overlong_punishment`, whose factor is 1."""
     params = case["params"]
+    if params["factor"] != 1.0:
+        raise Unfit("the full penalty is 1")
     punish = get_soft_overlong_punishment(params["max_length"], params["buffer"])
     return {"rewards": [float(p) for p in punish(completion_ids=[[1] * n for n in case["inputs"]["lengths"]])]}
 

@@ -66,4 +66,13 @@ CASES = (
     *cases_of("masked_geometric_with_ratios", BAND),
     *cases_of("veto_outliers", {"low": 0.45, "high": 3.0}),
     *cases_of("off_policy_sequence_mask", {"delta": 0.1}, advantages=SIGNS),
+    Case(
+        "correction",
+        "off_policy_sequence_mask",
+        "good",
+        "a sequence of small positive advantage is kept however far it is",
+        SOURCES["off_policy_sequence_mask"],
+        inputs(advantages=[[-1.0] * 4, [-0.5] * 2, [0.25] * 6, [0.5] * 3]),
+        {"delta": 0.1},
+    ),
 )

@@ -17,6 +17,7 @@ SOURCES = {
     "combine": Source("2402.03300", "a weighted sum"),
     "combine_normalised": Source("2601.05242", "decoupled normalisation as a reward"),
     "clip_rewards": Source("1909.08593", "rewards kept in a range"),
+    "running_scale": Source("Chan, Golub, LeVeque 1979", "moments of batches, merged"),
     "adaptive_kl": Source("1909.08593", "section 2.2, the controller of beta"),
 }
 COSINE = {
@@ -66,6 +67,15 @@ CASES = (
         arithmetic="held at -1",
     ),
     of(
+        "soft_overlong_penalty",
+        "half",
+        "the factor scales the penalty",
+        {"lengths": [5, 8, 12]},
+        {"max_length": 10, "buffer": 4, "factor": 0.5},
+        hand={"rewards": ["0", "-1/4", "-1/2"]},
+        arithmetic="half of (L - 6) / 4, from 0 to 1/2",
+    ),
+    of(
         "stop_properly",
         "half",
         "truncated ones alone",
@@ -88,6 +98,21 @@ CASES = (
         "short when right, long when wrong, and the limit",
         {"correct": [1, 1, 1, 0, 0, 0, 1, 0], "lengths": [0, 5, 8, 0, 5, 9, 10, 12]},
         COSINE,
+    ),
+    of(
+        "cosine_length_reward",
+        "other_ends",
+        "all four ends",
+        {"correct": [1, 1, 0, 0, 1], "lengths": [1, 6, 2, 7, 9]},
+        {
+            **COSINE,
+            "max_length": 8,
+            "correct_short": 1.5,
+            "correct_long": 0.5,
+            "wrong_short": -2.0,
+            "wrong_long": -0.75,
+            "exceeded": -3.0,
+        },
     ),
     of(
         "kimi_length_reward",
@@ -115,6 +140,20 @@ CASES = (
         {"limit": 1.5},
         hand={"rewards": ["-3/2", "-1", "1/2", "3/2"]},
         arithmetic="held at 3/2",
+    ),
+    of(
+        "running_scale",
+        "three_batches",
+        "one scale for a run: batches are merged; equal rewards so far are left as they are",
+        {"batches": [[0.5, 0.5], [1.0, -1.0, 0.25], [2.0, 0.0]]},
+        {"minus_mean": 0, "epsilon": 1e-8},
+    ),
+    of(
+        "running_scale",
+        "minus_mean",
+        "the mean of the run is subtracted",
+        {"batches": [[0.5, 0.75], [1.0, -1.0, 0.25], [2.0, 0.0]]},
+        {"minus_mean": 1, "epsilon": 1e-8},
     ),
     of(
         "adaptive_kl",

@@ -25,6 +25,7 @@ SOURCES = {
     "kl_cov_selection": Source("2505.22617", "covariances and the selection of KL-Cov"),
     "reinforce": Source("Williams 1992", "REINFORCE"),
     "importance_weighted": Source("1707.06347", "equation 6"),
+    "squared_log_ratio": Source("2501.12599", "the penalty of mirror descent"),
     "dro": Source("2405.19107", "the policy's gradient; 2501.12599"),
     "decoupled_ppo": Source("2110.00641", "the decoupled objective; 2505.24298"),
 }
@@ -34,7 +35,7 @@ MOVES = [[0.05, 0.35, -0.4, 0.9], [-0.3, 0.15], [0.02, -0.6, 0.25, 1.4, -0.1, 0.
 """Log-ratios on both sides of every bound used here, none at one."""
 SMALL = [[0.0002, -0.0007, 0.0011, 0.0005], [-0.0009, 0.0001], [0.0004, 0.0003, -0.0002, 0.0009, 0.0002, 0.0001]]
 NEW = added(OLD, MOVES)
-SIGNS = [1.5, -0.75, -1.25]
+SIGNS = [0.5, -0.75, -1.25]
 ADVANTAGES = spread(SIGNS, OLD)
 TOKEN_ADVANTAGES = Draw(12).rows(LENGTHS, -1.5, 1.5)
 HOLES = [[1, 1, 0, 1], [1, 1], [1, 0, 0, 1, 1, 0]]
@@ -163,6 +164,24 @@ CASES = (
         {**TOKEN, "limit_low": 0.2, "limit_high": 0.2, "max_ratio": 20.0},
     ),
     *standard("dppo_kl", {**TOKEN, "limit_low": 0.05, "limit_high": 0.05, "max_ratio": 20.0}),
+    of(
+        "dppo_kl",
+        "probable",
+        "the divergence counts the other tokens too: 0.02 and 0.09 nats on either side of the limit",
+        rows(
+            [[-0.51, -0.36, -0.92, -1.2], [-0.105, -0.02]],
+            [[-0.69, -0.69, -0.69, -0.69], [-0.22, -0.22]],
+            spread([0.5, -0.75], [[0] * 4, [0] * 2]),
+        ),
+        {**TOKEN, "limit_low": 0.05, "limit_high": 0.05, "max_ratio": 20.0},
+    ),
+    of(
+        "dppo_kl",
+        "probable_bad",
+        "a bad token may fall so far and no further",
+        rows([[-0.51, -0.36, -0.92, -1.2]], [[-0.69, -0.69, -0.69, -0.69]], [[-0.5] * 4]),
+        {**TOKEN, "limit_low": 0.05, "limit_high": 0.02, "max_ratio": 20.0},
+    ),
     *standard("clip_cov", {**TOKEN, **CLIP}, SELECTED),
     *standard("kl_cov", {**TOKEN, "coefficient": 0.5}, SELECTED),
     of(
@@ -183,5 +202,6 @@ CASES = (
     *standard("importance_weighted", TOKEN),
     of("importance_weighted", "far", "log-ratios beyond 20 stay finite", FAR, TOKEN),
     *standard("dro", {**TOKEN, "tau": 0.5}),
+    *standard("squared_log_ratio", TOKEN),
     *standard("decoupled_ppo", {**TOKEN, **CLIP}, Draw(13).rows(LENGTHS, 0.3, 2.0)),
 )

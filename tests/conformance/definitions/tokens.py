@@ -151,6 +151,13 @@ CASES = (
         arithmetic="every value is the mean",
     ),
     of(
+        "whiten",
+        "cut",
+        "moments of micro-batches are merged: no cut changes the result",
+        {"values": [[1.0, 3.0, -2.0], [5.0, 7.0], [0.5, 0.25], [2.0]], "mask": [[1, 1, 1], [1, 1], [1, 0], [1]]},
+        {"epsilon": 1e-8, "cuts": [[2], [0, 3], [1]]},
+    ),
+    of(
         "reinforce_pp",
         "outcome",
         "long sequences weigh more in the moments",
@@ -207,5 +214,17 @@ CASES = (
             "groups": [0, 0, 0],
         },
         {"gamma": 0.5, "turn_coefficient": 0.5, "epsilon": 1e-6},
+    ),
+    of(
+        "turn_level",
+        "three_turns",
+        "credit comes from all later turns",
+        {
+            "turn_rewards": [[1.0, 0.0, 0.5], [0.0, 0.5, 1.0], [0.5, 0.25], [0.25, 1.0, 0.0]],
+            "outcome_advantages": [0.5, -0.25, 1.0, -1.0],
+            "turns": [[0, -1, 1, 2], [0, 1, 1, -1, 2], [0, 1], [0, 1, 2, 2]],
+            "groups": [0, 0, 1, 1],
+        },
+        {"gamma": 0.75, "turn_coefficient": 2.0, "epsilon": 1e-6},
     ),
 )

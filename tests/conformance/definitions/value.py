@@ -55,4 +55,13 @@ CASES = (
     *cases_of("squared_value_loss", {}),
     *cases_of("clipped_value_loss", {"clip": 0.2}),
     *cases_of("explained_variance", {}),
+    Case(
+        "value",
+        "explained_variance",
+        "cut",
+        "moments of micro-batches are merged: no cut changes the result",
+        SOURCES["explained_variance"],
+        inputs(HOLES),
+        {"cuts": [[2], [0], [1]]},
+    ),
 )

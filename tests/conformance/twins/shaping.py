@@ -6,7 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from conformance.twins.advantages import component_sum
-from conformance.twins.numbers import ONE, PI, ZERO, Decimal, by_group, clip, cosine, dec, kept, placed, row, total
+from conformance.twins.numbers import (
+    ONE,
+    PI,
+    ZERO,
+    Decimal,
+    by_group,
+    clip,
+    cosine,
+    dec,
+    kept,
+    mean,
+    placed,
+    row,
+    std,
+    total,
+)
 
 Inputs = Mapping[str, Any]
 
@@ -94,6 +109,16 @@ def clip_rewards(inputs: Inputs, params: Inputs) -> dict[str, Any]:
     return {"rewards": [clip(r, -limit, limit) for r in row(inputs["rewards"])]}
 
 
+def running_scale(inputs: Inputs, params: Inputs) -> dict[str, Any]:
+    """Batches over the deviation of all rewards so far; while those are all equal, as they are."""
+    so_far, found = [], []
+    for batch in inputs["batches"]:
+        so_far += row(batch)
+        shift, scale = mean(so_far) if params["minus_mean"] else ZERO, std(so_far)
+        found.append([(r - shift) / (scale + dec(params["epsilon"]) if scale else ONE) for r in row(batch)])
+    return {"rewards": found}
+
+
 def adaptive_kl(inputs: Inputs, params: Inputs) -> dict[str, Any]:
     """beta (1 + clip(KL / target - 1, -0.2, 0.2) n / horizon), one step after another."""
     beta, found = dec(params["coefficient"]), []
@@ -118,5 +143,6 @@ TWINS = {
         combine_normalised,
         clip_rewards,
         adaptive_kl,
+        running_scale,
     )
 }

@@ -207,6 +207,11 @@ def dro(x: Sequence) -> Row:
     return [-a * n + tau * d * d / 2 for a, n, d in x.each(x.advantages, x.now, x.log_ratios)]
 
 
+def squared_log_ratio(x: Sequence) -> Row:
+    """(log r)^2 / 2."""
+    return [d * d / 2 for d in x.log_ratios]
+
+
 def decoupled_ppo(x: Sequence) -> Row:
     """PPO around the proximal policy (`old`), weighted by its ratio to the one that sampled (`extra`)."""
     return [w * loss for w, loss in x.each(x.extra, ppo_clip(x))]
@@ -282,6 +287,7 @@ SURROGATES: dict[str, Surrogate] = {
         reinforce,
         importance_weighted,
         dro,
+        squared_log_ratio,
         decoupled_ppo,
     )
 }

@@ -25,6 +25,7 @@ from rft_algos.advantages.groups import (
     is_constant,
     num_groups,
     ratio_or_zero,
+    spread,
 )
 
 
@@ -51,7 +52,8 @@ def group_norm(rewards_N: Tensor, group_ids_N: Tensor, *, epsilon: float = 1e-6)
         (to within epsilon).
     """
     rewards_N, groups_N = grouped(rewards_N, group_ids_N)
-    return ratio_or_zero(centred(rewards_N, groups_N), group_std(rewards_N, groups_N) + epsilon)
+    centred_N = centred(rewards_N, groups_N)
+    return ratio_or_zero(centred_N, spread(centred_N, groups_N) + epsilon)
 
 
 def group_centred(rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def group_sum(values_N: Tensor, groups_N: Tensor) -> Tensor:
     Returns:
         [N] float64.
     """
-    return torch.zeros_like(values_N).index_add_(0, groups_N, values_N)[groups_N]
+    return torch.zeros_like(values_N).index_add_(0, groups_N, values_N).index_select(0, groups_N)
 
 
 def group_size(groups_N: Tensor) -> Tensor:
@@ -137,7 +137,20 @@ def group_std(values_N: Tensor, groups_N: Tensor) -> Tensor:
     Returns:
         [N] float64.
     """
-    squares_N = group_sum(centred(values_N, groups_N).square(), groups_N)
+    return spread(centred(values_N, groups_N), groups_N)
+
+
+def spread(centred_N: Tensor, groups_N: Tensor) -> Tensor:
+    """`group_std` of values that are `centred` already.
+
+    Args:
+        centred_N: [N] float64.
+        groups_N: [N] int64 group numbers.
+
+    Returns:
+        [N] float64.
+    """
+    squares_N = group_sum(centred_N.square(), groups_N)
     return (squares_N / (group_size(groups_N) - 1).clamp(min=1)).sqrt()
 
 

@@ -24,6 +24,7 @@ Metrics are (total, count) pairs of tensors that add up the same way; divide aft
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,8 @@ from rft_algos.objectives.weights import token_weights
 from rft_algos.reductions import Count
 from rft_algos.segments import all_true
 
+_LEAST_EXCESS = math.expm1(-surrogates.LOG_RATIO_LIMIT)
+"""Of the ratio over 1."""
 _PART = 65_536
 """Tokens that are added up together: their float64 copy stays in the cache."""
 Metrics = dict[str, tuple[Tensor, Tensor]]
@@ -230,14 +233,20 @@ def total_and_count(values_T: Tensor, loss_mask_T: Tensor) -> tuple[Tensor, Tens
 def _total(values_T: Tensor, loss_mask_T: Tensor) -> Tensor:
     if values_T.dtype == torch.bool:
         return _number(values_T & loss_mask_T)
+    nothing_masked = loss_mask_T.is_cpu and all_true(loss_mask_T)
+    return _sum(values_T if nothing_masked else torch.where(loss_mask_T, values_T, 0))
+
+
+def _sum(values_T: Tensor) -> Tensor:
     if not values_T.is_cpu:
-        return torch.where(loss_mask_T, values_T, 0).sum(dtype=torch.float64)
+        return values_T.sum(dtype=torch.float64)
     # part by part, because on a CPU the sum would first make a float64 copy of all
-    kept_T = values_T if all_true(loss_mask_T) else torch.where(loss_mask_T, values_T, 0)
-    return torch.stack([part.sum(dtype=torch.float64) for part in kept_T.split(_PART)]).sum()
+    return torch.stack([part.sum(dtype=torch.float64) for part in torch.split(values_T, _PART)]).sum()
 
 
 def _number(mask_T: Tensor) -> Tensor:
+    if mask_T.is_cpu and all_true(mask_T):
+        return torch.tensor(mask_T.numel(), dtype=torch.float64)
     return mask_T.count_nonzero().to(torch.float64)  # a third of the time of `sum`
 
 
@@ -260,12 +269,16 @@ def term_metrics(terms: dict[str, Tensor], loss_mask_T: Tensor, num_loss_tokens:
 
 @torch.no_grad()
 def _policy_metrics(record: PolicyAlgorithm, tokens: Tokens, kept_T: Tensor | None) -> Metrics:
+    count = _number(tokens.mask)
+    # k3 of KL(old || current) and the ratio share an exponential, and expm1 is good for both; masked tokens add 0
+    bounded_T = tokens.log_ratio.clamp(max=surrogates.LOG_RATIO_LIMIT)
+    excess_T = torch.expm1(bounded_T)
     totals = {
-        # k3 of KL(old || current): its log-ratio is log pi_old - log pi
-        "policy/kl": _total(kl.k3(-tokens.log_ratio), tokens.mask),
-        "policy/ratio_mean": _total(surrogates.ratio(tokens.log_ratio), tokens.mask),
-        "policy/ratio_clamped": _total(surrogates.is_clamped(tokens.log_ratio), tokens.mask),
+        "policy/kl": _sum(excess_T - bounded_T),
+        "policy/ratio_mean": count + _sum(excess_T.clamp_(min=_LEAST_EXCESS)),
+        "policy/ratio_clamped": _number(surrogates.is_clamped(tokens.log_ratio)),
     }
+    del bounded_T, excess_T
     indicator = clip_indicator_of(record.surrogate)
     if indicator is not None:
         totals["policy/clip_fraction"] = _total(indicator(record.surrogate, tokens), tokens.mask)
@@ -276,5 +289,4 @@ def _policy_metrics(record: PolicyAlgorithm, tokens: Tokens, kept_T: Tensor | No
     if tokens.reference_log_ratio is not None:
         totals["kl/reference"] = _total(kl.k3(tokens.reference_log_ratio), tokens.mask)
         totals["kl/reference_clamped"] = _total(kl.is_clamped(tokens.reference_log_ratio), tokens.mask)
-    count = _number(tokens.mask)
     return {name: (total, count) for name, total in totals.items()}
