@@ -81,6 +81,12 @@ def newest_step(run: Path) -> int:
     return max((int(path.name.removeprefix("step_")) for path in checkpoints(run)), default=-1)
 
 
+def is_over(run: Path) -> bool:
+    """Whether the run has said that it finished."""
+    summary = run / "summary.json"
+    return summary.is_file() and json.loads(summary.read_text())["outcome"] == "finished"
+
+
 def test_twenty_kills_at_any_time_change_no_bit(
     server: ForkServer, task: TinyTask, references: References, runs: Path, tmp_path: Path
 ) -> None:
@@ -106,6 +112,8 @@ def test_twenty_kills_at_any_time_change_no_bit(
             if not kill_after(restarts.start([("record_phase", [str(phase_file)])]), instant):
                 break  # it was faster than the instant, and has finished
             note(instant, phase_file)
+            if is_over(restarts.run):
+                break  # killed after its last record, before the process had left
         else:
             restarts.finish()
     for point, nth in IN_A_SAVE:
