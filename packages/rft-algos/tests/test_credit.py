@@ -126,6 +126,13 @@ def test_epsilon_of_the_choice_is_used(epsilon: float):
         assert torch.equal(credit(Grpo(advantage=choice, kl_place="none"), b).advantages_T, spread(expected, b))
 
 
+def test_gdpo_weighs_the_parts_after_each_is_normalised():
+    b = batch(component_weights_K=torch.tensor([0.9, 0.1], dtype=D))
+    record = Grpo(advantage=choices.Gdpo(), kl_place="none")
+    parts = [advantages.group_norm(b.components_NK[:, k], GROUPS) for k in (0, 1)]  # type: ignore[index]
+    torch.testing.assert_close(credit(record, b).advantages_T, spread(0.9 * parts[0] + 0.1 * parts[1], b))
+
+
 def test_cpgd_takes_its_largest_weight():
     rewards = torch.tensor([1.0, 0.0, 0.5] + [0.1] * 3, dtype=D)
     record = Grpo(advantage=choices.CpgdWeighted(max_weight=1.5), kl_place="none")

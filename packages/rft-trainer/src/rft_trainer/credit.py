@@ -146,9 +146,9 @@ class CreditAssigner:
         rollouts = [rollout for _, rollout in flat_rollouts(groups)]
         lengths_N = torch.tensor([len(rollout.completion_ids) for rollout in rollouts])
         rewards_N, group_ids_N = flat_rewards(groups)
-        components_NK = self._components(rollouts)
-        if self._rules.component_weights is not None and components_NK is not None:
-            rewards_N = components_NK.sum(1)
+        components_NK, weights_K = self._components(rollouts)
+        if self._rules.component_weights is not None and components_NK is not None and weights_K is not None:
+            rewards_N = components_NK @ weights_K
         correct_N = torch.tensor([is_correct(rollout) for rollout in rollouts])
         shaped_N, metrics = self._shaped(rewards_N, correct_N, group_ids_N, lengths_N)
         steps_T, step_mask_T = _steps(rollouts, shaped_N) if self._record.advantage.needs_steps else (None, None)
@@ -165,6 +165,7 @@ class CreditAssigner:
             values_T=_flat(told.values) if told.values else None,
             greedy_rewards_N=torch.tensor(greedy, dtype=torch.float64) if self._record.advantage.needs_greedy else None,
             components_NK=components_NK if self._record.advantage.needs_components else None,
+            component_weights_K=weights_K if self._record.advantage.needs_components else None,
             step_rewards_T=steps_T,
             step_mask_T=step_mask_T,
         )
@@ -173,17 +174,18 @@ class CreditAssigner:
             metrics["kl/rollout"] = spent_T.sum(), torch.tensor(float(len(spent_T)))
         return batch, metrics
 
-    def _components(self, rollouts: Sequence[Rollout]) -> Tensor | None:
-        """[N, K] the parts of the rewards times their weights (1 where none are given), K in the order of names."""
+    def _components(self, rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """[N, K] the parts of the rewards and [K] their weights (1 where none are given), K in the order of names."""
         weights = self._rules.component_weights
         if weights is None and not self._record.advantage.needs_components:
-            return None
+            return None, None
         names = sorted(weights if weights is not None else {name for r in rollouts for name in r.breakdown})
         if not names:  # a reward without parts is one part
-            return torch.tensor([[rollout.reward] for rollout in rollouts], dtype=torch.float64)
+            whole = torch.tensor([[rollout.reward] for rollout in rollouts], dtype=torch.float64)
+            return whole, torch.ones(1, dtype=torch.float64)
         factors = [1.0 if weights is None else weights[name] for name in names]
-        rows = [[r.breakdown.get(name, 0.0) * w for name, w in zip(names, factors, strict=True)] for r in rollouts]
-        return torch.tensor(rows, dtype=torch.float64)
+        rows = [[r.breakdown.get(name, 0.0) for name in names] for r in rollouts]
+        return torch.tensor(rows, dtype=torch.float64), torch.tensor(factors, dtype=torch.float64)
 
     def _shaped(
         self, rewards_N: Tensor, correct_N: Tensor, group_ids_N: Tensor, lengths_N: Tensor

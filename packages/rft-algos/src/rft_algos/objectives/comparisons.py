@@ -67,7 +67,9 @@ def _best_of_group(choice: choices.BestOfGroup, batch: RolloutBatch) -> Tensor:
 @implements(choices.Gdpo)
 def _gdpo(choice: choices.Gdpo, batch: RolloutBatch) -> Tensor:
     assert batch.components_NK is not None, "GDPO needs the parts of the reward"
-    weights_K = torch.ones(batch.components_NK.shape[1], dtype=torch.float64)
+    weights_K = batch.component_weights_K
+    if weights_K is None:
+        weights_K = torch.ones(batch.components_NK.shape[1], dtype=torch.float64)
     return advantages.gdpo(batch.components_NK, batch.group_ids_N, weights_K, epsilon=choice.epsilon)
 
 

@@ -68,7 +68,9 @@ class RolloutBatch:
     greedy_rewards_N: Tensor | None = None
     """[N] reward of the greedy response to the sequence's prompt."""
     components_NK: Tensor | None = None
-    """[N, K] the parts of the reward, weighted as they add up."""
+    """[N, K] the parts of the reward, each before its weight."""
+    component_weights_K: Tensor | None = None
+    """[K] their weights; None for 1 each."""
     step_rewards_T: Tensor | None = None
     """[T] reward of the step that ends at each token, where `step_mask_T`."""
     step_mask_T: Tensor | None = None
