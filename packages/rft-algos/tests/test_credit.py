@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from rft_algos import advantages, choices
+from rft_algos import advantages, choices, surrogates
 from rft_algos.algorithms import PUBLISHED, Grpo, PolicyAlgorithm, by_name
 from rft_algos.errors import OptionsError
 from rft_algos.objectives import Credit, RolloutBatch, credit, implements, policy_loss
 from rft_algos.objectives.registry import clip_indicator_of, equation_of
+from rft_algos.objectives.tokens import Tokens
 from rft_algos.reward_shaping import RunningMoments
 
 D = torch.float64
@@ -551,3 +553,68 @@ def test_without_a_key_selections_draw_by_key_zero():
     assert plain.selected_T is not None
     assert torch.equal(plain.selected_T, zero.selected_T)  # type: ignore[arg-type]
     assert not torch.equal(plain.selected_T, one.selected_T)  # type: ignore[arg-type]
+
+
+def test_a_last_sequence_without_tokens_has_length_zero():
+    changed = {name: getattr(batch(), name)[:2] for name in ("loss_mask_T", "segment_ids_T")}
+    assert replace(batch(), **changed).lengths_N.tolist() == [2.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("divergence", "equation"), [("tv", surrogates.dppo_tv), ("kl", surrogates.dppo_kl)])
+def test_dppo_takes_the_divergence_of_the_choice(divergence: str, equation: Callable[..., Tensor]):
+    # down by 0.3, 0.22 nats: further than 0.25 by the one measure, not by the other
+    logprobs_T, old_T = torch.tensor([0.2, 0.4], dtype=D).log(), torch.tensor([0.5, 0.4], dtype=D).log()
+    tokens = tokens_of(logprobs_T, old_T, torch.tensor([-2.0, 1.0], dtype=D))
+    choice = choices.Dppo(divergence=divergence, low=0.25, high=0.25)  # type: ignore[arg-type]
+    expected_T = equation(logprobs_T, old_T, tokens.advantages, 0.25, 0.25)
+    assert equation_of(choice)(choice, tokens).tolist() == expected_T.tolist()
+    assert (expected_T[0] == 0.0) == (divergence == "tv")
+
+
+def test_clip_cov_takes_the_gradient_of_clipped_and_of_selected_tokens():
+    # a ratio of 2 is clipped at positive advantages; the second token is selected, the third neither
+    old_T = torch.tensor([-1.0, -1.0, -1.0], dtype=D)
+    tokens = tokens_of(old_T + torch.tensor([2.0, 1.0, 1.0], dtype=D).log(), old_T, torch.ones(3, dtype=D))
+    choice = choices.ClipCov()
+    indicator = clip_indicator_of(choice)
+    assert indicator is not None
+    selected = replace(tokens, selected=torch.tensor([False, True, False]))
+    assert indicator(choice, selected).tolist() == [True, True, False]
+
+
+def tokens_of(logprobs_T: Tensor, old_T: Tensor, advantages_T: Tensor) -> Tokens:
+    num = logprobs_T.shape[0]
+    return Tokens.masked(
+        logprobs_T=logprobs_T,
+        old_logprobs_T=old_T,
+        advantages_T=advantages_T,
+        loss_mask_T=torch.ones(num, dtype=torch.bool),
+        segment_ids_T=torch.zeros(num, dtype=torch.int64),
+        dtype=D,
+    )
+
+
+def test_pitfall_6_tokens_are_zero_where_masked_whatever_stands_there():
+    def spoiled() -> Tensor:
+        return torch.tensor([1.5, math.nan], dtype=D)
+
+    tokens = Tokens.masked(
+        logprobs_T=spoiled(),
+        old_logprobs_T=spoiled(),
+        advantages_T=spoiled(),
+        loss_mask_T=torch.tensor([True, False]),
+        segment_ids_T=torch.tensor([0, 0]),
+        dtype=D,
+        reference_logprobs_T=spoiled(),
+        behaviour_logprobs_T=spoiled(),
+        entropy_T=spoiled(),
+        token_weights_T=spoiled(),
+        selected_T=torch.tensor([True, True]),
+    )
+    for name in ("logprobs", "old_logprobs", "advantages", "behaviour_logprobs", "entropy", "weights"):
+        assert getattr(tokens, name).tolist() == [1.5, 0.0], name
+    assert tokens.log_ratio.tolist() == [0.0, 0.0]
+    assert tokens.reference_log_ratio is not None
+    assert tokens.reference_log_ratio.tolist() == [0.0, 0.0]
+    assert tokens.selected is not None
+    assert tokens.selected.tolist() == [True, False]

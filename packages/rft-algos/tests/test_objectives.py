@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rft_algos.algorithms import Aggregation, Grpo, PolicyAlgorithm, Sft
 from rft_algos.choices import PpoClip
 from rft_algos.objectives import LossOutput, policy_loss, supervised_loss, token_weights
+from rft_algos.objectives.policy import total_and_count
 
 MAX_TOKENS = 13
 AGGREGATIONS: tuple[Aggregation, ...] = (
@@ -397,3 +398,50 @@ def test_the_drift_term_is_added_with_its_coefficient():
     assert float(drifting.metrics["policy/drift_loss"][0]) == pytest.approx(drift, rel=1e-12)
     assert float(drifting.loss - plain.loss) == pytest.approx(drift, rel=1e-9)
     assert "policy/drift_loss" not in plain.metrics
+
+
+def test_gradient_flows_through_log_probs_and_entropy_alone():
+    def leaf(*values: float) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.float64, requires_grad=True)
+
+    logprobs, entropy = leaf(-1.0, -2.0), leaf(0.5, 0.6)
+    others = {
+        "old_logprobs_T": leaf(-1.1, -2.1),
+        "reference_logprobs_T": leaf(-1.2, -2.3),
+        "behaviour_logprobs_T": leaf(-1.0, -2.2),
+        "advantages_T": leaf(-1.0, 0.5),
+        "token_weights_T": leaf(0.9, 0.8),
+    }
+    output = policy_loss(
+        Grpo(kl_place="loss", kl_coef=0.5, entropy_coef=0.3, drift_coef=0.2, off_policy_delta=1.0),
+        logprobs_T=logprobs,
+        entropy_T=entropy,
+        loss_mask_T=torch.tensor([True, True]),
+        segment_ids_T=torch.tensor([0, 1]),
+        num_loss_tokens=2,
+        num_sequences=2,
+        **others,
+    )
+    output.loss.backward()
+    assert logprobs.grad is not None
+    assert entropy.grad is not None
+    assert {name: tensor.grad for name, tensor in others.items()} == dict.fromkeys(others)
+
+
+def test_metrics_of_a_ratio_beyond_its_limit_are_those_at_the_limit():
+    s = Sequence(mask=[True], logprobs=[-1.0], old=[-31.0], reference=[-1.0], entropy=[0.5], advantage=1.0)
+    metrics = loss_of(record_for("token_mean"), [s], [s]).metrics
+    assert float(metrics["policy/kl"][0]) == pytest.approx(math.exp(20) - 1 - 20, rel=1e-12)
+    assert float(metrics["policy/ratio_mean"][0]) == pytest.approx(math.exp(20), rel=1e-12)
+    assert float(metrics["policy/ratio_clamped"][0]) == 1.0
+
+
+def test_a_step_of_one_token_has_one_share():
+    s = Sequence(mask=[True], logprobs=[-1.0], old=[-1.0], reference=[-1.0], entropy=[0.5], advantage=1.0)
+    assert float(loss_of(record_for("token_mean"), [s], [s]).metrics["policy/loss"][1]) == 1.0
+
+
+def test_a_total_counts_loss_tokens_only():
+    mask = torch.tensor([True, False, True])
+    for values, total in ((torch.ones(3, dtype=torch.bool), 2.0), (torch.tensor([1.5, math.nan, 2.0]), 3.5)):
+        assert tuple(map(float, total_and_count(values, mask))) == (total, 2.0)
