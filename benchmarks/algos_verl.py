@@ -93,7 +93,7 @@ def _advantages(batch: Batch) -> Iterator[Case]:
     yield outcome(
         "gdpo, whitened",
         "gdpo",
-        choices.Gdpo(),
+        choices.Gdpo(over_batch=False),
         lambda: advantages.gdpo(parts_NK, groups_N, weights_K),
         whitens=True,
         config={"gdpo_reward_keys": columns, "gdpo_reward_weights": WEIGHTS},

@@ -116,7 +116,7 @@ def test_epsilon_of_the_choice_is_used(epsilon: float):
         (choices.BatchStd(epsilon=epsilon), advantages.batch_std(b.rewards_N, b.group_ids_N, epsilon=epsilon)),
         (choices.BestOfGroup(epsilon=epsilon), advantages.best_of_group(b.rewards_N, b.group_ids_N, epsilon=epsilon)),
         (
-            choices.Gdpo(epsilon=epsilon),
+            choices.Gdpo(epsilon=epsilon, over_batch=False),
             advantages.gdpo(b.components_NK, b.group_ids_N, torch.ones(2, dtype=D), epsilon=epsilon),
         ),
         (
@@ -130,9 +130,17 @@ def test_epsilon_of_the_choice_is_used(epsilon: float):
 
 def test_gdpo_weighs_the_parts_after_each_is_normalised():
     b = batch(component_weights_K=torch.tensor([0.9, 0.1], dtype=D))
-    record = Grpo(advantage=choices.Gdpo(), kl_place="none")
+    record = Grpo(advantage=choices.Gdpo(over_batch=False), kl_place="none")
     parts = [advantages.group_norm(b.components_NK[:, k], GROUPS) for k in (0, 1)]  # type: ignore[index]
     torch.testing.assert_close(credit(record, b).advantages_T, spread(0.9 * parts[0] + 0.1 * parts[1], b))
+
+
+def test_gdpo_normalises_the_sum_over_sequences_however_long_they_are():
+    b = batch()
+    assert len(set(b.lengths_N.tolist())) > 1
+    sums_N = advantages.gdpo(b.components_NK, b.group_ids_N, torch.ones(2, dtype=D))  # type: ignore[arg-type]
+    expected_N = (sums_N - sums_N.mean()) / (sums_N.std() + 1e-6)
+    torch.testing.assert_close(credit(published("gdpo"), b).advantages_T, spread(expected_N, b))
 
 
 def test_cpgd_takes_its_largest_weight():

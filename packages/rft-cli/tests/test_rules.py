@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rft_algos import choices
 from rft_algos.algorithms import Cpgd, Dapo, DrGrpo, Grpo, PolicyAlgorithm, Ppo
-from rft_cli.algorithm_choice import algorithm_record
+from rft_algos.errors import OptionsError
+from rft_cli.algorithm_choice import algorithm_record, algorithm_type
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_cli.settings import RlSettings
@@ -93,6 +96,21 @@ def test_flags_that_disagree_are_refused_with_the_reason(argv: list[str], code: 
     assert "command line" in problem.where
     assert problem.why
     assert problem.do
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "error"),
+    [("import math\n\nmath.nothing\n", 3, "AttributeError"), ("x = 1\ndef broken(:\n", 2, "SyntaxError")],
+)
+def test_an_algorithm_file_that_raises_is_named_with_its_line(tmp_path: Path, text: str, line: int, error: str) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(OptionsError) as caught:
+        algorithm_type(f"{path}:Mine")
+    problem = caught.value.problem
+    assert problem.code == "algorithm.file_fails"
+    assert problem.where.startswith(f"{path}:{line} ")
+    assert error in problem.what
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,19 @@ def over_time(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     return {"advantages": unpacked(found.advantages_T, mask), "returns": unpacked(found.returns_T, mask)}
 
 
+def gdpo(case: Case, dtype: torch.dtype) -> dict[str, Any]:
+    """The parts of the rewards, each normalised by itself, and the whole."""
+    inputs, over_batch = case["inputs"], case["name"] == "gdpo_batch"
+    record = PolicyAlgorithm(advantage=choices.Gdpo(epsilon=case["params"]["epsilon"] or 1e-300, over_batch=over_batch))
+    columns = {
+        "components_NK": torch.stack([numbers(row, dtype) for row in inputs["components"]]),
+        "component_weights_K": numbers(inputs["weights"], dtype),
+    }
+    rollouts = batch(case, dtype, **columns)
+    firsts = [int((rollouts.segment_ids_T == i).nonzero()[0]) for i in range(len(inputs["components"]))]
+    return {"advantages": credit(record, rollouts).advantages_T[firsts].tolist()}
+
+
 def process(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     """Rewards of steps."""
     inputs, epsilon = case["inputs"], case["params"]["epsilon"] or 1e-300
@@ -185,6 +198,7 @@ def divergence(case: Case, dtype: torch.dtype) -> dict[str, Any]:
 
 COMPUTE |= {("advantage", name): advantage for name in OF_SEQUENCES}
 COMPUTE |= {("advantage", name): over_time for name in ("discounted_returns", "gae", "reinforce_pp")}
+COMPUTE |= {("advantage", name): gdpo for name in ("gdpo", "gdpo_batch")}
 COMPUTE |= {("advantage", "process_group_norm"): process}
 COMPUTE |= {("correction", name): correction for name in CORRECTIONS}
 COMPUTE |= {("surrogate", name): surrogate for name in SURROGATES}

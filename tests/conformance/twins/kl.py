@@ -44,8 +44,13 @@ def straight_through(x: Decimal, fixed: Decimal, moved: Decimal) -> Decimal:
 
 
 def unbiased_k3(x: Decimal, fixed: Decimal, moved: Decimal) -> Decimal:
-    """r k3, both with their gradients."""
-    return ratio(moved) * k3_of(x)
+    """r k3, both with their gradients; where the value is held the gradient is not."""
+
+    def free(at: Decimal, weight: Decimal) -> Decimal:
+        return weight * ((-at).exp() - 1 + at)
+
+    weight = ratio(moved - (x - fixed))
+    return weight * k3_of(fixed) + free(x, ratio(moved)) - free(fixed, weight)
 
 
 def with_gradient(estimator: Estimator) -> Any:

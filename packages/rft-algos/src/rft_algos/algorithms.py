@@ -353,7 +353,6 @@ class GdpoAlgorithm(PolicyAlgorithm):
 
     name: ClassVar[str] = "gdpo"
     advantage: Advantage = field(default_factory=Gdpo)
-    normalise_advantages: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

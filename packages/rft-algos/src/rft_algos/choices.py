@@ -178,6 +178,8 @@ class Gdpo(Advantage):
 
     needs_components: ClassVar[bool] = True
     epsilon: float = 1e-6
+    over_batch: bool = True
+    """Normalise the sum over all sequences of the batch, each counted once: the paper's last step."""
 
     def __post_init__(self) -> None:
         check_positive(epsilon=self.epsilon)

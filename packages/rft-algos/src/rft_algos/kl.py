@@ -109,21 +109,25 @@ def straight_through(value_T: Tensor, gradient_T: Tensor) -> Tensor:
 def unbiased_k3(log_ratio_reference_T: Tensor, log_ratio_old_T: Tensor) -> Tensor:
     """k3 for tokens of the old policy, with the right value and the right gradient.
 
-    r_t k3_t, r_t = exp(clamp(log pi_t - log pi_old,t, -20, 20)).
+    The value is r_t k3_t, r_t = exp(clamp(log pi_t - log pi_old,t, -20, 20)); the gradient with
+    respect to log pi_t is r_t x_t.
 
     The importance ratio moves the average from pi_old to pi, and its own gradient supplies what is
-    missing from that of k3.
+    missing from that of k3: r (exp(-x) - 1 + x) + r (1 - exp(-x)) = r x. That sum is not left to
+    arithmetic, which would lose at x = -18 every digit of float32 to exp(18): r x is the gradient
+    as it is, also where the value is held (`k3`), and r stands in it as a constant.
 
     Source: DeepSeek-AI 2025, "DeepSeek-V3.2" (arXiv 2512.02556), section 3.1.
 
     Args:
         log_ratio_reference_T: [T] log pi - log pi_ref, in nats; the gradient flows through it.
-        log_ratio_old_T: [T] log pi - log pi_old, in nats; the gradient flows through it.
+        log_ratio_old_T: [T] log pi - log pi_old, in nats; no gradient flows through it.
 
     Returns:
         [T] estimates, in nats.
     """
-    return ratio(log_ratio_old_T) * k3(log_ratio_reference_T)
+    ratio_T = ratio(log_ratio_old_T.detach())
+    return straight_through(ratio_T * k3(log_ratio_reference_T), ratio_T * k2(log_ratio_reference_T))
 
 
 def is_clamped(log_ratio_T: Tensor) -> Tensor:

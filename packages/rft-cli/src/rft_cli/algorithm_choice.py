@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -97,7 +98,10 @@ def _own(place: str) -> type[PolicyAlgorithm]:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _not_importable(path, error) from error
     found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, PolicyAlgorithm)):
         there = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == spec.name]
@@ -109,6 +113,20 @@ def _own(place: str) -> type[PolicyAlgorithm]:
             do=f"--advantage_estimator {path}:{there[-1] if there else 'MyAlgorithm'}",
         )
     return found
+
+
+def _not_importable(path: str, error: Exception) -> OptionsError:
+    """The user's file as it raised: the last line of theirs that was running."""
+    line = error.lineno if isinstance(error, SyntaxError) else None
+    for frame in traceback.extract_tb(error.__traceback__):
+        line = frame.lineno if frame.filename == str(path) else line
+    return OptionsError(
+        code="algorithm.file_fails",
+        what=f"{path} cannot be imported: {type(error).__name__}: {error}",
+        where=f"{path}:{line} (--advantage_estimator)",
+        why="the file of an algorithm is imported before anything starts",
+        do=f"python {path}, until it runs without an error",
+    )
 
 
 def algorithm_record(settings: RlSettings) -> PolicyAlgorithm:

@@ -227,7 +227,7 @@ def gdpo(components_NK: Tensor, group_ids_N: Tensor, weights_K: Tensor, *, epsil
     A_i = sum_k w_k (R_ik - mean_g R_k) / (std_g R_k + epsilon).
 
     Normalising the sum instead gives many different combinations of components the same advantage.
-    The paper then normalises A over the batch; `rft_algos.advantages.whitening` does that.
+    The paper then normalises A over the sequences of the batch; `rft_algos.advantages.whitening` does that.
 
     Source: Liu et al. 2026, "GDPO" (arXiv 2601.05242).
 

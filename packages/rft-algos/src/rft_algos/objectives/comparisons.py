@@ -70,7 +70,12 @@ def _gdpo(choice: choices.Gdpo, batch: RolloutBatch) -> Tensor:
     weights_K = batch.component_weights_K
     if weights_K is None:
         weights_K = torch.ones(batch.components_NK.shape[1], dtype=torch.float64)
-    return advantages.gdpo(batch.components_NK, batch.group_ids_N, weights_K, epsilon=choice.epsilon)
+    advantages_N = advantages.gdpo(batch.components_NK, batch.group_ids_N, weights_K, epsilon=choice.epsilon)
+    if not choice.over_batch:
+        return advantages_N
+    everyone_N = torch.ones_like(advantages_N, dtype=torch.bool)
+    moments = advantages.moments(advantages_N, everyone_N)
+    return advantages.whiten(advantages_N, everyone_N, moments, epsilon=choice.epsilon)
 
 
 @implements(choices.Gpg)
