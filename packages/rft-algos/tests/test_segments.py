@@ -28,13 +28,19 @@ def doubles(*values: float) -> Tensor:
 
 
 def ragged(seed: int) -> tuple[list[float], list[bool], list[int]]:
-    """Values, mask and ids: padding at any place, sequences without loss tokens, NaN where masked."""
+    """Values, mask and ids: padding at any place, sequences without loss tokens, NaN where masked; every third long."""
     numbers = random.Random(seed)
-    lengths = [numbers.choice([1, 1, 2, 3, 8, 17]) for _ in range(numbers.randint(1, 8))]
+    is_long = seed % 3 == 2
+    around = [5, 128, 129, 160, 193, 256, 301] if is_long else [1, 1, 2, 3, 8, 17]
+    lengths = [numbers.choice(around) for _ in range(numbers.randint(1, 8))]
     names = [i if numbers.random() < 0.8 else -1 for i in numbers.sample(range(sum(lengths)), len(lengths))]
     ids = [i for i, length in zip(names, lengths, strict=True) for _ in range(length)]
     masked_row = numbers.choice(names)
-    mask = [numbers.random() < 0.7 and i >= 0 and i != masked_row for i in ids]
+    if is_long:  # one stretch of 50, so that runs stay long
+        first = numbers.randrange(len(ids))
+        mask = [not first <= t < first + 50 and i >= 0 and i != masked_row for t, i in enumerate(ids)]
+    else:
+        mask = [numbers.random() < 0.7 and i >= 0 and i != masked_row for i in ids]
     return [numbers.gauss(0, 1) if kept else NAN for kept in mask], mask, ids
 
 
@@ -108,6 +114,26 @@ def test_the_way_of_the_cpu_and_that_of_other_devices_agree(seed: int):
         assert float(slot_counts(places, dtype=torch.float64)[-1]) == 0.0
 
 
+def test_long_runs_are_summed_in_rows_and_short_ones_are_not():
+    one_run = torch.zeros(128, dtype=torch.int64)
+    assert slots(torch.ones(128, dtype=torch.bool), one_run).rows is not None
+    assert slots(torch.ones(127, dtype=torch.bool), one_run[1:]).rows is None
+    for seed in range(60):
+        _, mask, ids = ragged(seed)
+        places = slots(torch.tensor(mask), torch.tensor(ids))
+        assert places.runs is not None
+        runs_R, lengths_R = places.runs
+        assert (places.rows is not None) == (len(ids) // 32 >= 4 * runs_R.shape[0])
+        if places.rows is None:
+            continue
+        row_ids, rest = places.rows.split(places.index_T)
+        ragged_rows = [i for i, row in enumerate(row_ids.tolist()) if len(set(row)) > 1]
+        assert set(ragged_rows) <= set(places.rows.ragged_X.tolist())
+        # a row that ends with a run may be left out though it lies within it; no more than one a run
+        assert places.rows.ragged_X.shape[0] <= lengths_R.shape[0]
+        assert rest.shape[0] == len(ids) % 32
+
+
 def test_counts_keep_the_type_they_are_asked_for():
     mask, ids = torch.tensor([True, True]), torch.tensor([0, 0])
     assert segment_lengths(mask, ids).dtype == torch.float32
@@ -127,6 +153,11 @@ def test_gradients_are_right(way: object):
     per_slot = torch.linspace(-1, 2, places.spare + 1, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: at_tokens(x, places), (per_slot,))
     assert torch.autograd.gradcheck(lambda x: at_tokens(slot_means(x, places).exp(), places), (values,))
+    long = way(slots(torch.arange(300) != 170, torch.arange(300) // 150))
+    values_T = torch.linspace(-1, 2, 300, dtype=torch.float64, requires_grad=True)
+    per_long_slot = torch.linspace(-1, 2, long.spare + 1, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: slot_sums(x, long), (values_T,))
+    assert torch.autograd.gradcheck(lambda x: at_tokens(x, long), (per_long_slot,))
     for function in (segment_sum, segment_mean):
         assert torch.autograd.gradcheck(lambda x, f=function: f(x, mask, ids), (values,))
 
