@@ -118,19 +118,22 @@ def test_long_runs_are_summed_in_rows_and_short_ones_are_not():
     one_run = torch.zeros(128, dtype=torch.int64)
     assert slots(torch.ones(128, dtype=torch.bool), one_run).rows is not None
     assert slots(torch.ones(127, dtype=torch.bool), one_run[1:]).rows is None
+    # the last run has none of the whole rows
+    ends_short = torch.tensor([301, 301, 5])
+    rows = slots(torch.ones(607, dtype=torch.bool), torch.arange(3).repeat_interleave(ends_short)).rows
+    assert rows is not None
+    assert rows.whole_2R.tolist() == [0, 9, 1, 8, 0, 0]
     for seed in range(60):
         _, mask, ids = ragged(seed)
         places = slots(torch.tensor(mask), torch.tensor(ids))
         assert places.runs is not None
-        runs_R, lengths_R = places.runs
-        assert (places.rows is not None) == (len(ids) // 32 >= 4 * runs_R.shape[0])
+        assert (places.rows is not None) == (len(ids) // 32 >= 4 * places.runs[0].shape[0])
         if places.rows is None:
             continue
         row_ids, rest = places.rows.split(places.index_T)
         ragged_rows = [i for i, row in enumerate(row_ids.tolist()) if len(set(row)) > 1]
-        assert set(ragged_rows) <= set(places.rows.ragged_X.tolist())
-        # a row that ends with a run may be left out though it lies within it; no more than one a run
-        assert places.rows.ragged_X.shape[0] <= lengths_R.shape[0]
+        assert places.rows.ragged_X.tolist() == ragged_rows
+        assert int(places.rows.whole_2R.sum()) == len(ids) // 32
         assert rest.shape[0] == len(ids) % 32
 
 
