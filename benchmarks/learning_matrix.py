@@ -223,8 +223,6 @@ def plot(results: dict[str, dict[str, object]]) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "rft"
     from matplotlib import pyplot
 
-    matplotlib.rcParams["svg.hashsalt"] = "learning matrix"  # the same names of parts in every run
-
     names = list(results)
     columns = 6
     height = -(-len(names) // columns)
