@@ -71,6 +71,11 @@ class Session:
         self.rows = [self.rows[number] for number in rows]
         assert self.cache.num_rows == len(rows)
 
+    def select(self, rows: list[int]) -> None:
+        self.cache.select(torch.tensor(rows, dtype=torch.int64))
+        self.rows = [list(self.rows[number]) for number in rows]
+        assert self.cache.num_rows == len(rows)
+
     def check(self, found: Tensor, tokens: list[int]) -> None:
         assert found.dtype is torch.float32
         expected = torch.log_softmax(logits_after(self.policy, tokens), -1)
@@ -92,6 +97,26 @@ def test_decoding_equals_the_training_forward(kind: type, model_type: str, tiny_
     session.keep([])
     session.prefill([3, 3], [1, 1])
     session.step(2)
+    # as the beams of two prompts: from one row to three, in another order, and one of the prompts gone
+    session.select([0, 0, 0, 1, 1])
+    session.step(2)
+    session.select([2, 0, 2, 4])
+    session.step()
+    session.select([3, 3])
+    session.step()
+
+
+@pytest.mark.parametrize(("kind", "model_type"), [(FunctionalDecoder, "qwen2"), (GeneralDecoder, "gpt2")])
+def test_rows_that_are_not_there_or_do_not_fit_are_refused(kind: type, model_type: str, tiny_model: Build) -> None:
+    policy = make_policy(tiny_model(model_type), None, packed=model_type in PACKED_FAMILIES)
+    session = Session(policy, kind(policy), max_rows=3)
+    session.prefill([2, 3], [1, 1])
+    for rows in ([0, 2], [-1], [0, 0, 1, 1]):
+        with pytest.raises(ValueError, match="3 rows fit, and rows are 0 .. 1"):
+            session.cache.select(torch.tensor(rows))
+    if kind is FunctionalDecoder:
+        with pytest.raises(ValueError, match="prompts must stay in their order"):
+            session.cache.select(torch.tensor([1, 0]))
 
 
 @pytest.mark.parametrize("model_type", FAST)

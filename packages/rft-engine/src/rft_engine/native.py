@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -9,9 +10,12 @@ from typing import Generic
 
 import torch
 
+from rft_algos.beams import Mass
 from rft_algos.errors import OptionsError
+from rft_algos.token_trie import TokenTrie
 from rft_engine.admission import AdmissionQueue
 from rft_engine.batch import ContinuousBatch
+from rft_engine.beam_search import BeamSearch
 from rft_engine.lists import floats, integers
 from rft_engine.protocols import CacheT, DecodableModel
 from rft_engine.records import Completion, EngineStats
@@ -137,6 +141,55 @@ class NativeEngine(Generic[CacheT]):
         flat = iter(completions)
         return [[next(flat) for _ in prompt_keys] for prompt_keys in sample_keys]
 
+    def beam_search(
+        self,
+        prompts: Sequence[Sequence[int]],
+        trie: TokenTrie,
+        *,
+        num_beams: int,
+        temperature: float = 1.0,
+        mass: Mass = "vocabulary",
+    ) -> list[list[Completion]]:
+        """The best sequences of a finite set after every prompt.
+
+        Args:
+            prompts: token ids, at least one each.
+            trie: the sequences that may follow, each with its stop token where there is one.
+            num_beams: sequences for each prompt, at least 1; where the set has fewer, all of it is given.
+            temperature: divides the logits, above 0.
+            mass: "vocabulary" ranks by the probability of each token among all, "allowed" by its share of
+                what may follow.
+
+        Returns:
+            One list a prompt, best first: distinct sequences of the set. `logprobs` are over the whole vocabulary,
+            `log_kept_mass` is that of the tokens which could have followed.
+
+        Raises:
+            OptionsError: an option out of range; a prompt as in `generate`; tokens that the model does not know;
+                more beams than rows.
+            ServiceError: the engine is asleep, closed, or waits for weights.
+        """
+        self._states.require_ready("beam_search")
+        search = BeamSearch(trie.to(self._device), num_beams, temperature, mass)
+        self._check_search(search, num_beams)
+        self._check_prompts(prompts, [()] * len(prompts), trie.depth)
+        started, found, num_prompts = time.perf_counter(), list[list[Completion]](), self._max_rows // search.width
+        order = sorted(range(len(prompts)), key=lambda place: -len(prompts[place]))
+        with torch.inference_mode():
+            for first in range(0, len(prompts), num_prompts):
+                chosen = [prompts[place] for place in order[first : first + num_prompts]]
+                cache = self._take_cache(len(chosen) * search.width, len(chosen[0]) + trie.depth)
+                found += search.run(self._model, cache, chosen, self.weight_version, self._device)
+                cache.keep(torch.zeros(0, dtype=torch.int64, device=self._device))
+                self._cache = cache
+        self._stats = EngineStats(
+            num_generated_tokens=sum(len(beam.token_ids) for beams in found for beam in beams),
+            num_prefill_tokens=sum(map(len, prompts)),
+            num_decode_steps=search.num_steps,
+            seconds=time.perf_counter() - started,
+        )
+        return [beams for _, beams in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
+
     def load_weights(self, version: int) -> None:
         """Serve the model's present parameters as `version`.
 
@@ -187,6 +240,21 @@ class NativeEngine(Generic[CacheT]):
         self._cache = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _check_search(self, search: BeamSearch, num_beams: int) -> None:
+        largest = int(search.trie.tokens_E.max())
+        if num_beams < 1:
+            raise _refusal("engine.num_beams", f"num_beams = {num_beams}", "at least one is needed", "num_beams=1")
+        if not 0.0 < search.temperature < math.inf:
+            what = f"temperature = {search.temperature}"
+            raise _refusal("engine.sampling_option", what, "beams are ranked by probability", "temperature=1.0")
+        if search.width > self._max_rows:
+            what = f"{search.width} beams of one prompt, the engine decodes {self._max_rows} sequences at once"
+            raise _refusal("engine.num_beams", what, "all beams of a prompt take a step together", "more max_rows")
+        if largest >= self._model.vocab_size:
+            what = f"the tree holds token {largest}, the model knows 0 to {self._model.vocab_size - 1}"
+            remedy = "encode the sequences with the tokenizer of this model"
+            raise _refusal("engine.unknown_token", what, "a sequence consists of the model's tokens", remedy)
 
     def _check_prompts(
         self, prompts: Sequence[Sequence[int]], sample_keys: Sequence[Sequence[int]], max_new_tokens: int

@@ -33,6 +33,14 @@ class DecodeCache(Protocol):
         """
         ...
 
+    def select(self, rows: Tensor) -> None:
+        """Make row i what row `rows[i]` is now; a row may be taken several times, or not at all.
+
+        Args:
+            rows: [K] int64, at most `max_rows` of them; rows of a prompt stay neighbours, and prompts in their order.
+        """
+        ...
+
 
 CacheT = TypeVar("CacheT", bound=DecodeCache)
 

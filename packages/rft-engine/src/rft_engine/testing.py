@@ -33,6 +33,10 @@ class FakeCache:
     def keep(self, rows: Tensor) -> None:
         assert rows.dtype == torch.int64, f"rows must be int64: {rows.dtype}"
         assert bool((rows.diff() > 0).all()), f"rows must ascend: {rows}"
+        self.select(rows)
+
+    def select(self, rows: Tensor) -> None:
+        assert rows.numel() <= self.max_rows, f"{rows.numel()} rows, {self.max_rows} fit"
         self.states_B = self.states_B[rows]
         self.lengths_B = self.lengths_B[rows]
 

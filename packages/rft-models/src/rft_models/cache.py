@@ -27,6 +27,10 @@ class DecodeCache(Protocol):
         """Drop every row but these (int64, ascending); they become rows 0, 1, ... in the same order."""
         ...
 
+    def select(self, rows: Tensor) -> None:
+        """Row i becomes what row `rows[i]` is (int64, repeats allowed); prompts stay in their order."""
+        ...
+
 
 class StaticCache:
     """Keys and values of `FunctionalDecoder`: a prompt once for all its samples, and each row's own tokens.
@@ -130,6 +134,24 @@ class StaticCache:
         for store in (*self.keys, *self.values):
             store[moved : rows.shape[0], :, :live] = store[sources, :, :live]
 
+    @torch.inference_mode()
+    def select(self, rows: Tensor) -> None:
+        """Row i becomes what row `rows[i]` is (int64, repeats allowed); prompts stay in their order."""
+        rows = rows.to("cpu")
+        check_places(rows, self.num_rows, self.max_rows)
+        prompt_of_row_B = self.prompt_of_row_B[rows]
+        if bool((prompt_of_row_B[1:] < prompt_of_row_B[:-1]).any()):
+            raise ValueError(f"prompts must stay in their order, got rows {rows.tolist()[:20]}")
+        live = int(self.own_lengths_B.max()) if self.num_rows else 0
+        sources = rows.to(self.keys[0].device)
+        for store in (*self.keys, *self.values) if live else ():
+            store[: rows.shape[0], :, :live] = store[sources, :, :live]  # the right side is a copy
+        self.own_lengths_B = self.own_lengths_B[rows]
+        used_Q, self.prompt_of_row_B = torch.unique_consecutive(prompt_of_row_B, return_inverse=True)
+        if used_Q.shape[0] < self.prompt_lengths_P.shape[0]:
+            self._keep_prompts(used_Q)
+        self._find_places()
+
     def _keep_prompts(self, used_Q: Tensor) -> None:
         self.prompt_lengths_P = self.prompt_lengths_P[used_Q]
         columns = int(self.prompt_lengths_P.max()) if used_Q.shape[0] else 0
@@ -196,6 +218,16 @@ class GrowingCache:
         self.keys = [layer[index, :, unused:] for layer in self.keys]
         self.values = [layer[index, :, unused:] for layer in self.values]
 
+    @torch.inference_mode()
+    def select(self, rows: Tensor) -> None:
+        """Row i becomes what row `rows[i]` is (int64, repeats allowed)."""
+        rows = rows.to("cpu")
+        check_places(rows, self.num_rows, self.max_rows)
+        self.lengths = self.lengths[rows]
+        index = rows.to(self.keys[0].device) if self.keys else rows
+        self.keys = [layer[index] for layer in self.keys]
+        self.values = [layer[index] for layer in self.values]
+
 
 def _join(old: list[Tensor], new: list[Tensor]) -> list[Tensor]:
     columns = max(old[0].shape[2], new[0].shape[2])
@@ -216,6 +248,13 @@ def check_room(num_rows: int, max_rows: int, length: int, max_len: int) -> None:
     """`ValueError` where a cache would hold more rows or longer rows than it was made for."""
     if num_rows > max_rows or length > max_len:
         raise ValueError(f"the cache holds {max_rows} rows of {max_len} tokens, asked for {num_rows} of {length}")
+
+
+def check_places(rows: Tensor, num_rows: int, max_rows: int) -> None:
+    """`ValueError` where `rows` names a row that is not there, or more rows than fit."""
+    outside = rows.shape[0] and not 0 <= int(rows.min()) <= int(rows.max()) < num_rows
+    if rows.dim() != 1 or outside or rows.shape[0] > max_rows:
+        raise ValueError(f"{max_rows} rows fit, and rows are 0 .. {num_rows - 1}; got {rows.tolist()[:20]}")
 
 
 def check_ascending(rows: Tensor, num_rows: int) -> None:
