@@ -11,12 +11,12 @@ from typing import Generic
 import torch
 
 from rft_algos.beams import Mass
-from rft_algos.errors import OptionsError
 from rft_algos.token_trie import TokenTrie
 from rft_engine.admission import AdmissionQueue
 from rft_engine.batch import ContinuousBatch
 from rft_engine.beam_search import BeamSearch
 from rft_engine.lists import floats, integers
+from rft_engine.prompt_checks import check_keys, check_prompts, refusal
 from rft_engine.protocols import CacheT, DecodableModel
 from rft_engine.records import Completion, EngineStats
 from rft_engine.sampling import SamplingOptions
@@ -48,11 +48,11 @@ class NativeEngine(Generic[CacheT]):
             OptionsError: `max_rows` below 1, `max_len` below 2 or above what the model can place.
         """
         if max_rows < 1:
-            raise _refusal("engine.max_rows", f"max_rows = {max_rows}", "at least one row is needed", "max_rows=1")
+            raise refusal("engine.max_rows", f"max_rows = {max_rows}", "at least one row is needed", "max_rows=1")
         most = model.max_positions or max_len  # 0 = no limit
         if not 2 <= max_len <= most:
             allowed = f"a prompt and its completion have at least 2 tokens, and the model places {most}"
-            raise _refusal("engine.max_len", f"max_len = {max_len}", allowed, f"max_len={max(2, most)}")
+            raise refusal("engine.max_len", f"max_len = {max_len}", allowed, f"max_len={max(2, most)}")
         self._model, self._max_rows, self._max_len = model, max_rows, max_len
         self._device = torch.device(device)
         self._states = StateMachine()
@@ -123,7 +123,8 @@ class NativeEngine(Generic[CacheT]):
             first_token_temperature=first_token_temperature,
         )
         options.check(self._model.vocab_size)
-        self._check_prompts(prompts, sample_keys, max_new_tokens)
+        check_prompts(prompts, max_new_tokens, self._max_len, self._model.vocab_size)
+        check_keys(prompts, sample_keys)
         started = time.perf_counter()
         keys = [key for prompt_keys in sample_keys for key in prompt_keys]
         if not keys:
@@ -172,7 +173,7 @@ class NativeEngine(Generic[CacheT]):
         self._states.require_ready("beam_search")
         search = BeamSearch(trie.to(self._device), num_beams, temperature, mass)
         self._check_search(search, num_beams)
-        self._check_prompts(prompts, [()] * len(prompts), trie.depth)
+        check_prompts(prompts, trie.depth, self._max_len, self._model.vocab_size)
         started, found, num_prompts = time.perf_counter(), list[list[Completion]](), self._max_rows // search.width
         order = sorted(range(len(prompts)), key=lambda place: -len(prompts[place]))
         with torch.inference_mode():
@@ -244,47 +245,17 @@ class NativeEngine(Generic[CacheT]):
     def _check_search(self, search: BeamSearch, num_beams: int) -> None:
         largest = int(search.trie.tokens_E.max())
         if num_beams < 1:
-            raise _refusal("engine.num_beams", f"num_beams = {num_beams}", "at least one is needed", "num_beams=1")
+            raise refusal("engine.num_beams", f"num_beams = {num_beams}", "at least one is needed", "num_beams=1")
         if not 0.0 < search.temperature < math.inf:
             what = f"temperature = {search.temperature}"
-            raise _refusal("engine.sampling_option", what, "beams are ranked by probability", "temperature=1.0")
+            raise refusal("engine.sampling_option", what, "beams are ranked by probability", "temperature=1.0")
         if search.width > self._max_rows:
             what = f"{search.width} beams of one prompt, the engine decodes {self._max_rows} sequences at once"
-            raise _refusal("engine.num_beams", what, "all beams of a prompt take a step together", "more max_rows")
+            raise refusal("engine.num_beams", what, "all beams of a prompt take a step together", "more max_rows")
         if largest >= self._model.vocab_size:
             what = f"the tree holds token {largest}, the model knows 0 to {self._model.vocab_size - 1}"
             remedy = "encode the sequences with the tokenizer of this model"
-            raise _refusal("engine.unknown_token", what, "a sequence consists of the model's tokens", remedy)
-
-    def _check_prompts(
-        self, prompts: Sequence[Sequence[int]], sample_keys: Sequence[Sequence[int]], max_new_tokens: int
-    ) -> None:
-        if len(prompts) != len(sample_keys):
-            what = f"{len(prompts)} prompts, {len(sample_keys)} lists of sample keys"
-            raise _refusal("engine.sample_keys", what, "every prompt has its list of keys", "one list of keys a prompt")
-        room = self._max_len - max_new_tokens
-        for index, prompt in enumerate(prompts):
-            if not prompt:
-                remedy = f"leave prompt {index} out"
-                raise _refusal(
-                    "engine.empty_prompt", f"prompt {index} has no tokens", "there is nothing to continue", remedy
-                )
-            if len(prompt) > room:
-                raise _refusal(
-                    "engine.prompt_too_long",
-                    f"prompt {index} has {len(prompt)} tokens, max_len - max_new_tokens = "
-                    f"{self._max_len} - {max_new_tokens} = {room}",
-                    "a prompt and its completion share max_len tokens",
-                    f"max_len={len(prompt) + max_new_tokens}",
-                )
-            if min(prompt) < 0 or max(prompt) >= self._model.vocab_size:
-                token = min(prompt) if min(prompt) < 0 else max(prompt)
-                raise _refusal(
-                    "engine.unknown_token",
-                    f"prompt {index} holds token {token}, the model knows 0 to {self._model.vocab_size - 1}",
-                    "a prompt consists of the model's tokens",
-                    "encode the prompts with the tokenizer of this model",
-                )
+            raise refusal("engine.unknown_token", what, "a sequence consists of the model's tokens", remedy)
 
 
 def _completions(batch: ContinuousBatch[CacheT], weight_version: int) -> list[Completion]:
@@ -315,10 +286,4 @@ def _stats(batch: ContinuousBatch[CacheT], num_prefill_tokens: int, num_slots: i
         mean_occupancy=(num_tokens - num_samples) / slots if slots else 0.0,
         tail_ratio=max(batch.lengths_S) / statistics.median(batch.lengths_S),
         seconds=seconds,
-    )
-
-
-def _refusal(code: str, what: str, why: str, remedy: str) -> OptionsError:
-    return OptionsError(
-        code=code, what=what, where="in-process engine", why=why, state="nothing was generated", do=remedy
     )

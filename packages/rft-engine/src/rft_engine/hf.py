@@ -1,0 +1,209 @@
+"""The engine of last resort and of comparison: `generate` of transformers, whatever the model is.
+
+The draw is ours: at every step the logits go through the sampler of the in-process engine, so the
+tokens of a sample depend on its key as they do there, and log-probs mean the same. What is theirs
+is everything else: the loop, the cache, padding to the longest prompt, rows that wait for the last.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rft_algos import keyed_random
+from rft_engine.lists import floats, integers
+from rft_engine.prompt_checks import check_keys, check_prompts
+from rft_engine.records import Completion, EngineStats
+from rft_engine.sampling import SamplingOptions, TokenSampler
+from rft_engine.states import EngineState, StateMachine, Transition
+
+Pick = Callable[[Tensor, int], Tensor]
+"""([B, V] float32 logits, how many tokens the rows have so far) -> [B] int64 the next ones."""
+
+
+class WholeGenerator(Protocol):
+    """A model that generates whole rows, and asks for each token."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_positions(self) -> int:
+        """Tokens of the longest sequence that the model can place; 0 = no limit."""
+        ...
+
+    def run(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: Sequence[int], pick: Pick) -> None:
+        """Continue every row until it has drawn a stop token or `max_new_tokens`; rows that ended may be asked for."""
+        ...
+
+
+class HfEngine:
+    """Batches of rows through a `WholeGenerator` that shares the weights being trained.
+
+    Not thread-safe, as the in-process engine. `max_rows` rows are generated at a time, in the order of their length.
+    """
+
+    def __init__(
+        self, model: WholeGenerator, *, max_rows: int, max_len: int, device: torch.device | str = "cpu"
+    ) -> None:
+        """
+        Args:
+            model: what generates.
+            max_rows: sequences generated at once.
+            max_len: tokens of the longest prompt with its completion.
+            device: where the model is.
+        """
+        self._model, self._max_rows = model, max_rows
+        self._max_len = min(max_len, model.max_positions or max_len)
+        self._device = torch.device(device)
+        self._states = StateMachine()
+        self._stats = EngineStats()
+
+    @property
+    def state(self) -> EngineState:
+        return self._states.state
+
+    @property
+    def weight_version(self) -> int:
+        """Version that the next completions carry; 0 until `load_weights`."""
+        return self._states.weight_version
+
+    @property
+    def last_transitions(self) -> tuple[Transition, ...]:
+        """The last five things the engine was asked to do about its state, oldest first."""
+        return self._states.history
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sample_keys: Sequence[Sequence[int]],
+        *,
+        temperature: float,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        max_new_tokens: int,
+        min_new_tokens: int = 0,
+        stop_token_ids: Sequence[int] = (),
+        first_token_temperature: float | None = None,
+    ) -> list[list[Completion]]:
+        """See `NativeEngine.generate`: the same arguments, completions and errors."""
+        self._states.require_ready("generate")
+        options = SamplingOptions(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=min_new_tokens,
+            stop_token_ids=tuple(stop_token_ids),
+            first_token_temperature=first_token_temperature,
+        )
+        options.check(self._model.vocab_size)
+        check_keys(prompts, sample_keys)
+        check_prompts(prompts, max_new_tokens, self._max_len, self._model.vocab_size)
+        started = time.perf_counter()
+        rows = [(prompt, key) for prompt, keys in zip(prompts, sample_keys, strict=True) for key in keys]
+        order = sorted(range(len(rows)), key=lambda place: -len(rows[place][0]))
+        found: dict[int, Completion] = {}
+        num_steps = 0
+        for first in range(0, len(order), self._max_rows):
+            chosen = order[first : first + self._max_rows]
+            draws = _Draws(options, [rows[place][1] for place in chosen], self._model.vocab_size, self._device)
+            self._model.run([rows[place][0] for place in chosen], max_new_tokens, options.stop_token_ids, draws.pick)
+            found |= dict(zip(chosen, draws.completions(self.weight_version), strict=True))
+            num_steps += draws.num_steps
+        completions = iter([found[place] for place in range(len(rows))])
+        self._stats = _stats(list(found.values()), rows, num_steps, self._max_rows, time.perf_counter() - started)
+        return [[next(completions) for _ in keys] for keys in sample_keys]
+
+    def load_weights(self, version: int) -> None:
+        """Serve the model's present parameters as `version`; see `NativeEngine.load_weights`."""
+        self._states.load_weights(version)
+
+    def refresh(self) -> None:
+        """The parameters changed outside of a training step; nothing is derived from them here."""
+        self._states.refresh()
+
+    def sleep(self, level: int = 1) -> None:
+        """No cache outlives a call, so there is nothing to give up but the right to generate."""
+        self._states.sleep(level)
+
+    def wake(self) -> None:
+        """Be ready again. Does nothing when awake."""
+        self._states.wake()
+
+    def close(self) -> None:
+        """Refuse everything from now on. Does nothing when closed."""
+        self._states.close()
+
+    def stats(self) -> EngineStats:
+        """Figures of the last `generate`."""
+        return self._stats
+
+
+class _Draws:
+    """The tokens of one batch of rows, as they are asked for."""
+
+    def __init__(self, options: SamplingOptions, keys: Sequence[int], vocab_size: int, device: torch.device) -> None:
+        self._options, self._device = options, device
+        self._sampler = TokenSampler(options, vocab_size, device)
+        self._first_sampler = TokenSampler(options.for_first_token, vocab_size, device)
+        self._uniforms_BM = keyed_random.uniforms(keys, options.max_new_tokens).to(device)
+        self._drawn: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    @property
+    def num_steps(self) -> int:
+        """Tokens that were drawn for every row."""
+        return len(self._drawn)
+
+    def pick(self, logits_BV: Tensor, step: int) -> Tensor:
+        """[B] the token number `step` of every row."""
+        assert step == len(self._drawn), f"token {step} asked for, {len(self._drawn)} were drawn"
+        sampler = self._sampler if step else self._first_sampler
+        waits = step < self._options.min_new_tokens and self._sampler.has_stop_tokens
+        may_stop_B = torch.zeros(logits_BV.shape[0], dtype=torch.bool, device=self._device) if waits else None
+        self._drawn.append(sampler.draw(logits_BV, self._uniforms_BM[:, step], may_stop_B))
+        return self._drawn[-1][0]
+
+    def completions(self, weight_version: int) -> list[Completion]:
+        """As records; what was drawn behind a stop token is left out."""
+        tokens_BN, logprobs_BN, mass_BN = (torch.stack(parts, dim=1) for parts in zip(*self._drawn, strict=True))
+        is_stop_BN = self._sampler.is_stop_V[tokens_BN]
+        stopped_B = is_stop_BN.any(1)
+        lengths_B = torch.where(stopped_B, is_stop_BN.int().argmax(1) + 1, tokens_BN.shape[1])
+        tokens_BN, logprobs_BN, mass_BN = tokens_BN.cpu(), logprobs_BN.cpu(), mass_BN.cpu()
+        return [
+            Completion(
+                token_ids=tuple(integers(tokens_BN[row, :length])),
+                logprobs=tuple(floats(logprobs_BN[row, :length])),
+                log_kept_mass=tuple(floats(mass_BN[row, :length])),
+                finish_reason="stop" if stopped else "length",
+                weight_version=weight_version,
+            )
+            for row, (length, stopped) in enumerate(zip(integers(lengths_B), integers(stopped_B), strict=True))
+        ]
+
+
+def _stats(
+    completions: Sequence[Completion],
+    rows: Sequence[tuple[Sequence[int], int]],
+    num_steps: int,
+    num_slots: int,
+    seconds: float,
+) -> EngineStats:
+    lengths = [len(completion.token_ids) for completion in completions]
+    if not lengths:
+        return EngineStats()
+    return EngineStats(
+        num_generated_tokens=sum(lengths),
+        num_prefill_tokens=sum(len(prompt) for prompt, _ in rows),  # once a sample
+        num_decode_steps=num_steps,
+        mean_occupancy=sum(lengths) / (num_steps * min(num_slots, len(rows))),
+        tail_ratio=max(lengths) / statistics.median(lengths),
+        seconds=seconds,
+    )

@@ -1,0 +1,106 @@
+"""Engines draw the same tokens from the same model: keys, options, stop tokens and log-probs mean the same."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+from rft_algos.errors import OptionsError, ServiceError
+from rft_engine.hf import HfEngine
+from rft_engine.native import NativeEngine
+from rft_engine.records import Completion
+from rft_models.families import PACKED_FAMILIES
+from rft_models.hf_generate import HfGenerator
+from rft_models.load import make_policy
+from rft_models.policy import CausalPolicy
+
+VOCAB = 61
+SIZES: dict[str, Any] = {
+    **{"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64},
+    **{"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+}
+GPT2: dict[str, Any] = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+
+
+def tiny_policy(model_type: str) -> CausalPolicy:
+    torch.manual_seed(3)
+    config = AutoConfig.for_model(model_type, **(GPT2 if model_type == "gpt2" else SIZES))
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(4.0 if parameter.dim() > 1 else 1.0)
+    # what a published model brings along: none of it may reach a rollout
+    model.generation_config = GenerationConfig(do_sample=True, temperature=0.5, top_k=3, repetition_penalty=1.5)
+    return make_policy(model.eval(), None, packed=model_type in PACKED_FAMILIES)
+
+
+numbers = random.Random(5)
+PROMPTS = [[numbers.randrange(3, VOCAB) for _ in range(length)] for length in (3, 9, 1, 6)]
+KEYS = [[10, 11], [20], [30, 31, 32], [40]]
+OPTIONS: list[dict[str, Any]] = [
+    {"temperature": 1.0, "max_new_tokens": 7},
+    {"temperature": 0.7, "top_p": 0.8, "max_new_tokens": 5},
+    {"temperature": 1.3, "top_k": 5, "min_p": 0.05, "max_new_tokens": 9, "stop_token_ids": tuple(range(2, 22))},
+    {"temperature": 1.0, "max_new_tokens": 6, "min_new_tokens": 3, "stop_token_ids": tuple(range(2, 40))},
+    {"temperature": 0.0, "max_new_tokens": 6, "stop_token_ids": (2, 5, 7)},
+    {"temperature": 0.8, "first_token_temperature": 10.0, "max_new_tokens": 4},
+]
+
+
+def assert_equal(one: list[list[Completion]], other: list[list[Completion]]) -> None:
+    for a, b in zip([c for cs in one for c in cs], [c for cs in other for c in cs], strict=True):
+        assert a.token_ids == b.token_ids
+        assert (a.finish_reason, a.weight_version) == (b.finish_reason, b.weight_version)
+        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+        assert a.log_kept_mass == pytest.approx(b.log_kept_mass, abs=1e-4)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(f"{k}" for k in options))
+@pytest.mark.parametrize("model_type", ["qwen2", "gpt2"])
+def test_hugging_face_and_native_draw_the_same(model_type: str, options: dict[str, Any]) -> None:
+    policy = tiny_policy(model_type)
+    hf = HfEngine(HfGenerator(policy), max_rows=5, max_len=32)
+    native = NativeEngine(policy.decoder(), max_rows=5, max_len=32)
+    for engine in (hf, native):
+        engine.load_weights(4)
+    found = hf.generate(PROMPTS, KEYS, **options)
+    assert_equal(found, native.generate(PROMPTS, KEYS, **options))
+    assert hf.stats().num_generated_tokens == native.stats().num_generated_tokens
+    assert policy.model.generation_config.top_k == 3  # the model's own settings are as they were
+    # a sample does not depend on its neighbours
+    alone = HfEngine(HfGenerator(policy), max_rows=1, max_len=32)
+    alone.load_weights(4)
+    assert_equal([found[2]], alone.generate([PROMPTS[2]], [KEYS[2]], **options))
+
+
+def test_training_continues_after_a_rollout_as_before() -> None:
+    policy = tiny_policy("qwen2")
+    policy.train()
+    engine = HfEngine(HfGenerator(policy), max_rows=4, max_len=32)
+    before = policy.token_logprobs(*packed(PROMPTS[1]))[0]
+    engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=2)
+    assert policy.model.training
+    assert torch.equal(policy.token_logprobs(*packed(PROMPTS[1]))[0], before)
+
+
+def packed(tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    ids = torch.tensor(tokens)
+    return ids, torch.arange(len(ids)), torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool)
+
+
+def test_states_are_those_of_every_engine() -> None:
+    engine = HfEngine(HfGenerator(tiny_policy("gpt2")), max_rows=4, max_len=100)
+    with pytest.raises(OptionsError, match="prompt 0 has 63 tokens"):
+        engine.generate([[1] * 63], [[1]], temperature=1.0, max_new_tokens=2)  # the model places 64
+    engine.sleep()
+    with pytest.raises(ServiceError):
+        engine.generate([[1]], [[1]], temperature=1.0, max_new_tokens=2)
+    engine.wake()
+    assert engine.generate([], [], temperature=1.0, max_new_tokens=2) == []
+    engine.close()
+    assert engine.state == "closed"
