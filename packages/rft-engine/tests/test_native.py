@@ -363,3 +363,38 @@ def test_options_out_of_range_are_refused_with_what_is_allowed(options: dict[str
 def test_an_engine_of_impossible_size_is_refused(max_rows: int, max_len: int):
     with pytest.raises(OptionsError):
         NativeEngine(random_model(), max_rows=max_rows, max_len=max_len)
+
+
+@pytest.mark.parametrize("stops", [(), (2, 5)])
+@pytest.mark.parametrize("max_rows", [2, 5, 64])
+def test_a_budget_cuts_a_sample_where_it_would_have_gone_on(max_rows: int, stops: tuple[int, ...]):
+    options = {"temperature": 1.0, "max_new_tokens": 40, "stop_token_ids": stops}
+    whole = engine_of(random_model()).generate(PROMPTS, KEYS, **options)  # type: ignore[arg-type]
+    budgets = [[1 + (7 * key) % 40 for key in keys] for keys in KEYS]
+    found = engine_of(random_model(), max_rows=max_rows).generate(PROMPTS, KEYS, **options, budgets=budgets)  # type: ignore[arg-type]
+    for longer, shorter, allowed in zip(chain(*whole), chain(*found), chain(*budgets), strict=True):
+        assert shorter.token_ids == longer.token_ids[:allowed]
+        assert shorter.logprobs == pytest.approx(longer.logprobs[:allowed], abs=1e-6)
+        ended = longer.finish_reason == "stop" and len(longer.token_ids) <= allowed
+        assert shorter.finish_reason == ("stop" if ended else "length")
+
+
+def test_budgets_that_do_not_fit_are_refused():
+    engine = engine_of(random_model())
+    for budgets, what in (
+        ([[0]], "a budget of 0 tokens"),
+        ([[9]], "a budget of 9"),
+        ([[1, 2]], "budgets for 2 samples"),
+    ):
+        with pytest.raises(OptionsError, match=what):
+            engine.generate([[1]], [[5]], temperature=1.0, max_new_tokens=8, budgets=budgets)
+
+
+def test_rows_of_many_budgets_leave_together():
+    model = random_model()
+    engine = engine_of(model, max_rows=40)
+    keys, budgets = [list(range(40))], [[8 + key for key in range(40)]]
+    engine.generate([[1]], keys, temperature=1.0, max_new_tokens=64, budgets=budgets)
+    sizes = [rows for name, (rows, *_) in model.calls if name == "step"]
+    assert len(set(sizes)) <= 20  # not a change of the batch for every row that ends
+    assert engine.stats().num_decode_steps <= 64

@@ -38,8 +38,9 @@ class ContinuousBatch(Generic[CacheT]):
         sample_keys: Sequence[int],
         options: SamplingOptions,
         device: torch.device,
+        budgets: Sequence[int],
     ) -> None:
-        """`sample_keys` are those of all prompts one after the other: sample s draws under `sample_keys[s]`."""
+        """Sample s, counted over all prompts, draws under `sample_keys[s]` and has at most `budgets[s]` tokens."""
         self._model, self._cache, self._prompts, self._keys = model, cache, prompts, sample_keys
         self._options, self._device = options, device
         self._sampler = TokenSampler(options, model.vocab_size, device)
@@ -48,7 +49,8 @@ class ContinuousBatch(Generic[CacheT]):
         self.tokens_SM = torch.zeros(shape, dtype=torch.int64, device=device)
         self.logprobs_SM = torch.zeros(shape, device=device)
         self.log_kept_mass_SM = torch.zeros(shape, device=device)
-        self.lengths_S = [options.max_new_tokens] * len(sample_keys)
+        self.lengths_S = list(budgets)
+        self._budgets = budgets
         self.stopped_S = [False] * len(sample_keys)
         self.num_steps = 0
         self._samples: list[int] = []
@@ -90,8 +92,10 @@ class ContinuousBatch(Generic[CacheT]):
         self._uniforms_BM = torch.cat([self._uniforms_BM, uniforms_BM])
 
     def _decode_segment(self, num_done_to_leave: int) -> None:
-        """Steps with the rows as they are, until enough are done or one has reached its budget."""
-        num_steps = min(_MAX_SEGMENT_STEPS, self._options.max_new_tokens - max(self._ages))
+        """Steps with the rows as they are, until enough are done or one has no room for more."""
+        left = sorted(self._budgets[sample] - age for sample, age in zip(self._samples, self._ages, strict=True))
+        enough = left[min(num_done_to_leave, len(left)) - 1]  # so many steps end so many budgets
+        num_steps = min(_MAX_SEGMENT_STEPS, self._options.max_new_tokens - max(self._ages), enough)
         uniforms_NB = self._uniforms_BM.gather(1, self._columns(self._ages, num_steps)).T.contiguous()
         drawn: list[tuple[Tensor, Tensor, Tensor]] = []
         for step in range(num_steps):
@@ -109,7 +113,8 @@ class ContinuousBatch(Generic[CacheT]):
     def _record(self, samples: list[int], ages: list[int], drawn: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
         """Lay the columns of a segment into the results, and note who stopped where.
 
-        A row that stopped earlier and has not left yet writes behind its end, where nobody reads.
+        A row that stopped earlier or spent its budget, and has not left yet, writes behind its end, where nobody
+        reads.
         """
         rows_B1 = torch.tensor(samples, device=self._device).unsqueeze(1)
         columns_BN = self._columns(ages, len(drawn))
@@ -122,7 +127,8 @@ class ContinuousBatch(Generic[CacheT]):
         is_stop_BN = self._sampler.is_stop_V[tokens_BN]
         first_B = integers(torch.where(is_stop_BN.any(1), is_stop_BN.int().argmax(1), -1))
         for sample, age, first in zip(samples, ages, first_B, strict=True):
-            if first >= 0 and not self.stopped_S[sample]:
+            ends_within = 0 <= first < self._budgets[sample] - age
+            if ends_within and not self.stopped_S[sample]:
                 self.stopped_S[sample] = True
                 self.lengths_S[sample] = age + first + 1
 
@@ -131,7 +137,7 @@ class ContinuousBatch(Generic[CacheT]):
         staying = [
             row
             for row, (sample, age) in enumerate(zip(self._samples, self._ages, strict=True))
-            if age < self._options.max_new_tokens and not self.stopped_S[sample]
+            if age < self._budgets[sample] and not self.stopped_S[sample]
         ]
         if len(staying) == len(self._samples):
             return

@@ -16,7 +16,7 @@ from rft_engine.admission import AdmissionQueue
 from rft_engine.batch import ContinuousBatch
 from rft_engine.beam_search import BeamSearch
 from rft_engine.lists import floats, integers
-from rft_engine.prompt_checks import check_keys, check_prompts, refusal
+from rft_engine.prompt_checks import check_budgets, check_keys, check_prompts, refusal
 from rft_engine.protocols import CacheT, DecodableModel
 from rft_engine.records import Completion, EngineStats
 from rft_engine.sampling import SamplingOptions
@@ -87,6 +87,7 @@ class NativeEngine(Generic[CacheT]):
         min_new_tokens: int = 0,
         stop_token_ids: Sequence[int] = (),
         first_token_temperature: float | None = None,
+        budgets: Sequence[Sequence[int]] | None = None,
     ) -> list[list[Completion]]:
         """Continue every prompt once for each of its keys.
 
@@ -102,6 +103,8 @@ class NativeEngine(Generic[CacheT]):
             stop_token_ids: each ends its completion and is part of it.
             first_token_temperature: temperature of the first token of each completion (FIRE, arXiv 2410.21236),
                 whose log-prob is then that of the distribution it was drawn from; None = `temperature`.
+            budgets: for each prompt the tokens that its samples may have at most, 1 to `max_new_tokens`, as for
+                samples that continue what was begun elsewhere; None = `max_new_tokens` for all.
 
         Returns:
             One list a prompt, one completion a key, in the order given.
@@ -125,6 +128,7 @@ class NativeEngine(Generic[CacheT]):
         options.check(self._model.vocab_size)
         check_prompts(prompts, max_new_tokens, self._max_len, self._model.vocab_size)
         check_keys(prompts, sample_keys)
+        allowed = check_budgets(sample_keys, budgets, max_new_tokens)
         started = time.perf_counter()
         keys = [key for prompt_keys in sample_keys for key in prompt_keys]
         if not keys:
@@ -134,7 +138,7 @@ class NativeEngine(Generic[CacheT]):
         queue = AdmissionQueue(lengths, [len(prompt_keys) for prompt_keys in sample_keys], self._max_rows)
         with torch.inference_mode():
             cache = self._take_cache(min(self._max_rows, len(keys)), max(lengths) + max_new_tokens)
-            batch = ContinuousBatch(self._model, cache, prompts, keys, options, self._device)
+            batch = ContinuousBatch(self._model, cache, prompts, keys, options, self._device, allowed)
             batch.run(queue)
             self._cache = cache
         completions = _completions(batch, self.weight_version)

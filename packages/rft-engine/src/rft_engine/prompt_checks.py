@@ -14,6 +14,23 @@ def check_keys(prompts: Sequence[Sequence[int]], sample_keys: Sequence[Sequence[
         raise refusal("engine.sample_keys", what, "every prompt has its list of keys", "one list of keys a prompt")
 
 
+def check_budgets(
+    sample_keys: Sequence[Sequence[int]], budgets: Sequence[Sequence[int]] | None, max_new_tokens: int
+) -> list[int]:
+    """The budget of every sample, prompt after prompt; raise `OptionsError` for one that is out of its range."""
+    if budgets is None:
+        return [max_new_tokens for keys in sample_keys for _ in keys]
+    if [len(keys) for keys in sample_keys] != [len(given) for given in budgets]:
+        what = f"budgets for {sum(map(len, budgets))} samples, keys for {sum(map(len, sample_keys))}"
+        raise refusal("engine.budgets", what, "every sample has its key and its budget", "one budget a key")
+    flat = [budget for given in budgets for budget in given]
+    wrong = next((budget for budget in flat if not 1 <= budget <= max_new_tokens), None)
+    if wrong is not None:
+        why = f"a sample has at least one token and at most max_new_tokens = {max_new_tokens}"
+        raise refusal("engine.budgets", f"a budget of {wrong} tokens", why, f"max_new_tokens={max(flat)}")
+    return flat
+
+
 def check_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, max_len: int, vocab_size: int) -> None:
     """Raise `OptionsError` for the first prompt that is empty, has no room for new tokens, or holds an unknown one."""
     room = max_len - max_new_tokens
