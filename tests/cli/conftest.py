@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -11,13 +12,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from rft_cli import bundle
 from rft_cli.main import main
-from rft_models.build import CHAT_TEMPLATE, build_character_tokenizer, build_decoder
+from rft_models.build import CHAT_TEMPLATE, build_character_tokenizer, build_decoder, draw_weights
 
 torch.set_num_threads(1)
 
@@ -59,12 +61,26 @@ def wrong_signature(response):
 '''
 
 
+MODEL_CODE = '''"""A patch of the small decoder."""
+from rft_models.patches import register_patch
+
+
+def widen(model):
+    model.model.norm.variance_epsilon = 0.5
+
+
+register_patch("qwen2", widen)
+'''
+
+
 @dataclass(frozen=True, slots=True)
 class Bench:
     """Where the small things are."""
 
     root: Path
     model: Path
+    deep: Path
+    experts: Path
     train: Path
     other: Path
     held_out: Path
@@ -102,6 +118,30 @@ def run_program(*argv: object) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
+def _experts(path: Path, tokenizer: Any) -> Path:
+    """A mixture of experts of the same size."""
+    transformers = importlib.import_module("transformers")
+    config = transformers.MixtralConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=128,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    model = transformers.MixtralForCausalLM(config)
+    draw_weights(model, seed=0, std=0.4)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
 def _rows(count: int, start: int) -> list[dict[str, str]]:
     numbers = [*range(start, start + count - 1), 10 * start]
     return [
@@ -129,15 +169,18 @@ def bench(memory_root: Path) -> Bench:
     root.mkdir()
     tokenizer = build_character_tokenizer(string.ascii_lowercase + string.digits + "+=?!: \n")
     tokenizer.chat_template = CHAT_TEMPLATE
-    sizes = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 2, "ffn": 16, "max_positions": 128}
+    sizes: dict[str, int] = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 2, "ffn": 16, "max_positions": 128}
     model = build_decoder(root / "model", tokenizer, **sizes, seed=0, init_std=0.4)
     splits = root / "splits"
     _write(splits / "train.jsonl", _rows(6, 10))
     _write(splits / "test.jsonl", _rows(6, 30))
     (root / "reward.py").write_text(REWARD)
+    (root / "code.py").write_text(MODEL_CODE)
     return Bench(
         root,
         model,
+        build_decoder(root / "deep", tokenizer, **{**sizes, "layers": 2}, seed=0, init_std=0.4),
+        _experts(root / "experts", tokenizer),
         _write(root / "train.jsonl", _rows(6, 10)),
         _write(root / "other.jsonl", _rows(6, 40)),
         _write(root / "heldout.jsonl", _rows(4, 70)),

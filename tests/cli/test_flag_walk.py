@@ -11,19 +11,17 @@ import hashlib
 import importlib
 import json
 import shutil
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from support.tracker_doubles import install_trackers
 
 from rft_cli.config.schema import schema
 
@@ -32,6 +30,8 @@ EARLIER = "{earlier}"
 SIGNALS = f"--reward {BENCH}/reward.py:few_signals"
 SPLITS = f"--prompt_data {BENCH}/splits --eval_data {BENCH}/splits"
 BOTH = f"--prompt_data {BENCH}/train.jsonl,{BENCH}/other.jsonl"
+AGAIN = "--gradient_checkpointing"
+DEEP = "--pretrain {deep}"
 KL = "--init_kl_coef 0.5"
 PPO = "--advantage_estimator gae --critic_learning_rate 0.01"
 FIRE = "--use_fire --first_token_temperature 2"
@@ -52,7 +52,14 @@ class Row:
 
 SHARED = {
     "bf16": Row("--bf16", "weights"),
+    "model_code": Row(f"--model_code {BENCH}/code.py", "weights"),
     "gradient_checkpointing": Row("--gradient_checkpointing", "calls:layer forwards"),
+    "gradient_checkpointing_mode": Row("--gradient_checkpointing_mode selective", "calls:kept in part", AGAIN),
+    "gradient_checkpointing_every": Row("--gradient_checkpointing_every 2", "calls:layer forwards", f"{AGAIN} {DEEP}"),
+    "flash_attn": Row("--flash_attn", "plan"),
+    "freeze_prefix": Row("--freeze_prefix model.layers", "weights"),
+    "train_only_tokens_from": Row("--train_only_tokens_from 20", "weights"),
+    "aux_loss_coef": Row("--aux_loss_coef 1.0", "weights", "--pretrain {experts}"),
     "fused_linear_logprob": Row("--fused_linear_logprob", "calls:head rows"),
     "chunk_size": Row("--chunk_size 16", "calls:head rows", "--fused_linear_logprob"),
     "prompt_data": Row(f"--prompt_data {BENCH}/other.jsonl", "plan"),
@@ -252,7 +259,7 @@ class Spies:
 
     def calls(self) -> dict[str, Any]:
         """All of it by name."""
-        names = ("layer forwards", "annotations", "scorers", "sleeps", "threads")
+        names = ("layer forwards", "kept in part", "annotations", "scorers", "sleeps", "threads")
         found = {name: self.counts[name] for name in names}
         keys = (
             "head rows",
@@ -290,7 +297,8 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     """Watch the places where settings that leave no trace in files act."""
     from rft_cli import checkpointing
     from rft_engine.native import NativeEngine
-    from rft_models import head
+    from rft_models import checkpointing as recomputing
+    from rft_models import head, patches
     from rft_trainer import annotate, update
     from rft_trainer.data import prefetch
     from rft_trainer.rewards import pool
@@ -299,8 +307,10 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
         spies.counts["layer forwards"] += type(module).__name__.endswith("DecoderLayer")
 
     stack.callback(torch.nn.modules.module.register_module_forward_pre_hook(before_forward).remove)
-    for module, name, told in ((annotate, "pack", "annotations"), (pool, "ScoringProcess", "scorers")):
+    partly = (recomputing, "create_selective_checkpoint_contexts", "kept in part")
+    for module, name, told in ((annotate, "pack", "annotations"), (pool, "ScoringProcess", "scorers"), partly):
         patch.setattr(module, name, spies.counting(told, getattr(module, name)))
+    patch.setattr(patches, "_PATCHES", {})  # what a run registers, the next one does not have
     patch.setattr(faulthandler, "enable", lambda: None)  # what is written here goes to no file
     patch.setattr(NativeEngine, "sleep", spies.counting("sleeps", NativeEngine.sleep))
     patch.setattr(checkpointing, "GIGABYTE", 20_000)  # one checkpoint of the small model is larger
@@ -319,34 +329,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     watch(NativeEngine, "_take_cache", lambda self, rows, length: spies.keep("decoded rows", rows))
     watch(prefetch, "ThreadPoolExecutor", lambda count, **_: spies.counts.update(threads=count))
     watch(prefetch.Prefetcher, "_fill", lambda self, pool: spies.keep("chunks ahead", self._ahead))
-    install_trackers(spies, patch)
-
-
-def install_trackers(spies: Spies, patch: pytest.MonkeyPatch) -> None:
-    """Modules in the place of the trackers, which keep what they are told."""
-    wandb, trackio, tensorboard = ModuleType("wandb"), ModuleType("trackio"), ModuleType("torch.utils.tensorboard")
-    silent = SimpleNamespace(
-        log=lambda *_, **__: None, define_metric=lambda *_, **__: None, summary={}, finish=lambda *_, **__: None
-    )
-
-    def init(tracker: str, *words: Any, **options: Any) -> Any:
-        told = {key: options.get(key) for key in ("project", "entity", "group", "name")}
-        spies.keep(tracker, told)
-        return silent
-
-    class Writer:
-        def __init__(self, log_dir: str, **_: Any) -> None:
-            spies.keep("tensorboard", log_dir)
-
-        def __getattr__(self, _: str) -> Callable[..., None]:
-            return lambda *_, **__: None
-
-    wandb.init, trackio.init = partial(init, "wandb"), partial(init, "trackio")
-    trackio.log, trackio.finish = silent.log, silent.finish
-    tensorboard.SummaryWriter = Writer
-    fakes = {"wandb": wandb, "trackio": trackio, "tensorboard": ModuleType("tensorboard")}
-    for name, module in (fakes | {"torch.utils.tensorboard": tensorboard}).items():
-        patch.setitem(sys.modules, name, module)
+    install_trackers(spies.keep, patch)
 
 
 class Walker:
@@ -368,6 +351,8 @@ class Walker:
         places = {
             BENCH: str(self._bench.root),
             "{second}": str(self._second),
+            "{deep}": str(self._bench.deep),
+            "{experts}": str(self._bench.experts),
             "{explode}": f"--{rate} 1e38 --max_steps 9",
         }
         if EARLIER in words:

@@ -36,6 +36,7 @@ def emitted(
     words += [("rl", f"--advantage_estimator {name}") for name in ("cpgd", "kl_cov")]
     words.append(("rl", f"--advantage_estimator remax --max_unscored_share 1 --reward {bench.reward}:not_greedy"))
     words.append(("rl", f"--max_unscored_share 1 --reward {bench.reward}:lonely"))
+    words.append(("sft", f"--aux_loss_coef 0.1 --pretrain {bench.experts}"))
     for number, (command, more) in enumerate(words):
         path = tmp_path_factory.mktemp("runs") / str(number)
         ended = call(command, *base_words[command], *more.split(), "--save_path", path)

@@ -36,7 +36,6 @@ REFUSED_HERE = {
     "engine_mem_util",
     "engine_tp_size",
     "engine_type",
-    "flash_attn",
     "fsdp",
     "fsdp_cpu_offload",
     "mixed_mm_data",

@@ -1,4 +1,4 @@
-"""A prompt that several segments share: run once, with the results of running it in each."""
+"""A prompt that several segments share: what is shared and what is not. Equality is in test_equality."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_models.families import PACKED_FAMILIES
 from rft_models.load import make_policy
-from rft_models.policy import CausalPolicy
 from rft_models.shared_prompts import PromptGroup, share_prompts
 
 VOCAB = 61
@@ -37,40 +35,6 @@ def grouped_batch(rows: tuple[tuple[int, int, int], ...] = ROWS) -> Batch:
     positions = torch.cat([torch.arange(len(part)) for part in parts])
     segments = torch.repeat_interleave(torch.arange(len(parts)), lengths)
     return torch.cat(parts), positions, segments, positions >= torch.tensor([p for _, p, _ in rows])[segments]
-
-
-def without_sharing(policy: CausalPolicy, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The same, one segment a call: nothing can be shared."""
-    found = [
-        policy.token_logprobs(*(tensor[batch[2] == number] for tensor in batch), with_entropy=True)
-        for number in batch[2].unique()
-    ]
-    entropies = [entropy for _, entropy in found if entropy is not None]
-    return torch.cat([logprobs for logprobs, _ in found]), torch.cat(entropies)
-
-
-def gradients(policy: CausalPolicy, loss: Tensor) -> list[Tensor]:
-    policy.model.zero_grad()
-    loss.backward()
-    return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for _, p in policy.named_parameters()]
-
-
-@pytest.mark.parametrize("model_type", sorted(PACKED_FAMILIES))
-def test_sharing_changes_no_logprob_entropy_or_gradient(model_type: str, tiny_model: Build) -> None:
-    dtype, exact = (torch.float32, 1e-5) if model_type == "qwen3_moe" else (torch.float64, 1e-10)  # grouped products
-    policy = make_policy(tiny_model(model_type, dtype=dtype), None, packed=True)
-    batch = grouped_batch()
-    assert share_prompts(*batch) is not None
-    expected, expected_entropy = without_sharing(policy, batch)
-    weights = torch.linspace(-1, 1, len(expected), dtype=dtype)
-    wanted = gradients(policy, (expected * weights).sum())
-    found, entropy = policy.token_logprobs(*batch, with_entropy=True)
-    assert entropy is not None
-    torch.testing.assert_close(found, expected, atol=exact, rtol=exact)
-    torch.testing.assert_close(entropy, expected_entropy, atol=exact, rtol=exact)
-    for ours, theirs in zip(gradients(policy, (found * weights).sum()), wanted, strict=True):
-        # transformers' norms compute in float32 whatever the weights are
-        assert (ours - theirs).norm() <= max(exact, 1e-6) * theirs.norm() + 1e-6
 
 
 def test_each_prompt_runs_once() -> None:

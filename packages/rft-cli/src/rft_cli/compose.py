@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from rft_algos import schedules
 from rft_algos.algorithms import PolicyAlgorithm
 from rft_algos.errors import OptionsError
@@ -19,6 +17,7 @@ from rft_cli.algorithm_choice import algorithm_record
 from rft_cli.checkpointing import NoWriter, Restored, StoreWriter, open_store, save_schedule
 from rft_cli.compose_algorithm import PolicyWithCritic, annotator, build_critic, credit_assigner, old_policy
 from rft_cli.machine import Machine
+from rft_cli.model_choice import checkpointing_of, freezing_of, head_chunk_size, weights_dtype
 from rft_cli.prompt_files import Prepared, read_held_out, read_training
 from rft_cli.settings import EvalSettings, RlSettings
 from rft_dist.replicated import ReplicatedOptimizer
@@ -43,6 +42,7 @@ from rft_trainer.report import Reporter
 from rft_trainer.rewards.records import Reward
 from rft_trainer.rewards.registry import reward_by_name
 from rft_trainer.rollouts import RolloutCollector
+from rft_trainer.router_balance import BalancedForward
 from rft_trainer.run_directory import RunDirectory
 from rft_trainer.samples import shuffle_rewards
 from rft_trainer.saving import Progress, Saver, Stateful, StatefulTensors
@@ -59,16 +59,6 @@ def learning_rate_schedule(settings: AdamSettings, peak: float, num_updates: int
         return partial(schedules.constant, peak=peak, warmup_steps=warmup)
     shape = schedules.warmup_cosine if settings.lr_schedule == "cosine" else schedules.warmup_linear
     return partial(shape, num_steps=num_updates, warmup_steps=warmup, peak=peak, floor_ratio=settings.min_lr_ratio)
-
-
-def weights_dtype(bf16: bool) -> torch.dtype:
-    """The type that weights are held in."""
-    return torch.bfloat16 if bf16 else torch.float32
-
-
-def head_chunk_size(settings: ModelSettings) -> int | None:
-    """Rows of the head computed at once; None lets the size of the logits decide."""
-    return settings.chunk_size if settings.fused_linear_logprob else None
 
 
 def response_limits(settings: RlSettings | EvalSettings, longest_prompt: int) -> tuple[int, int]:
@@ -159,7 +149,7 @@ def step_rules(settings: RlSettings, data: RlData, record: PolicyAlgorithm) -> S
         rollouts_per_step=data.plan.rollouts_per_update,
         train_batch_size=settings.batch.train_batch_size,
         epochs_per_step=settings.batch.max_epochs,
-        skip_zero_advantage=not record.has_other_terms,
+        skip_zero_advantage=not (record.has_other_terms or settings.model.aux_loss_coef),
         filter_groups=settings.algorithm.filter_groups or record.dynamic_sampling,
         refill_rounds=settings.algorithm.dynamic_sampling_rounds if record.dynamic_sampling else 0,
         smallest_group=2 if record.advantage.compares_groups else 1,
@@ -198,7 +188,7 @@ def make_optimizer(
 ) -> ReplicatedOptimizer:
     """AdamW over all trainable weights, continued where a checkpoint is given."""
     optimizer = ReplicatedOptimizer(
-        policy.named_parameters(),
+        policy.trainable_parameters(),
         machine.collectives,
         betas=settings.adam_betas,
         epsilon=settings.adam_epsilon,
@@ -247,7 +237,9 @@ def trainable_policy(settings: ModelSettings, source: str | Path, machine: Machi
         source,
         dtype=weights_dtype(settings.bf16),
         device=machine.device,
-        gradient_checkpointing=settings.gradient_checkpointing,
+        gradient_checkpointing=checkpointing_of(settings),
+        flash_attn=settings.flash_attn,
+        freeze=freezing_of(settings),
         head_chunk_size=head_chunk_size(settings),
         codec=codec,
     )
@@ -260,6 +252,7 @@ def _reference(settings: RlSettings, machine: Machine) -> LogprobAnnotator:
         settings.model.pretrain,
         dtype=weights_dtype(settings.model.bf16),
         device=machine.device,
+        flash_attn=settings.model.flash_attn,
         head_chunk_size=head_chunk_size(settings.model),
     )
     return annotator(settings, machine, policy)
@@ -286,7 +279,15 @@ def _updater(
         temperature=settings.sampling.temperature,
         device=machine.device,
         pin_memory=settings.data.dataloader_pin_memory,
+        balanced=balanced_forward(settings.model, policy, machine),
     )
+
+
+def balanced_forward(settings: ModelSettings, policy: CausalPolicy, machine: Machine) -> BalancedForward | None:
+    """The routers' loss beside the objective, where it has a weight."""
+    if not settings.aux_loss_coef:
+        return None
+    return BalancedForward(policy, coefficient=settings.aux_loss_coef, collectives=machine.collectives)
 
 
 def build_rl(

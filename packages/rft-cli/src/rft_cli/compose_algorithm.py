@@ -15,6 +15,7 @@ from rft_algos.controllers import AdaptiveKl, EntropyTarget
 from rft_algos.errors import OptionsError
 from rft_cli.checkpointing import Restored
 from rft_cli.machine import Machine
+from rft_cli.model_choice import checkpointing_of
 from rft_cli.settings import RlSettings
 from rft_dist.replicated import ReplicatedOptimizer
 from rft_models.critic import CausalCritic, load_critic
@@ -187,7 +188,8 @@ def build_critic(
         seed=settings.run.seed,
         dtype=torch.bfloat16 if settings.model.bf16 else torch.float32,
         device=machine.device,
-        gradient_checkpointing=settings.model.gradient_checkpointing,
+        gradient_checkpointing=checkpointing_of(settings.model),
+        flash_attn=settings.model.flash_attn,
         codec=None if chosen.critic_pretrain else codec,
     ).train()
     optimizer = ReplicatedOptimizer(

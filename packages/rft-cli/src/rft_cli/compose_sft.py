@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rft_cli.checkpointing import Restored
 from rft_cli.compose import (
+    balanced_forward,
     learning_rate_schedule,
     make_ledger,
     make_optimizer,
@@ -154,6 +155,7 @@ def _updater(
         learning_rate=learning_rate_schedule(settings.optimizer, chosen.learning_rate, num_steps),
         device=machine.device,
         pin_memory=settings.data.dataloader_pin_memory,
+        balanced=balanced_forward(settings.model, policy, machine),
     )
 
 

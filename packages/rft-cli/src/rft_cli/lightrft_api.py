@@ -35,7 +35,8 @@ from rft_algos.objectives import RolloutBatch
 from rft_cli import lightrft_keywords, run_start
 from rft_cli.commands import rl
 from rft_cli.lightrft_strategy import Generation, Strategy
-from rft_models.patches import any_registered, register_patch, unregister_patch
+from rft_models.own_models import any_patch_by_hand
+from rft_models.patches import register_patch, unregister_patch
 from rft_models.policy import CausalPolicy
 from rft_trainer.evaluation import EvaluationResult
 from rft_trainer.rewards.in_process import IN_PROCESS, FunctionReward
@@ -215,7 +216,7 @@ class SPMDPPOTrainer:
             getattr(type(self), name) is not getattr(SPMDPPOTrainer, name)
             for name in ("compute_advantages", "ppo_train")
         )
-        return self._reward is None and not overridden and not any_registered()
+        return self._reward is None and not overridden and not any_patch_by_hand()
 
     def _checked_advantages(self, batch: RolloutBatch) -> Tensor:
         found: Any = self.compute_advantages(batch)

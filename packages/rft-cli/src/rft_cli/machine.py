@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from rft_algos.errors import PreflightError
 from rft_dist.collectives import Collectives
 from rft_dist.launch import RankInfo, ranks_from_environment, start_process_group, stop_process_group
+
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_PROCESSOR = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,9 @@ class Machine:
         threads = torch.get_num_threads()
         noun = "thread" if threads == 1 else "threads"
         ranks = "1 process" if self.ranks.world_size == 1 else f"{self.ranks.world_size} ranks"
-        return f"{ranks} on {self.device}, {threads} torch {noun} each"
+        given = os.environ.get("OMP_NUM_THREADS")
+        why = f"OMP_NUM_THREADS={given}" if given else f"of {usable_cores()} usable cores"
+        return f"{ranks} on {self.device}, {threads} torch {noun} each ({why})"
 
 
 def choose_device(wanted: str, local_rank: int) -> str:
@@ -54,16 +61,55 @@ def choose_device(wanted: str, local_rank: int) -> str:
 def open_machine(wanted_device: str) -> Generator[Machine]:
     """Join the ranks that the environment names, and leave them at the end.
 
-    On a CPU that several ranks share, each takes its share of the cores unless OMP_NUM_THREADS says
-    otherwise: two ranks with all cores each are many times slower.
+    On a CPU each rank takes its share of the cores that this process may use, unless OMP_NUM_THREADS says
+    otherwise: two ranks with all cores each are many times slower. A smaller number that the caller chose stays.
     """
     ranks = ranks_from_environment()
     device = choose_device(wanted_device, ranks.local_rank)
-    if device == "cpu" and ranks.world_size > 1 and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // ranks.world_size))
+    if device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        share = max(1, usable_cores() // ranks.world_size)
+        if share < torch.get_num_threads():
+            torch.set_num_threads(share)
     torch.use_deterministic_algorithms(device == "cpu")
     collectives = start_process_group(ranks, torch.device(device))
     try:
         yield Machine(device, ranks, collectives)
     finally:
         stop_process_group()
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity, and the quota of its control group where there is one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _read(_QUOTA).partition(" ")
+    if quota.isdigit() and period.strip().isdigit():
+        cores = min(cores, math.ceil(int(quota) / int(period)))
+    return max(1, cores)
+
+
+def bfloat16_arithmetic(device: str) -> str:
+    """How this device computes with bfloat16, in words, where that is asked for."""
+    if device != "cpu":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return "" if native else "this GPU has no bfloat16 arithmetic and emulates it: leave --bf16 out to be faster"
+    if _multiplies_bfloat16():
+        return "products in bfloat16 by the processor's own instructions, summed in float32"
+    return "this processor has no bfloat16 instructions: exact, but slower than float32; leave --bf16 out to be faster"
+
+
+def _multiplies_bfloat16() -> bool:
+    """AVX512_BF16, AMX or their like on other processors."""
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    if any(hasattr(torch.cpu, name) and getattr(torch.cpu, name)() for name in checks):
+        return True
+    return " bf16 " in f" {_flags()} "
+
+
+def _flags() -> str:
+    """The features that Linux lists of an ARM processor."""
+    lines = (line for line in _read(_PROCESSOR).splitlines() if line.startswith("Features"))
+    return next(lines, ":").partition(":")[2].strip()
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""

@@ -10,6 +10,7 @@ from rft_cli.compose import RlData, response_limits
 from rft_cli.compose_sft import SftData
 from rft_cli.config.resolve import Resolved
 from rft_cli.machine import Machine
+from rft_cli.plan_model import model_lines
 from rft_cli.settings import RlSettings, SftSettings
 from rft_dist.environment import environment_report
 
@@ -53,20 +54,11 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
             ],
         ),
         ("saving", [_saving(settings)]),
-        *_weights(settings.model.bf16),
     ]
 
 
 def _counted(number: int, one: str, many: str) -> str:
     return f"{number} {one if number == 1 else many}"
-
-
-def _weights(bf16: bool) -> list[tuple[str, list[str]]]:
-    """What a person must know of bfloat16 training, where it is asked for."""
-    if not bf16:
-        return []
-    line = "bfloat16 weights and moments, no float32 copy: an update under 1/256 of a weight is lost, at 1e-6 most are"
-    return [("weights", [line])]
 
 
 def _capped(settings: RlSettings) -> str:
@@ -122,7 +114,6 @@ def sft_lines(resolved: Resolved[SftSettings], data: SftData) -> list[tuple[str,
             ],
         ),
         ("saving", [_saving(settings)]),
-        *_weights(settings.model.bf16),
     ]
 
 
@@ -134,12 +125,12 @@ def _held_out_line(settings: SftSettings, data: SftData) -> str:
 
 def show_rl(resolved: Resolved[RlSettings], data: RlData, machine: Machine) -> None:
     """Print the plan."""
-    _show(rl_lines(resolved, data), resolved, machine)
+    _show([*rl_lines(resolved, data), *model_lines(resolved.settings.model, machine)], resolved, machine)
 
 
 def show_sft(resolved: Resolved[SftSettings], data: SftData, machine: Machine) -> None:
     """Print the plan."""
-    _show(sft_lines(resolved, data), resolved, machine)
+    _show([*sft_lines(resolved, data), *model_lines(resolved.settings.model, machine)], resolved, machine)
 
 
 def _show(groups: list[tuple[str, list[str]]], resolved: Resolved[Any], machine: Machine) -> None:

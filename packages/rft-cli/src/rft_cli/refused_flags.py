@@ -48,11 +48,6 @@ REFUSED_FLAGS: dict[str, Refusal] = {
         "master_addr",
         "master_port",
     ),
-    **_rows(
-        "torch's fused attention is always used; on a GPU in half precision it is flash attention",
-        "--bf16",
-        "flash_attn",
-    ),
     **_rows("the model is loaded straight onto its device", "--device cuda", "actor_init_on_gpu"),
     **_rows(
         "the form without reentrance is always used", "--gradient_checkpointing", "gradient_checkpointing_use_reentrant"
@@ -67,7 +62,6 @@ REFUSED_FLAGS: dict[str, Refusal] = {
         "limit_mm_video_per_prompt",
         "fps",
         "max_pixels",
-        "freeze_prefix",
         "image",
     ),
     **_rows("models are text models in this version", _OUT, "text_only"),
@@ -89,7 +83,6 @@ REFUSED_FLAGS: dict[str, Refusal] = {
         "mark_high_entropy_tokens",
     ),
     **_rows(f"{_NOT_YET}: only the last weights are kept", _OUT, "enable_ema"),
-    **_rows(f"{_NOT_YET}: models are dense", _OUT, "aux_loss_coef"),
     **_rows(
         f"{_NOT_YET}: no pre-training loss is mixed in",
         "rft-train sft first, then rft-train rl on its weights",
@@ -155,6 +148,7 @@ REFUSED_FLAGS: dict[str, Refusal] = {
         "exclude_frozen",
     ),
     # names of the guides' tools and of other trainers
+    **_rows("which tokens are new is said by the id of the first", "--train_only_tokens_from N", "freeze_LLM"),
     **_rows("the model has one name in all commands", "--pretrain PATH", "model_path", "model_name_or_path"),
     **_rows(
         "the length of a response has one name in all commands", "--generate_max_len N", "max_tokens", "max_new_tokens"

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from rft_algos.errors import PreflightError
-from rft_models.packed_attention import IMPLEMENTATION, PackedLayout, RowLayout, no_mask
+from rft_models.attention_interface import IMPLEMENTATION, no_mask
+from rft_models.packed_attention import PackedLayout, RowLayout
 from rft_models.shared_prompts import share_prompts
+from rft_models.varlen_attention import VarlenKernel
 
 _PROBE_LENGTHS = (3, 5)
 
@@ -23,33 +25,53 @@ class Backbone:
 
     `packed` says which: true runs it once on all tokens with segment-wise attention (and on a prompt that
     several segments begin with once for all of them, see `shared_prompts`), false runs the decoder's own
-    attention on segments padded into blocks of similar length. Both are exact.
+    attention on segments padded into blocks of similar length. Both are exact. `kernel` computes the segment-wise
+    attention where it can, see `attention_choice`.
     """
 
-    def __init__(self, decoder: Any, *, packed: bool) -> None:
+    def __init__(self, decoder: Any, *, packed: bool, kernel: VarlenKernel | None = None) -> None:
         self.decoder = decoder
         self.packed = packed
+        self.kernel = kernel
         self._drops_out = _drops_out(decoder)
         self._accepts = frozenset(inspect.signature(decoder.forward).parameters)
 
     def states(
-        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        segment_ids_T: Tensor,
+        wanted_T: Tensor,
+        *,
+        routed: list[Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """([K, D] final hidden states, [T] the row among them of each token); None: in the order of the tokens."""
+        """([K, D] final hidden states, [T] the row among them of each token); None: in the order of the tokens.
+
+        `routed` gets the logits [K, E] of each layer's router, in the rows of the states.
+        """
         shared = None
         if self.packed and not (self.decoder.training and self._drops_out):  # copies of a prompt drop other entries
             shared = share_prompts(token_ids_T, positions_T, segment_ids_T, wanted_T)
         if shared is None:
-            return self.hidden_states(token_ids_T, positions_T, segment_ids_T), None
-        states_KD = self._packed_states(token_ids_T[shared.kept_K], positions_T[shared.kept_K], shared.layout)
-        return states_KD, shared.place_T
+            return self.hidden_states(token_ids_T, positions_T, segment_ids_T, routed=routed), None
+        shared.layout.kernel = self.kernel
+        kept_K = shared.kept_K
+        return self._packed_states(token_ids_T[kept_K], positions_T[kept_K], shared.layout, routed), shared.place_T
 
-    def hidden_states(self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor) -> Tensor:
+    def hidden_states(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        segment_ids_T: Tensor,
+        *,
+        routed: list[Tensor] | None = None,
+    ) -> Tensor:
         """[T, D] final hidden states (after the last norm), each seeing its own segment only."""
         layout = PackedLayout.from_segment_ids(segment_ids_T)
         if self.packed:
-            return self._packed_states(token_ids_T, positions_T, layout)
-        return self._padded_states(token_ids_T, positions_T, layout)
+            layout.kernel = self.kernel
+            return self._packed_states(token_ids_T, positions_T, layout, routed)
+        return self._padded_states(token_ids_T, positions_T, layout, routed)
 
     def own_states(self, token_ids_L: Tensor) -> Tensor:
         """[L, D] of one sequence by the decoder's own forward, to compare with."""
@@ -60,20 +82,28 @@ class Backbone:
         """Whether the decoder's forward has an argument of this name."""
         return argument in self._accepts
 
-    def _packed_states(self, token_ids_T: Tensor, positions_T: Tensor, layout: RowLayout) -> Tensor:
+    def _packed_states(
+        self, token_ids_T: Tensor, positions_T: Tensor, layout: RowLayout, routed: list[Tensor] | None
+    ) -> Tensor:
         output = self.decoder(
             input_ids=token_ids_T[None],
             position_ids=positions_T[None],
             attention_mask=no_mask(token_ids_T.device),
             use_cache=False,
             packed_layout=layout,
+            **_router_argument(routed),
         )
+        if routed is not None:
+            routed += [logits.flatten(0, -2) for logits in output.router_logits]
         return output.last_hidden_state[0]
 
-    def _padded_states(self, token_ids_T: Tensor, positions_T: Tensor, layout: PackedLayout) -> Tensor:
+    def _padded_states(
+        self, token_ids_T: Tensor, positions_T: Tensor, layout: PackedLayout, routed: list[Tensor] | None
+    ) -> Tensor:
         """The decoder's own forward on right-padded blocks; a causal row never sees what stands after it."""
         lengths = sorted(layout.lengths, reverse=True)
         places, done = [], 0
+        blocks_logits: list[list[Tensor]] = []
         for block in layout.blocks:
             shape = (block.num_segments, block.length)
             ids, positions = token_ids_T, positions_T
@@ -83,11 +113,25 @@ class Backbone:
                 real_S = torch.tensor(lengths[done : done + block.num_segments], device=ids.device)
                 inside = (torch.arange(block.length, device=ids.device) < real_S[:, None]).to(torch.int64)
             done += block.num_segments
-            given = {"position_ids": positions.view(shape)} if self.accepts("position_ids") else {}
+            given: dict[str, Any] = {"position_ids": positions.view(shape)} if self.accepts("position_ids") else {}
+            given |= _router_argument(routed)
             output = self.decoder(input_ids=ids.view(shape), attention_mask=inside, use_cache=False, **given)
             places.append(output.last_hidden_state.flatten(0, 1))
-        joined = torch.cat(places)
-        return joined if layout.scatter_T is None else joined.index_select(0, layout.scatter_T)
+            if routed is not None:
+                blocks_logits.append([logits.flatten(0, -2) for logits in output.router_logits])
+        if routed is not None:
+            routed += [_in_order(list(layer), layout) for layer in zip(*blocks_logits, strict=True)]
+        return _in_order(places, layout)
+
+
+def _in_order(places: list[Tensor], layout: PackedLayout) -> Tensor:
+    """[T, ...] of the places of all blocks."""
+    joined = torch.cat(places)
+    return joined if layout.scatter_T is None else joined.index_select(0, layout.scatter_T)
+
+
+def _router_argument(routed: list[Tensor] | None) -> dict[str, Any]:
+    return {} if routed is None else {"output_router_logits": True}
 
 
 def follows_its_own(segment_ids_T: Tensor) -> Tensor:

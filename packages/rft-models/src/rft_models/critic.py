@@ -12,11 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rft_algos.errors import PreflightError
+from rft_models.attention_choice import choose_attention
 from rft_models.backbone import Backbone, Probe, difference, follows_its_own, refuse_difference, tolerance
+from rft_models.checkpointing import Checkpointing
 from rft_models.directories import checked_model_directory, no_load_report, no_progress_bars
 from rft_models.load import Attention, choose_packed, load_model, native_attention, prepare, refuse_other_kinds
 from rft_models.text import load_tokenizer
 from rft_models.value_head import checked_prefix, initial_head, stored_head, value_head
+from rft_models.varlen_attention import VarlenKernel
 
 if TYPE_CHECKING:
     from rft_models.text import HfTextCodec
@@ -41,6 +44,7 @@ class CausalCritic:
         packed: bool,
         head_prefix: str = "score",
         head_was_loaded: bool = False,
+        kernel: VarlenKernel | None = None,
         where: str = "model",
     ) -> None:
         self.model = model
@@ -49,7 +53,7 @@ class CausalCritic:
         self.head_prefix = head_prefix
         self.head_was_loaded = head_was_loaded
         self.where = where
-        self._backbone = Backbone(model, packed=packed)
+        self._backbone = Backbone(model, packed=packed, kernel=kernel)
 
     @property
     def packed(self) -> bool:
@@ -179,8 +183,9 @@ def load_critic(
     seed: int,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: Checkpointing | bool | None = None,
     attention: Attention = "auto",
+    flash_attn: bool = False,
     codec: HfTextCodec | None = None,
 ) -> CausalCritic:
     """A critic from a causal language model, a saved critic, or a sequence classifier with one label; in eval mode.
@@ -194,8 +199,9 @@ def load_critic(
         seed: what a new head is drawn from.
         dtype: type of the decoder's weights.
         device: where the weights go.
-        gradient_checkpointing: recompute each layer in the backward pass (in `train()` mode).
+        gradient_checkpointing: as for `load_policy`.
         attention: as for `load_policy`.
+        flash_attn: as for `load_policy`.
         codec: a tokenizer that was loaded already.
 
     Raises:
@@ -222,6 +228,7 @@ def load_critic(
         head_prefix=head_prefix,
         head_was_loaded=head_1D is not None,
         gradient_checkpointing=gradient_checkpointing,
+        kernel=choose_attention(device, dtype, flash_attn=flash_attn).kernel,
         where=str(path),
     )
 
@@ -234,7 +241,8 @@ def make_critic(
     packed: bool,
     head_prefix: str = "score",
     head_was_loaded: bool = False,
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: Checkpointing | bool | None = None,
+    kernel: VarlenKernel | None = None,
     where: str = "model",
 ) -> CausalCritic:
     """A critic from a transformers decoder in memory and a head of [1, hidden]; checks its forward."""
@@ -248,6 +256,7 @@ def make_critic(
         packed=packed,
         head_prefix=head_prefix,
         head_was_loaded=head_was_loaded,
+        kernel=kernel,
         where=where,
     )
     critic.verify()

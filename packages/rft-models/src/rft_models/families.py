@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 PACKED_FAMILIES = frozenset(
     {
         "cohere",
@@ -11,9 +13,11 @@ PACKED_FAMILIES = frozenset(
         "granite",
         "llama",
         "mistral",
+        "mixtral",
         "olmo2",
         "phi3",
         "qwen2",
+        "qwen2_moe",
         "qwen3",
         "qwen3_moe",
         "smollm3",
@@ -30,3 +34,25 @@ STATIC_ROTARY = frozenset({"default", "linear", "llama3", "yarn"})
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 """Layer types that a key-value cache describes; the others keep a recurrent state or chunk their attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFamily:
+    """An architecture that a person registered, see `own_models.register_family`."""
+
+    class_name: str
+    packed: bool
+
+
+OWN_FAMILIES: dict[str, OwnFamily] = {}
+"""By `model_type`."""
+
+
+def packs(model_type: str) -> bool:
+    """Whether models of this type run packed."""
+    return model_type in PACKED_FAMILIES or (model_type in OWN_FAMILIES and OWN_FAMILIES[model_type].packed)
+
+
+def own_classes() -> dict[str, str]:
+    """Names of the classes that a person registered, by `model_type`."""
+    return {model_type: family.class_name for model_type, family in OWN_FAMILIES.items()}

@@ -9,13 +9,17 @@ import torch
 from safetensors import SafetensorError
 
 from rft_algos.errors import DataError, OptionsError
-from rft_models import patches
+from rft_models import checkpointing, patches
+from rft_models.attention_choice import choose_attention
+from rft_models.attention_interface import IMPLEMENTATION, register
+from rft_models.checkpointing import Checkpointing
 from rft_models.directories import checked_model_directory, no_progress_bars
-from rft_models.families import PACKED_FAMILIES
+from rft_models.families import PACKED_FAMILIES, own_classes, packs
+from rft_models.freezing import FreezeRules
 from rft_models.linear import use_fast_linears
-from rft_models.packed_attention import IMPLEMENTATION, register
 from rft_models.policy import CausalPolicy
 from rft_models.text import HfTextCodec, load_tokenizer
+from rft_models.varlen_attention import VarlenKernel
 
 Attention = Literal["auto", "packed", "native"]
 
@@ -25,8 +29,10 @@ def load_policy(
     *,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: Checkpointing | bool | None = None,
     attention: Attention = "auto",
+    flash_attn: bool = False,
+    freeze: FreezeRules | None = None,
     head_chunk_size: int | None = None,
     codec: HfTextCodec | None = None,
 ) -> CausalPolicy:
@@ -36,15 +42,17 @@ def load_policy(
         directory: a Hugging Face model directory (config.json, *.safetensors, tokenizer files).
         dtype: type of the weights.
         device: where they go.
-        gradient_checkpointing: recompute each layer in the backward pass (in `train()` mode).
+        gradient_checkpointing: what is computed again in the backward pass (in `train()` mode); true = every layer.
         attention: "packed" attends inside packed segments, "native" pads segments and uses the
             model's own attention, "auto" takes packed for the families that are known to be exact.
+        flash_attn: use the flash-attn package where it can run, see `attention_choice`.
+        freeze: what is left untrained, see `CausalPolicy.freeze`.
         head_chunk_size: rows whose logits are formed at a time, never whole in memory; None picks by size.
         codec: a tokenizer that was loaded already.
 
     Raises:
         DataError: directory, configuration, weights or tokenizer absent, damaged or of another kind.
-        OptionsError: attention="packed" for an architecture without it.
+        OptionsError: attention="packed" for an architecture without it; `freeze` names nothing, or leaves nothing.
         PreflightError: the architecture computes something that is not known here.
     """
     path, config = checked_model_directory(directory)
@@ -53,14 +61,18 @@ def load_policy(
     packed = choose_packed(config["model_type"], attention, path)
     model = patches.apply(load_model(path, dtype, native_attention(config), auto_class="AutoModelForCausalLM"))
     model.to(device)
-    return make_policy(
+    policy = make_policy(
         model,
         codec,
         packed=packed,
         gradient_checkpointing=gradient_checkpointing,
         head_chunk_size=head_chunk_size,
+        kernel=choose_attention(device, dtype, flash_attn=flash_attn).kernel,
         where=str(path),
     )
+    if freeze is not None and freeze.freezes:
+        policy.freeze(freeze)
+    return policy
 
 
 def load_reference(
@@ -69,12 +81,19 @@ def load_reference(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     attention: Attention = "auto",
+    flash_attn: bool = False,
     head_chunk_size: int | None = None,
     codec: HfTextCodec | None = None,
 ) -> CausalPolicy:
     """`load_policy`, frozen: eval mode and no parameter requires a gradient."""
     policy = load_policy(
-        directory, dtype=dtype, device=device, attention=attention, head_chunk_size=head_chunk_size, codec=codec
+        directory,
+        dtype=dtype,
+        device=device,
+        attention=attention,
+        flash_attn=flash_attn,
+        head_chunk_size=head_chunk_size,
+        codec=codec,
     )
     policy.model.requires_grad_(False)
     return policy
@@ -85,25 +104,27 @@ def make_policy(
     codec: HfTextCodec | None,
     *,
     packed: bool,
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: Checkpointing | bool | None = None,
     head_chunk_size: int | None = None,
+    kernel: VarlenKernel | None = None,
     where: str = "model",
 ) -> CausalPolicy:
     """A policy from a transformers model in memory; checks it against the model's own forward."""
     prepare(model, packed=packed, gradient_checkpointing=gradient_checkpointing)
-    policy = CausalPolicy(model, codec, packed=packed, head_chunk_size=head_chunk_size, where=where)
+    policy = CausalPolicy(model, codec, packed=packed, head_chunk_size=head_chunk_size, kernel=kernel, where=where)
     policy.verify()
     return policy
 
 
-def prepare(model: Any, *, packed: bool, gradient_checkpointing: bool) -> None:
+def prepare(model: Any, *, packed: bool, gradient_checkpointing: Checkpointing | bool | None = None) -> None:
     """Switch a transformers model to the computations used here; it is in eval mode afterwards."""
     if packed:
         register()
         model.set_attn_implementation(IMPLEMENTATION)
     use_fast_linears(model)
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        chosen = gradient_checkpointing if isinstance(gradient_checkpointing, Checkpointing) else Checkpointing()
+        checkpointing.apply(model, chosen)
     model.eval()
 
 
@@ -129,7 +150,9 @@ def refuse_other_kinds(path: Path, config: dict[str, Any]) -> None:
             do="use a model whose architecture is part of transformers",
         )
     causal_classes = {name for value in CAUSAL.values() for name in ([value] if isinstance(value, str) else value)}
-    if model_type in CAUSAL and (not architectures or causal_classes.intersection(architectures)):
+    named = model_type in CAUSAL or model_type in own_classes()
+    causal_classes.update(own_classes().values())
+    if named and (not architectures or causal_classes.intersection(architectures)):
         return
     known = model_type in CONFIG_MAPPING
     raise DataError(
@@ -139,13 +162,15 @@ def refuse_other_kinds(path: Path, config: dict[str, Any]) -> None:
         why="tokens are generated and scored left to right: the class must be one of transformers' causal models"
         if known
         else "this transformers does not know the architecture",
-        do="use the model's ...ForCausalLM directory" if known else "install a transformers that has it",
+        do="use the model's ...ForCausalLM directory"
+        if known
+        else "install a transformers that has it, or name its code with --model_code",
     )
 
 
 def choose_packed(model_type: str, attention: Attention, path: Path) -> bool:
     """Whether the packed attention is used, see `load_policy`; `OptionsError` where it cannot be."""
-    known = model_type in PACKED_FAMILIES
+    known = packs(model_type)
     if attention == "packed" and not known:
         raise OptionsError(
             code="models.no_packed_attention",

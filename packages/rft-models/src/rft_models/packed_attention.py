@@ -6,9 +6,8 @@ into a row of a right-padded block, runs the causal kernel on the block and puts
 Padding stands after a segment's tokens, so a causal row never sees it and the result is exact.
 Segments are cut into blocks of similar length, so that a block is at most half padding over.
 
-The functions are registered with transformers under `rft_packed`: a model that was switched to
-that implementation takes `packed_layout=` as a forward argument, and without one computes the
-usual masked attention (softcapping included).
+A layout with a varlen kernel (`attention_choice`) hands it all segments in one call instead. How a transformers model
+comes to compute any of this is in `attention_interface`.
 """
 
 from __future__ import annotations
@@ -21,14 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rft_algos.errors import OptionsError
+from rft_models.varlen_attention import Piece, Sequences, VarlenKernel, varlen_attention
 
-IMPLEMENTATION = "rft_packed"
 _MAX_PADDING = 1.5
 """Padded area of a block over its tokens; above it the segments go into separate blocks."""
-
-_UNKNOWN_MEANING = ("s_aux", "position_bias", "sinks")
-"""Arguments some architectures pass that change the scores; ignoring them would be wrong silently."""
 
 
 @dataclass(slots=True)
@@ -80,6 +75,10 @@ class PackedLayout:
     blocks: list[Block]
     scatter_T: Tensor | None
     """[T] place of each token among the blocks' places laid end to end; None: the same order."""
+    kernel: VarlenKernel | None = None
+    """Takes all segments in one call where it can; None: blocks."""
+    sequences: Sequences | None = None
+    """What the kernel needs of the segments, built once a forward."""
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> PackedLayout:
@@ -101,7 +100,22 @@ class PackedLayout:
 
     def attend(self, query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, **settings: Any) -> Tensor:
         """See `packed_attention`."""
-        return packed_attention(query_THD, key_TGD, value_TGD, self, **settings)
+        if not kernel_takes(self.kernel, query_THD, value_TGD, settings):
+            return packed_attention(query_THD, key_TGD, value_TGD, self, **settings)
+        assert self.kernel is not None
+        if self.sequences is None:
+            pieces = [Piece(start, length) for start, length in zip(self.starts, self.lengths, strict=True)]
+            self.sequences = Sequences.of(pieces, query_THD.device)
+        return varlen_attention(query_THD, key_TGD, value_TGD, self.sequences, self.kernel, **settings)
+
+
+def kernel_takes(kernel: VarlenKernel | None, query_THD: Tensor, value_TGD: Tensor, settings: dict[str, Any]) -> bool:
+    """Whether this call goes to the kernel."""
+    if kernel is None or query_THD.shape[0] == 0:
+        return False
+    return kernel.takes(
+        query_THD, value_TGD, softcap=settings.get("softcap"), dropout=float(settings.get("dropout") or 0.0)
+    )
 
 
 def _cut_into_blocks(
@@ -228,94 +242,3 @@ def softcapped_attention(
 
 def _softmax_dtype(query: Tensor) -> torch.dtype:
     return torch.float64 if query.dtype is torch.float64 else torch.float32
-
-
-def attention_function(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    packed_layout: RowLayout | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """The function registered with transformers: query [B, H, T, D], key and value [B, G, T, D] -> [B, T, H, D].
-
-    Raises `OptionsError` where the architecture passes an argument that changes the scores and
-    that is not computed here.
-    """
-    unknown = [name for name in _UNKNOWN_MEANING if kwargs.get(name) is not None]
-    if unknown:
-        raise OptionsError(
-            code="models.attention_argument",
-            what=f"{type(module).__name__} passes {unknown} to its attention",
-            where=f"attention implementation {IMPLEMENTATION}",
-            why=f"the packed attention computes scaling, sliding windows and softcapping, not {unknown}",
-            do='load the model with attention="native"',
-        )
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    if packed_layout is not None:
-        packed = packed_layout.attend(
-            query[0].transpose(0, 1),
-            key[0].transpose(0, 1),
-            value[0].transpose(0, 1),
-            scaling=scale,
-            sliding_window=sliding_window,
-            softcap=softcap,
-            dropout=dropout,
-        )
-        return packed[None], None
-    return _dense(query, key, value, attention_mask, scale, softcap, dropout), None
-
-
-def _dense(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float,
-    softcap: float | None,
-    dropout: float,
-) -> Tensor:
-    """[B, T, H, D]. `mask` [B, 1, Lq, Lk] bool, or None for plain causal (windows are in the mask)."""
-    num_queries, num_keys = query.shape[2], key.shape[2]
-    causal = mask is None and num_queries > 1
-    if causal and (softcap is not None or num_queries != num_keys):
-        mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device).tril(num_keys - num_queries)
-        causal = False
-    if softcap is not None:
-        attended = softcapped_attention(query, key, value, mask, scaling=scaling, softcap=softcap, dropout=dropout)
-    else:
-        attended = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=mask,
-            dropout_p=dropout,
-            is_causal=causal,
-            scale=scaling,
-            enable_gqa=key.shape[1] != query.shape[1],
-        )
-    return attended.transpose(1, 2).contiguous()
-
-
-def register() -> None:
-    """Make `rft_packed` known to transformers. Safe to call again."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    AttentionInterface.register(IMPLEMENTATION, attention_function)
-    AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
-
-
-def no_mask(device: torch.device | str) -> Tensor:
-    """What stands for the attention mask in a packed forward.
-
-    transformers takes a mask of four dimensions as finished and hands it through, so no [T, T]
-    mask is built; the attention function ignores it because it has the layout.
-    """
-    return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)

@@ -78,6 +78,11 @@ def is_patched(model: Any) -> bool:
     return model in _PATCHED
 
 
+def all_registered() -> list[tuple[str, Patch]]:
+    """Every (model_type, patch)."""
+    return [(model_type, patch) for model_type, registered in _PATCHES.items() for patch in registered]
+
+
 def any_registered() -> bool:
     """Whether any kind of model is patched when it is loaded."""
     return any(_PATCHES.values())

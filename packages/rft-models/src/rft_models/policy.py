@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -11,7 +12,10 @@ from torch import Tensor, nn
 
 from rft_models.backbone import Backbone, Probe, follows_its_own, own_attention, refuse_difference
 from rft_models.directories import no_progress_bars
+from rft_models.freezing import FreezeRules, Frozen, TrainedRows, freeze
 from rft_models.head import head_of
+from rft_models.router import Router, RouterBalance, balance, count_experts, router_of, verify_router
+from rft_models.varlen_attention import VarlenKernel
 
 if TYPE_CHECKING:
     from rft_models.decode import DecodableModel
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 class CausalPolicy:
     """A transformers causal language model, its tokenizer, and the way its packed forward is computed.
 
-    `packed` says which, see `Backbone`; both ways are exact.
+    `packed` and `kernel` say which, see `Backbone`; all ways are exact.
     `head_chunk_size` is the number of rows whose logits are formed at a time; None picks by size.
     """
 
@@ -32,6 +36,7 @@ class CausalPolicy:
         *,
         packed: bool,
         head_chunk_size: int | None = None,
+        kernel: VarlenKernel | None = None,
         where: str = "model",
     ) -> None:
         self.model = model
@@ -39,7 +44,8 @@ class CausalPolicy:
         self.head_chunk_size = head_chunk_size
         self.where = where
         self.head = head_of(model, where)
-        self._backbone = Backbone(model.get_decoder(), packed=packed)
+        self._backbone = Backbone(model.get_decoder(), packed=packed, kernel=kernel)
+        self._trained_rows = TrainedRows()
 
     @property
     def packed(self) -> bool:
@@ -73,9 +79,75 @@ class CausalPolicy:
             0 where not wanted and at the first token of a segment, which nothing predicts.
         """
         hidden_KD, place_T = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T)
-        tokens_R = (wanted_T.to(torch.bool) & follows_its_own(segment_ids_T)).nonzero()[:, 0]
+        tokens_R, rows_R = _predictions(segment_ids_T, wanted_T, place_T)
+        return self._head_logprobs(
+            hidden_KD, token_ids_T, tokens_R, rows_R, temperature, with_entropy, entropy_gradient
+        )
+
+    def token_logprobs_and_balance(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        segment_ids_T: Tensor,
+        wanted_T: Tensor,
+        *,
+        expert_counts_E: Tensor | None,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+        entropy_gradient: bool = False,
+    ) -> tuple[Tensor, Tensor | None, RouterBalance]:
+        """`token_logprobs`, and from the same forward this batch's part of the routers' loss, see `router`.
+
+        `expert_counts_E` are the counts of the whole step (`expert_counts`, summed); None: this batch is the step.
+        """
+        router, logits = self.router, list[Tensor]()
+        hidden_KD, place_T = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, routed=logits)
+        tokens_R, rows_R = _predictions(segment_ids_T, wanted_T, place_T)
+        logprobs_T, entropy_T = self._head_logprobs(
+            hidden_KD, token_ids_T, tokens_R, rows_R, temperature, with_entropy, entropy_gradient
+        )
+        return logprobs_T, entropy_T, balance(logits, rows_R, router, expert_counts_E)
+
+    @torch.no_grad()
+    def expert_counts(
+        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor
+    ) -> Tensor:
+        """[E] float64: rows that go to each expert, see `count_experts`. A forward of the backbone."""
+        router, logits = self.router, list[Tensor]()
+        _, place_T = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, routed=logits)
+        return count_experts(logits, _predictions(segment_ids_T, wanted_T, place_T)[1], router)
+
+    @cached_property
+    def router(self) -> Router:
+        """What the model's routers have in common.
+
+        Raises:
+            OptionsError: it has none that are known here.
+            PreflightError: its own load-balancing loss is another one.
+        """
+        config = self.model.config.get_text_config(decoder=True)
+        found = router_of(self.model.config.model_type, config.to_dict(), self.where)
+        with own_attention(self.model, packed=self.packed):
+            verify_router(self.model, found, self.where)
+        return found
+
+    @property
+    def num_experts(self) -> int:
+        """Of each layer of a mixture of experts."""
+        return self.router.num_experts
+
+    def _head_logprobs(
+        self,
+        hidden_KD: Tensor,
+        token_ids_T: Tensor,
+        tokens_R: Tensor,
+        rows_R: Tensor,
+        temperature: float,
+        with_entropy: bool,
+        entropy_gradient: bool,
+    ) -> tuple[Tensor, Tensor | None]:
         logprobs_R, entropy_R = self.head.logprobs(
-            hidden_KD.index_select(0, tokens_R - 1 if place_T is None else place_T[tokens_R - 1]),
+            hidden_KD.index_select(0, rows_R),
             token_ids_T.index_select(0, tokens_R),
             temperature=temperature,
             with_entropy=with_entropy,
@@ -126,6 +198,22 @@ class CausalPolicy:
         """Names as in the saved directory; tied matrices appear once."""
         yield from self.model.named_parameters()
 
+    def freeze(self, rules: FreezeRules) -> Frozen:
+        """Leave parts untrained, once and before an optimizer is made; returns what is trained and what is not.
+
+        Raises:
+            OptionsError: a prefix that no parameter has, rows beyond the vocabulary, or nothing left to train.
+        """
+        assert not self._trained_rows.rows, "rows were chosen already"
+        found, self._trained_rows = freeze(self.model, rules, self.where)
+        return found
+
+    def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What an optimizer takes: parameters that require a gradient, and of a matrix with trained rows those rows."""
+        for name, parameter in self.named_parameters():
+            if parameter.requires_grad:
+                yield self._trained_rows.replace(name, parameter)
+
     def save_pretrained(self, directory: str | Path) -> None:
         """Write a complete Hugging Face directory: safetensors weights, configuration, tokenizer."""
         Path(directory).mkdir(parents=True, exist_ok=True)
@@ -157,3 +245,9 @@ class CausalPolicy:
     def eval(self) -> Self:
         """No dropout, no checkpointing."""
         return self.train(False)
+
+
+def _predictions(segment_ids_T: Tensor, wanted_T: Tensor, place_T: Tensor | None) -> tuple[Tensor, Tensor]:
+    """([R] wanted tokens that something predicts, [R] the rows of the states that predict them)."""
+    tokens_R = (wanted_T.to(torch.bool) & follows_its_own(segment_ids_T)).nonzero()[:, 0]
+    return tokens_R, tokens_R - 1 if place_T is None else place_T[tokens_R - 1]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Device = Literal["auto", "cpu", "cuda"]
+CheckpointingMode = Literal["full", "selective"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,9 @@ class WeightsSettings:
     bf16: bool = False
     """Hold and compute the weights in bfloat16 (half the memory); off = float32."""
 
+    model_code: str = ""
+    """Python files or folders, joined by commas, that register patches or families of models; empty = none."""
+
     device: Device = "auto"
     """Where the model lives; auto = a CUDA GPU if there is one, else the CPU."""
 
@@ -32,6 +36,24 @@ class ModelSettings(WeightsSettings):
 
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
+
+    gradient_checkpointing_mode: CheckpointingMode = "full"
+    """What `gradient_checkpointing` recomputes; selective keeps the results of matrix products and attention."""
+
+    gradient_checkpointing_every: int = field(default=1, metadata={"minimum": 1})
+    """Recompute one layer in this many (with `gradient_checkpointing`); 1 = every layer."""
+
+    flash_attn: bool = False
+    """Use the flash-attn package where it can run; the start says what is used. Without: torch's own kernels."""
+
+    freeze_prefix: str = field(default="", metadata={"bare": "visual"})
+    """Parts that are not trained: beginnings of parameter names, joined by commas; bare = visual; empty = none."""
+
+    train_only_tokens_from: int = field(default=-1, metadata={"minimum": -1})
+    """Train only the embedding and output rows of tokens with this id or a higher one; -1 = all weights."""
+
+    aux_loss_coef: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Weight of the routers' load-balancing loss (mixtures of experts); 0 = none."""
 
     fused_linear_logprob: bool = False
     """Compute the head and its log-probabilities in chunks of rows: the logits are never whole in memory."""

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_models.packed_attention import Block, PackedLayout, attend, packed_attention, to_block
+from rft_models.packed_attention import Block, PackedLayout, attend, kernel_takes, packed_attention, to_block
+from rft_models.varlen_attention import Piece, Sequences, VarlenKernel, varlen_attention
 
 _LEAST_SAVING = 0.125
 """Share of the tokens that must be repetition: below it the groups' separate attention costs more than it saves."""
@@ -58,6 +59,10 @@ class SharedLayout:
     """Where everything lies in a row without repeated prompts, in order; takes the place of a `PackedLayout`."""
 
     runs: list[PromptGroup | PackedLayout]
+    kernel: VarlenKernel | None = None
+    """Takes all parts in one call where it can; None: blocks."""
+    sequences: Sequences | None = None
+    """What the kernel needs of the parts, built once a forward."""
 
     @property
     def sizes(self) -> list[int]:
@@ -69,7 +74,31 @@ class SharedLayout:
 
     def attend(self, query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, **settings: Any) -> Tensor:
         """See `shared_attention`."""
-        return shared_attention(query_THD, key_TGD, value_TGD, self, **settings)
+        if not kernel_takes(self.kernel, query_THD, value_TGD, settings):
+            return shared_attention(query_THD, key_TGD, value_TGD, self, **settings)
+        assert self.kernel is not None
+        if self.sequences is None:
+            self.sequences = Sequences.of(_pieces(self.runs), query_THD.device)
+        return varlen_attention(query_THD, key_TGD, value_TGD, self.sequences, self.kernel, **settings)
+
+
+def _pieces(runs: Sequence[PromptGroup | PackedLayout]) -> list[Piece]:
+    """Every prompt and every segment's own tokens behind its prompt, in the order of the row."""
+    pieces: list[Piece] = []
+    begin = 0
+    for run in runs:
+        plain = run if isinstance(run, PackedLayout) else run.prompt
+        prompts = [Piece(begin + start, length) for start, length in zip(plain.starts, plain.lengths, strict=True)]
+        pieces += prompts
+        begin += plain.num_tokens
+        if isinstance(run, PackedLayout):
+            continue
+        copies = len(run.own.lengths) // len(prompts)
+        for number, (start, length) in enumerate(zip(run.own.starts, run.own.lengths, strict=True)):
+            prompt = prompts[number // copies]
+            pieces.append(Piece(begin + start, length, prompt.start, prompt.length))
+        begin += run.own.num_tokens
+    return pieces
 
 
 @dataclass(slots=True)

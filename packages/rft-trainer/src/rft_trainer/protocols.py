@@ -74,6 +74,48 @@ class Policy(Protocol):
     ) -> tuple[Tensor, Tensor | None]: ...
 
 
+class BalanceShare(Protocol):
+    """What a micro-batch adds to the load-balancing loss of a step."""
+
+    @property
+    def share(self) -> Tensor:
+        """Scalar with gradient; the shares of all micro-batches and ranks add up to the loss."""
+        ...
+
+    @property
+    def max_load(self) -> Tensor:
+        """Rows of the busiest expert over those of an even spread, in the whole step."""
+        ...
+
+
+class RoutedPolicy(Policy, Protocol):
+    """A policy whose tokens go through experts."""
+
+    @property
+    def num_experts(self) -> int: ...
+
+    def expert_counts(
+        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor
+    ) -> Tensor:
+        """[E] float64: how often each expert is chosen for the rows that predict wanted tokens. No gradient."""
+        ...
+
+    def token_logprobs_and_balance(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        segment_ids_T: Tensor,
+        wanted_T: Tensor,
+        *,
+        expert_counts_E: Tensor | None,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+        entropy_gradient: bool = False,
+    ) -> tuple[Tensor, Tensor | None, BalanceShare]:
+        """`token_logprobs`, and the share under the counts of the whole step; None: this batch is the step."""
+        ...
+
+
 class SavablePolicy(Policy, Protocol):
     """A policy that can be written as a complete Hugging Face directory."""
 

@@ -17,6 +17,7 @@ from rft_trainer.metrics import MetricTotals
 from rft_trainer.packing import count, cut_by_tokens, cut_in_order, own_micro_batches, pack
 from rft_trainer.protocols import Collectives, Optimizer, Policy
 from rft_trainer.records import Counts, TokenBatch, TrainingSample
+from rft_trainer.router_balance import BalancedForward
 
 
 class LossOutput(Protocol):
@@ -81,8 +82,10 @@ class Updater:
         temperature: float = 1.0,
         device: str = "cpu",
         pin_memory: bool = False,
+        balanced: BalancedForward | None = None,
     ) -> None:
         self._policy = policy
+        self._balanced = balanced
         self._optimizer = optimizer
         self._objective = objective
         self._collectives = collectives
@@ -108,6 +111,8 @@ class Updater:
         counts = counts or count(samples)
         ranks = self._collectives
         micro_batches = own_micro_batches(samples, ranks.rank, ranks.world_size, self._micro_batching.cut)
+        if self._balanced is not None:
+            self._balanced.begin(pack(chosen, self._device) for chosen in micro_batches)
         for chosen in micro_batches:
             self._backward(pack(chosen, self._device, pin_memory=self._pin_memory), counts, totals)
         if self._collectives.rank == 0:
@@ -124,7 +129,8 @@ class Updater:
             totals.add({"policy/loss": pair, "policy/surrogate": pair})
 
     def _backward(self, batch: TokenBatch, counts: Counts, totals: MetricTotals) -> None:
-        logprobs_T, entropy_T = self._policy.token_logprobs(
+        forward = self._policy.token_logprobs if self._balanced is None else self._balanced.token_logprobs
+        logprobs_T, entropy_T = forward(
             batch.token_ids_T,
             batch.positions_T,
             batch.segment_ids_T,
@@ -134,7 +140,10 @@ class Updater:
             entropy_gradient=self._objective.needs_entropy,
         )
         output = self._objective(batch, logprobs_T, entropy_T, counts)
-        self._optimizer.backward(output.loss)
+        loss = output.loss
+        if self._balanced is not None:
+            loss = loss + self._balanced.term(batch, counts, totals)
+        self._optimizer.backward(loss)
         totals.add(output.metrics)
         if batch.behaviour_logprobs_T is not None:
             _add_gap(batch, logprobs_T, totals)

@@ -57,12 +57,12 @@ def _check_rl(resolved: Resolved[RlSettings], machine: object) -> None:
     from rft_cli import plan_page
     from rft_cli.compose import make_reward, rl_data
     from rft_cli.machine import Machine
+    from rft_cli.model_choice import codec_of
     from rft_models.model_facts import model_facts
-    from rft_models.text import load_tokenizer
 
     assert isinstance(machine, Machine)
     settings = resolved.settings
-    codec = load_tokenizer(settings.model.pretrain)
+    codec = codec_of(settings.model)
     model_facts(settings.model.pretrain)
     data = rl_data(settings, codec, machine.ranks.world_size)
     plan_page.show_rl(resolved, data, machine)
@@ -78,13 +78,13 @@ def _check_sft(resolved: Resolved[SftSettings], machine: object) -> None:
     from rft_cli import plan_page
     from rft_cli.compose_sft import sft_data
     from rft_cli.machine import Machine
+    from rft_cli.model_choice import codec_of
     from rft_models.model_facts import model_facts
-    from rft_models.text import load_tokenizer
     from rft_trainer.packing import pack
 
     assert isinstance(machine, Machine)
     settings = resolved.settings
-    codec = load_tokenizer(settings.model.pretrain)
+    codec = codec_of(settings.model)
     model_facts(settings.model.pretrain)
     data = sft_data(settings, codec, model_facts(settings.model.pretrain).max_positions)
     plan_page.show_sft(resolved, data, machine)

@@ -7,16 +7,17 @@ from pathlib import Path
 
 from rft_algos.errors import OptionsError
 from rft_algos.intervals import mean_interval, wilson_interval
-from rft_cli.compose import make_reward, response_limits, weights_dtype
+from rft_cli.compose import make_reward, response_limits
 from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.machine import Machine, open_machine
+from rft_cli.model_choice import codec_of, weights_dtype
 from rft_cli.prompt_files import read_held_out
 from rft_cli.run_values import as_words, read_values
 from rft_cli.settings import EvalSettings
 from rft_dist.checkpoints.resolve import resolve_checkpoint
 from rft_engine.native import NativeEngine
 from rft_models.load import load_policy
-from rft_models.text import HfTextCodec, load_tokenizer
+from rft_models.text import HfTextCodec
 from rft_trainer.evaluation import EvaluationResult, Evaluator
 from rft_trainer.records import Prompt, Rollout
 from rft_trainer.report import rollout_row
@@ -80,7 +81,7 @@ def evaluate(
             why="there is nothing to score the model on",
             do="--eval_data test.jsonl",
         )
-    codec = load_tokenizer(settings.model.pretrain)
+    codec = codec_of(settings.model)
     prompts = _prompts(settings, codec)
     policy = load_policy(
         settings.model.pretrain, dtype=weights_dtype(settings.model.bf16), device=machine.device

@@ -8,14 +8,14 @@ from pathlib import Path
 from rft_algos.errors import OptionsError
 from rft_algos.keyed_random import derive_key
 from rft_cli.commands.eval import words_of_run
-from rft_cli.compose import weights_dtype
 from rft_cli.config.resolve import resolve
 from rft_cli.machine import open_machine
+from rft_cli.model_choice import codec_of, weights_dtype
 from rft_cli.prompt_files import renderer_for
 from rft_cli.settings import GenerateSettings
 from rft_engine.native import NativeEngine
 from rft_models.load import load_policy
-from rft_models.text import HfTextCodec, load_tokenizer
+from rft_models.text import HfTextCodec
 from rft_trainer.data.prompts import PromptRow, prompts_from_rows
 from rft_trainer.data.readers import read_rows
 from rft_trainer.records import Prompt, Sampling
@@ -28,7 +28,7 @@ def run(argv: list[str]) -> int:
     words = words_of_run(Path(argv[0]), argv[1:], "generate") if argv and not argv[0].startswith("-") else argv
     settings = resolve("generate", words).settings
     with open_machine(settings.model.device) as machine:
-        codec = load_tokenizer(settings.model.pretrain)
+        codec = codec_of(settings.model)
         prompts = _prompts(settings, codec)
         policy = load_policy(
             settings.model.pretrain, dtype=weights_dtype(settings.model.bf16), device=machine.device

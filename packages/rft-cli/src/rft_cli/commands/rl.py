@@ -11,8 +11,9 @@ from rft_cli import end_page, plan_page, run_start
 from rft_cli.compose import RlData, build_rl, make_reward, rl_data
 from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.machine import Machine, open_machine
+from rft_cli.model_choice import codec_of
 from rft_cli.settings import RlSettings
-from rft_models.text import HfTextCodec, load_tokenizer
+from rft_models.text import HfTextCodec
 from rft_trainer.credit import ComputeAdvantages
 from rft_trainer.loops.rl import Reinforcement
 from rft_trainer.rewards.records import Reward
@@ -70,7 +71,7 @@ def prepared(
     """
     settings = resolved.settings
     with open_machine(settings.model.device) as machine:
-        codec = load_tokenizer(settings.model.pretrain)
+        codec = codec_of(settings.model)
         data = rl_data(settings, codec, machine.ranks.world_size)
         path = in_place or run_start.choose_path(
             settings.checkpoint, settings.run, resolved.recipe_name or "rl", machine

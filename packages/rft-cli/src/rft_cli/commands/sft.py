@@ -9,9 +9,10 @@ from rft_cli import end_page, plan_page, run_start
 from rft_cli.compose_sft import SftData, build_sft, sft_data
 from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.machine import Machine, open_machine
+from rft_cli.model_choice import codec_of
 from rft_cli.settings import SftSettings
 from rft_models.model_facts import model_facts
-from rft_models.text import HfTextCodec, load_tokenizer
+from rft_models.text import HfTextCodec
 from rft_trainer.stopping import StopSignals
 
 
@@ -27,7 +28,7 @@ def train(
     """One supervised run from its settings; returns the run's directory."""
     settings = resolved.settings
     with StopSignals() as signals, open_machine(settings.model.device) as machine:
-        codec = load_tokenizer(settings.model.pretrain)
+        codec = codec_of(settings.model)
         data = sft_data(settings, codec, model_facts(settings.model.pretrain).max_positions)
         path = in_place or run_start.choose_path(
             settings.checkpoint, settings.run, resolved.recipe_name or "sft", machine

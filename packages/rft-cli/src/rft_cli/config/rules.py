@@ -19,7 +19,7 @@ Origins = Mapping[str, Origin]
 
 def contradictions(command: str, values: Values, origins: Origins) -> list[Problem]:
     """Combinations that cannot be run, each with its arithmetic and one way out."""
-    checks = [_engine, _lengths]
+    checks = [_engine, _lengths, _frozen]
     if command == "sft":
         checks += [_nothing_to_wait_for]
     if command == "rl":
@@ -61,6 +61,18 @@ def _lengths(values: Values, origins: Origins) -> Iterator[Problem]:
             ["max_len", "prompt_max_len"],
             "prompt and response share max_len: a longest prompt would leave no token for its response",
             f"--prompt_max_len {max(1, values['max_len'] // 2)}",
+        )
+
+
+def _frozen(values: Values, origins: Origins) -> Iterator[Problem]:
+    if values.get("freeze_prefix") and values["train_only_tokens_from"] >= 0:
+        yield _problem(
+            "freezing.two_ways",
+            origins,
+            values,
+            ["freeze_prefix", "train_only_tokens_from"],
+            "where only the rows of some tokens are trained, every other weight is frozen already",
+            f"--train_only_tokens_from {values['train_only_tokens_from']} (and leave freeze_prefix out)",
         )
 
 
@@ -117,6 +129,8 @@ def _problem(code: str, origins: Origins, values: Values, names: list[str], why:
 
 _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "chunk_size": ("fused_linear_logprob", bool),
+    "gradient_checkpointing_mode": ("gradient_checkpointing", bool),
+    "gradient_checkpointing_every": ("gradient_checkpointing", bool),
     "overlong_buffer_penalty_factor": ("overlong_buffer", lambda on: on is not False),
     "overlong_buffer_len": ("overlong_buffer", lambda on: on is not False),
     "first_token_temperature": ("use_fire", bool),

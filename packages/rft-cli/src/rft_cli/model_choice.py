@@ -1,0 +1,39 @@
+"""From the settings of a model to what loading it takes."""
+
+from __future__ import annotations
+
+import torch
+
+from rft_models.checkpointing import Checkpointing
+from rft_models.freezing import FreezeRules
+from rft_models.own_models import load_model_code
+from rft_models.settings import ModelSettings, WeightsSettings
+from rft_models.text import HfTextCodec, load_tokenizer
+
+
+def codec_of(settings: WeightsSettings) -> HfTextCodec:
+    """The tokenizer, once the model code that a person names has run."""
+    load_model_code(settings.model_code)
+    return load_tokenizer(settings.pretrain)
+
+
+def weights_dtype(bf16: bool) -> torch.dtype:
+    """The type that weights are held in."""
+    return torch.bfloat16 if bf16 else torch.float32
+
+
+def head_chunk_size(settings: ModelSettings) -> int | None:
+    """Rows of the head computed at once; None lets the size of the logits decide."""
+    return settings.chunk_size if settings.fused_linear_logprob else None
+
+
+def checkpointing_of(settings: ModelSettings) -> Checkpointing | None:
+    """What is computed again in the backward pass; None: nothing."""
+    return Checkpointing.of(
+        settings.gradient_checkpointing, settings.gradient_checkpointing_mode, settings.gradient_checkpointing_every
+    )
+
+
+def freezing_of(settings: ModelSettings) -> FreezeRules:
+    """What is left untrained."""
+    return FreezeRules.of(settings.freeze_prefix, settings.train_only_tokens_from)

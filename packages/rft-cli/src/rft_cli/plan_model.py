@@ -1,0 +1,60 @@
+"""What a person reads of the model before a run starts: kernels, memory, precision, and what is not trained."""
+
+from __future__ import annotations
+
+from rft_cli.machine import Machine, bfloat16_arithmetic
+from rft_cli.model_choice import checkpointing_of, freezing_of, weights_dtype
+from rft_models import freezing
+from rft_models.attention_choice import describe_attention
+from rft_models.model_facts import model_facts
+from rft_models.router import router_facts
+from rft_models.settings import ModelSettings
+
+
+def model_lines(settings: ModelSettings, machine: Machine) -> list[tuple[str, list[str]]]:
+    """Titled groups of lines. Read from the configuration; no weights are loaded.
+
+    Raises:
+        OptionsError: what is to be frozen does not exist, leaves nothing to train, or there are no routers to balance.
+    """
+    return [
+        ("weights", _weights(settings, machine)),
+        ("attention", [_attention(settings, machine)]),
+        ("memory", _memory(settings)),
+        ("frozen", _frozen(settings)),
+        ("routers", _routers(settings)),
+    ]
+
+
+def _weights(settings: ModelSettings, machine: Machine) -> list[str]:
+    """What a person must know of bfloat16 training, where it is asked for."""
+    if not settings.bf16:
+        return []
+    lost = "bfloat16 weights and moments, no float32 copy: an update under 1/256 of a weight is lost, at 1e-6 most are"
+    how = bfloat16_arithmetic(machine.device)
+    return [lost, how] if how else [lost]
+
+
+def _attention(settings: ModelSettings, machine: Machine) -> str:
+    kind = model_facts(settings.pretrain).model_type
+    return describe_attention(kind, machine.device, weights_dtype(settings.bf16), flash_attn=settings.flash_attn)
+
+
+def _memory(settings: ModelSettings) -> list[str]:
+    chosen = checkpointing_of(settings)
+    return [f"gradient checkpointing {chosen}"] if chosen else []
+
+
+def _frozen(settings: ModelSettings) -> list[str]:
+    rules = freezing_of(settings)
+    return freezing.preview(settings.pretrain, rules).lines() if rules.freezes else []
+
+
+def _routers(settings: ModelSettings) -> list[str]:
+    if not settings.aux_loss_coef:
+        return []
+    found = router_facts(settings.pretrain)
+    loss = (
+        f"{settings.aux_loss_coef:g} x load-balancing loss of {found.num_experts} experts, {found.num_choices} a token"
+    )
+    return [f"{loss}; a step of several micro-batches counts them first, in one more forward of the backbone"]

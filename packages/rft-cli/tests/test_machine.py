@@ -1,0 +1,89 @@
+"""Threads and arithmetic: chosen from what the process may use, and said."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from rft_cli import machine
+from rft_cli.machine import bfloat16_arithmetic, open_machine, usable_cores
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[int]:
+    """What other tests find is put back."""
+    before = torch.get_num_threads()
+    yield before
+    torch.set_num_threads(before)
+
+
+def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, cores: int, quota: str) -> None:
+    file = tmp_path / "cpu.max"
+    file.write_text(quota)
+    monkeypatch.setattr(machine, "_QUOTA", file)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
+
+
+@pytest.mark.parametrize(
+    ("cores", "quota", "usable"),
+    [
+        (8, "max 100000\n", 8),
+        (8, "300000 100000\n", 3),
+        (8, "250000 100000\n", 3),
+        (2, "900000 100000\n", 2),
+        (4, "10000 100000\n", 1),
+        (4, "", 4),
+    ],
+)
+def test_the_usable_cores_are_those_of_affinity_and_quota(
+    cores: int, quota: str, usable: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given(monkeypatch, tmp_path, cores=cores, quota=quota)
+    assert usable_cores() == usable
+
+
+def test_threads_are_lowered_to_what_may_be_used_and_never_raised(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    given(monkeypatch, tmp_path, cores=8, quota="200000 100000")
+    torch.set_num_threads(5)
+    with open_machine("cpu") as opened:
+        assert torch.get_num_threads() == 2
+        assert opened.describe() == "1 process on cpu, 2 torch threads each (of 2 usable cores)"
+    torch.set_num_threads(1)
+    with open_machine("cpu") as opened:
+        assert opened.describe() == "1 process on cpu, 1 torch thread each (of 2 usable cores)"
+
+
+def test_a_number_that_the_environment_gives_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    given(monkeypatch, tmp_path, cores=8, quota="200000 100000")
+    torch.set_num_threads(3)
+    with open_machine("cpu") as opened:
+        assert opened.describe() == "1 process on cpu, 3 torch threads each (OMP_NUM_THREADS=3)"
+
+
+def test_a_processor_without_bfloat16_instructions_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    processor = tmp_path / "cpuinfo"
+    processor.write_text("flags : sse avx2\n")
+    monkeypatch.setattr(machine, "_PROCESSOR", processor)
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda: False, raising=False)
+    assert bfloat16_arithmetic("cpu").startswith("this processor has no bfloat16 instructions")
+    processor.write_text("processor : 0\nFeatures : fp asimd bf16 i8mm\n")
+    assert bfloat16_arithmetic("cpu").startswith("products in bfloat16")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True, raising=False)
+    processor.unlink()
+    assert bfloat16_arithmetic("cpu").startswith("products in bfloat16")
+
+
+def test_a_gpu_that_emulates_bfloat16_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for native, told in ((True, ""), (False, "this GPU has no bfloat16")):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, native=native: native)
+        assert bfloat16_arithmetic("cuda:0").startswith(told)
+        assert bool(bfloat16_arithmetic("cuda:0")) == bool(told)

@@ -1,0 +1,168 @@
+"""The routers' loss beside the objective: the same step however it is cut, counted once before it begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rft_algos.algorithms import Grpo
+from rft_trainer.metrics import MetricTotals
+from rft_trainer.objective import PolicyObjective
+from rft_trainer.packing import pack
+from rft_trainer.records import TrainingSample
+from rft_trainer.router_balance import BalancedForward
+from rft_trainer.testing import BigramPolicy, OneRank, PlainOptimizer
+from rft_trainer.update import MicroBatching, Updater
+
+EXPERTS = 3
+
+
+class Share:
+    """A micro-batch's part of the loss."""
+
+    def __init__(self, share: Tensor, max_load: Tensor) -> None:
+        self.share, self.max_load = share, max_load
+
+
+class RoutedBigrams(BigramPolicy):
+    """The row that predicts a token goes to the expert that is highest in its row of a trainable table."""
+
+    num_experts = EXPERTS
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size, dtype=torch.float64)
+        generator = torch.Generator().manual_seed(3)
+        self.routes = nn.Parameter(torch.randn(vocab_size, EXPERTS, generator=generator, dtype=torch.float64))
+        self.counted = 0
+
+    def _rows(self, token_ids_T: Tensor, wanted_T: Tensor) -> Tensor:
+        return self.routes[token_ids_T.roll(1)[wanted_T]]
+
+    def expert_counts(
+        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor
+    ) -> Tensor:
+        self.counted += 1
+        return torch.bincount(self._rows(token_ids_T, wanted_T).argmax(-1), minlength=EXPERTS).double()
+
+    def token_logprobs_and_balance(
+        self, *batch: Tensor, expert_counts_E: Tensor | None, **options: Any
+    ) -> tuple[Tensor, Tensor | None, Share]:
+        rows = self._rows(batch[0], batch[3])
+        if expert_counts_E is None:
+            expert_counts_E = torch.bincount(rows.argmax(-1), minlength=EXPERTS).double()
+        total = expert_counts_E.sum()
+        share = EXPERTS * (rows.softmax(-1).sum(0) * expert_counts_E).sum() / total**2
+        return *self.token_logprobs(*batch, **options), Share(share, EXPERTS * expert_counts_E.max() / total)
+
+
+class RanksOf:
+    """One rank of several whose sums are known beforehand."""
+
+    def __init__(self, rank: int, world_size: int, summed: Tensor) -> None:
+        self.rank, self.world_size, self._summed = rank, world_size, summed
+
+    max = OneRank.max
+    gather_bytes = OneRank.gather_bytes
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        return self._summed
+
+
+class KeepGradients(PlainOptimizer):
+    """Does not step."""
+
+    def step(self, learning_rate: float) -> Any:
+        return type("Outcome", (), {"gradient_norm": 0.0, "applied": True})()
+
+
+def samples() -> list[TrainingSample]:
+    made = []
+    for index in range(7):
+        tokens = tuple((3 * index + place * place) % 6 for place in range(4 + index % 4))
+        old = (-1.0,) * (len(tokens) - 2)
+        made.append(
+            TrainingSample(f"s{index}", tokens, 2, float(index % 3 - 1), behaviour_logprobs=old, old_logprobs=old)
+        )
+    return made
+
+
+def one_step(cut: MicroBatching, *, coefficient: float = 0.1, world_size: int = 1) -> tuple[Tensor, Tensor, Any, int]:
+    """(gradient of the routes, of the logits, merged metrics of rank 0, forwards that counted)."""
+    whole = pack(samples())
+    counts_E = RoutedBigrams(6).expert_counts(
+        whole.token_ids_T, whole.positions_T, whole.segment_ids_T, whole.loss_mask_T
+    )
+    routes, logits, counted = torch.zeros(6, EXPERTS).double(), torch.zeros(6, 6).double(), 0
+    merged = []
+    for rank in range(world_size):
+        policy = RoutedBigrams(6)
+        ranks: Any = OneRank() if world_size == 1 else RanksOf(rank, world_size, counts_E)
+        updater = Updater(
+            policy,
+            KeepGradients([policy.table, policy.routes]),
+            PolicyObjective(Grpo(kl_place="none", kl_coef=0.0)),
+            ranks,
+            micro_batching=cut,
+            learning_rate=lambda update: 0.1,
+            balanced=BalancedForward(policy, coefficient=coefficient, collectives=ranks),
+        )
+        totals = MetricTotals()
+        updater(samples(), 0, totals)
+        routes += policy.routes.grad if policy.routes.grad is not None else 0.0
+        logits += policy.table.grad if policy.table.grad is not None else 0.0
+        counted += policy.counted
+        merged.append(totals.merged(OneRank()))
+    return routes, logits, merged[0], counted
+
+
+WHOLE = MicroBatching(100, 0, False)
+
+
+def test_the_step_does_not_depend_on_the_cut_or_the_number_of_ranks() -> None:
+    routes, logits, metrics, counted = one_step(WHOLE)
+    assert routes.abs().max() > 1e-3
+    assert counted == 0, "one micro-batch on one rank counts itself"
+    for cut in (MicroBatching(1, 0, False), MicroBatching(3, 0, False), MicroBatching(2, 11, True)):
+        other, other_logits, other_metrics, counted = one_step(cut)
+        torch.testing.assert_close(other, routes, rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(other_logits, logits, rtol=1e-10, atol=1e-14)
+        assert other_metrics == pytest.approx(metrics, rel=1e-10)
+        assert counted > 1
+    for world_size in (2, 20):
+        other, other_logits, _, _ = one_step(MicroBatching(2, 0, False), world_size=world_size)
+        torch.testing.assert_close(other, routes, rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(other_logits, logits, rtol=1e-10, atol=1e-14)
+
+
+def test_the_coefficient_weighs_the_gradient_and_not_the_metric() -> None:
+    once, logits, metrics, _ = one_step(WHOLE, coefficient=0.1)
+    thrice, same, others, _ = one_step(WHOLE, coefficient=0.3)
+    torch.testing.assert_close(thrice, 3 * once, rtol=1e-10, atol=1e-14)
+    torch.testing.assert_close(same, logits)
+    assert metrics == pytest.approx(others, rel=1e-12)
+    assert 1.0 <= metrics["router/max_load"] <= EXPERTS
+    assert metrics["router/balance"] > 0
+
+
+def test_the_metric_is_the_loss_of_the_step_by_hand() -> None:
+    whole = pack(samples())
+    rows = RoutedBigrams(6).routes.detach()[whole.token_ids_T.roll(1)[whole.loss_mask_T]]
+    frequency = torch.bincount(rows.argmax(-1), minlength=EXPERTS).double() / len(rows)
+    expected = EXPERTS * float((frequency * rows.softmax(-1).mean(0)).sum())
+    assert one_step(MicroBatching(2, 0, False))[2]["router/balance"] == pytest.approx(expected, rel=1e-10)
+
+
+def test_a_rank_without_micro_batches_takes_part_in_the_count() -> None:
+    asked: list[Tensor] = []
+
+    class Noting(RanksOf):
+        def sum(self, tensor: Tensor) -> Tensor:
+            asked.append(tensor)
+            return super().sum(tensor)
+
+    ranks: Any = Noting(1, 2, torch.ones(EXPERTS))
+    BalancedForward(RoutedBigrams(6), coefficient=1.0, collectives=ranks).begin([])
+    assert [counts.tolist() for counts in asked] == [[0.0] * EXPERTS]
