@@ -13,7 +13,16 @@ from torch import Tensor
 from rft_algos import advantages, choices, surrogates
 from rft_algos.algorithms import PUBLISHED, Grpo, PolicyAlgorithm, by_name
 from rft_algos.errors import OptionsError
-from rft_algos.objectives import Credit, RolloutBatch, credit, implements, policy_loss
+from rft_algos.objectives import (
+    Credit,
+    RolloutBatch,
+    credit,
+    implements,
+    is_by_token,
+    policy_loss,
+    token_losses,
+    token_weights,
+)
 from rft_algos.objectives.registry import clip_indicator_of, equation_of
 from rft_algos.objectives.tokens import Tokens
 from rft_algos.reward_shaping import RunningMoments
@@ -384,6 +393,78 @@ def loss_of(record: PolicyAlgorithm, b: RolloutBatch, found: Credit, logprobs_T:
         token_weights_T=None if found.weights_T is None else found.weights_T[keep],
         selected_T=None if found.selected_T is None else found.selected_T[keep],
     ).loss
+
+
+@pytest.mark.parametrize("name", [record.name for record in PUBLISHED if is_by_token(published(record.name))])
+def test_losses_of_tokens_in_any_order_add_up_to_the_loss_with_its_gradient(name: str):
+    record = replace(published(name), entropy_coef=0.1, drift_coef=0.2)
+    b = batch_for(name)
+    found = credit(record, b, key=3)
+    now_T = (
+        b.old_logprobs_T + 0.4 * torch.randn(b.old_logprobs_T.shape, generator=seeded(2), dtype=D)
+    ).requires_grad_()
+    entropy_T = torch.rand(now_T.shape, generator=seeded(4), dtype=D).requires_grad_()
+    given = {
+        "old_logprobs_T": b.old_logprobs_T,
+        "reference_logprobs_T": b.reference_logprobs_T,
+        "advantages_T": found.advantages_T,
+        "token_weights_T": found.weights_T,
+        "selected_T": found.selected_T,
+    }
+    sizes = {"num_loss_tokens": int(b.loss_mask_T.sum()), "num_sequences": 6}
+    layout = {"loss_mask_T": b.loss_mask_T, "segment_ids_T": b.segment_ids_T}
+    whole = policy_loss(record, logprobs_T=now_T, entropy_T=entropy_T, **given, **layout, **sizes).loss  # type: ignore[arg-type]
+    weights_T = token_weights(record, **layout, **sizes, dtype=D)  # type: ignore[arg-type]
+    rows = b.loss_mask_T.nonzero()[:, 0].flip(0)
+    parts = [
+        token_losses(
+            record,
+            logprobs_T=now_T[part],
+            entropy_T=entropy_T[part],
+            weights_T=weights_T[part],
+            **{key: None if value is None else value[part] for key, value in given.items()},  # type: ignore[arg-type]
+        )
+        for part in rows.split(3)
+    ]
+    total = torch.cat(parts).sum()
+    torch.testing.assert_close(total, whole, rtol=1e-12, atol=1e-14)
+    for one, other in zip(
+        torch.autograd.grad(total, (now_T, entropy_T)), torch.autograd.grad(whole, (now_T, entropy_T)), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_losses_of_sequences_are_none_of_tokens():
+    for record in (published("gspo"), published("gmpo"), Grpo(off_policy_delta=0.1)):
+        assert not is_by_token(record)
+        with pytest.raises(AssertionError, match="is not one of tokens"):
+            token_losses(
+                record,
+                logprobs_T=torch.zeros(1),
+                old_logprobs_T=torch.zeros(1),
+                reference_logprobs_T=None,
+                advantages_T=torch.ones(1),
+                weights_T=torch.ones(1),
+                entropy_T=None,
+            )
+
+
+def test_a_token_without_weight_may_hold_anything():
+    now_T = torch.tensor([-1.0, math.nan], dtype=D, requires_grad=True)
+    losses_T = token_losses(
+        Grpo(kl_place="none"),
+        logprobs_T=now_T,
+        old_logprobs_T=torch.tensor([-1.0, -1.0], dtype=D),
+        reference_logprobs_T=None,
+        advantages_T=torch.tensor([2.0, 1.0], dtype=D),
+        weights_T=torch.tensor([0.5, 0.0], dtype=D),
+        entropy_T=None,
+    )
+    assert losses_T.tolist() == [-1.0, 0.0]
 
 
 @pytest.mark.parametrize("name", [record.name for record in PUBLISHED])

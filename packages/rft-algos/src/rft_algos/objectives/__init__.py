@@ -7,7 +7,7 @@ of one micro-batch carry. `implements` joins an equation to a choice.
 
 from rft_algos.objectives import comparisons as comparisons  # joins its equations to the choices
 from rft_algos.objectives.credit import Credit, RolloutBatch, credit, own_advantages
-from rft_algos.objectives.policy import Coefficients, LossOutput, Metrics, policy_loss
+from rft_algos.objectives.policy import Coefficients, LossOutput, Metrics, is_by_token, policy_loss, token_losses
 from rft_algos.objectives.registry import implements
 from rft_algos.objectives.supervised import supervised_loss
 from rft_algos.objectives.weights import token_weights
@@ -20,8 +20,10 @@ __all__ = [
     "RolloutBatch",
     "credit",
     "implements",
+    "is_by_token",
     "own_advantages",
     "policy_loss",
     "supervised_loss",
+    "token_losses",
     "token_weights",
 ]

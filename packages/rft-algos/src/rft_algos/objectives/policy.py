@@ -164,6 +164,68 @@ def policy_loss(
     return LossOutput(loss, metrics | _policy_metrics(record, tokens, kept_T))
 
 
+def is_by_token(record: PolicyAlgorithm) -> bool:
+    """Whether the loss of a token depends on that token's own log-prob and entropy alone (`token_losses`).
+
+    Args:
+        record: the algorithm.
+
+    Returns:
+        False where a ratio or a mask is that of a whole sequence.
+    """
+    return not record.surrogate.by_sequence and record.off_policy_delta is None
+
+
+def token_losses(
+    record: PolicyAlgorithm,
+    *,
+    logprobs_T: Tensor,
+    old_logprobs_T: Tensor,
+    reference_logprobs_T: Tensor | None,
+    advantages_T: Tensor,
+    weights_T: Tensor,
+    entropy_T: Tensor | None,
+    token_weights_T: Tensor | None = None,
+    selected_T: Tensor | None = None,
+    coefficients: Coefficients | None = None,
+) -> Tensor:
+    """The terms of `policy_loss` for some of the loss tokens, each with its weight: their sum is the loss.
+
+    For records of which `is_by_token` holds; the tokens may be any, in any order, and come from any sequences.
+
+    Args:
+        record: the algorithm.
+        logprobs_T: [T] log-probs of the current policy, in nats; the gradient flows through them.
+        old_logprobs_T: [T] those of the policy at the start of the step.
+        reference_logprobs_T: [T] those of the reference policy, or None.
+        advantages_T: [T] advantage of each token.
+        weights_T: [T] weight of each token in the loss (`token_weights`).
+        entropy_T: [T] entropy of the policy at each token in nats, or None; with gradient where there is a bonus.
+        token_weights_T: [T] c_t of `credit`; None for 1 everywhere.
+        selected_T: [T] bool, tokens that a selective surrogate selected over the whole batch (`credit`).
+        coefficients: as controllers have them now; None for the record's own.
+
+    Returns:
+        [T] losses.
+    """
+    assert is_by_token(record), f"the loss of {type(record).__name__} is not one of tokens"
+    tokens = Tokens.masked(
+        logprobs_T=logprobs_T,
+        old_logprobs_T=old_logprobs_T,
+        advantages_T=advantages_T,
+        loss_mask_T=torch.ones_like(logprobs_T, dtype=torch.bool),
+        segment_ids_T=torch.zeros_like(logprobs_T, dtype=torch.int64),
+        dtype=loss_dtype(logprobs_T),
+        reference_logprobs_T=reference_logprobs_T,
+        entropy_T=entropy_T,
+        token_weights_T=token_weights_T,
+        selected_T=selected_T,
+    )
+    values = _policy_terms(record, tokens, None, coefficients or Coefficients.of(record))
+    total_T = torch.stack(list(values.values())).sum(0)
+    return torch.where(weights_T != 0, total_T, 0.0) * weights_T.to(total_T.dtype)
+
+
 def _off_policy_kept(record: PolicyAlgorithm, tokens: Tokens) -> Tensor | None:
     if record.off_policy_delta is None:
         return None
