@@ -1,0 +1,196 @@
+"""One vLLM in this process: requests, weights and sleep, for the engine itself and for its worker process."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rft_algos.errors import ServiceError
+from rft_engine.vllm_draws import SAMPLE_ARGUMENT
+from rft_engine.vllm_requests import EngineFacts, GenerateCall, SampleResult, StepCounts
+from rft_engine.vllm_runtime import Llm, VllmRuntime
+from rft_engine.vllm_settings import VllmSettings, cannot_sleep_on_cpu, llm_arguments
+from rft_engine.vllm_transport import resolve_transport
+
+
+class LocalVllm:
+    """A started vLLM and the version of the weights it serves."""
+
+    def __init__(self, settings: VllmSettings, runtime: VllmRuntime, *, in_process: bool) -> None:
+        """
+        Raises:
+            OptionsError: a setting that this build of vLLM cannot carry out.
+            ServiceError: vLLM did not start, in its own words.
+        """
+        self._settings, self._runtime = settings, runtime
+        arguments = llm_arguments(settings, is_cpu=runtime.is_cpu)
+        transport = resolve_transport(settings, is_cpu=runtime.is_cpu, in_process=in_process)
+        if transport in ("ipc", "nccl"):
+            arguments["weight_transfer_backend"] = transport
+        try:
+            self._llm: Llm = runtime.make_llm(arguments)
+        except (RuntimeError, ValueError, OSError, MemoryError) as error:
+            raise _not_started(settings, error) from error
+        self.version = 0
+        self._serial = itertools.count()
+        config = self._llm.llm_engine.model_config
+        self.facts = EngineFacts(
+            dtype=str(config.dtype).removeprefix("torch."),
+            vocab_size=int(config.get_vocab_size()),
+            is_cpu=runtime.is_cpu,
+            transport=transport,
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        """An engine in this process lives as long as the process."""
+        return True
+
+    def generate(self, call: GenerateCall, seconds: float) -> Iterator[SampleResult | StepCounts]:
+        """Results as samples finish, then the counts; requests that are left when it ends early are dropped.
+
+        Raises:
+            ServiceError: the call is for other weights, took longer than `seconds`, or vLLM picked a
+                token that was not drawn.
+        """
+        self._require_version(call.version)
+        engine = self._llm.llm_engine
+        deadline = time.monotonic() + seconds
+        self.rpc("rft_begin", [call.options, list(call.keys)])
+        pending = self._submit(call)
+        num_total, num_steps = len(pending), 0
+        num_prefill = 0
+        try:
+            while pending:
+                if time.monotonic() > deadline:
+                    raise _too_slow(num_total - len(pending), num_total, seconds)
+                finished = [output for output in engine.step() if output.finished]
+                num_steps += 1
+                num_prefill += sum(len(o.prompt_token_ids) - (o.num_cached_tokens or 0) for o in finished)
+                yield from self._results([(pending.pop(o.request_id), o.outputs[0]) for o in finished])
+            yield StepCounts(num_steps, num_prefill)
+        finally:
+            if pending:
+                engine.abort_request(list(pending))
+
+    def rpc(self, method: str, arguments: Sequence[Any] = (), seconds: float | None = None) -> list[Any]:
+        """Call a method of every worker by name; one result each."""
+        return self._llm.collective_rpc(method, timeout=seconds, args=tuple(arguments))
+
+    def serve(self, version: int) -> None:
+        """What was loaded last is `version` from now on; keys and values of older weights are dropped."""
+        if not self._llm.reset_prefix_cache():
+            raise ServiceError(
+                code="engine.vllm.prefix_cache",
+                what="vLLM kept its prefix cache when it was told to drop it",
+                where=f"load_weights({version})",
+                why="keys and values of older weights would be served with the new ones",
+                state="the engine refuses to generate until a load succeeds",
+                do=f"load_weights({version}) when no request is under way",
+            )
+        self.version = version
+
+    def sleep(self, level: int) -> None:
+        """Level 1 moves the weights to the host and frees the cache, level 2 frees both.
+
+        Raises:
+            OptionsError: on a CPU.
+        """
+        if self._runtime.is_cpu:
+            raise cannot_sleep_on_cpu(f"sleep(level={level})")
+        self._llm.sleep(level=level)
+
+    def wake(self, tags: list[str]) -> None:
+        """Take memory again for "weights", "kv_cache" or both."""
+        self._llm.wake_up(tags)
+
+    def close(self) -> None:
+        self._runtime.shut_down(self._llm)
+
+    def _submit(self, call: GenerateCall) -> dict[str, int]:
+        """Hand in every request; internal name -> sample."""
+        serial = next(self._serial)
+        pending: dict[str, int] = {}
+        for sample, prompt in call.requests:
+            params = self._runtime.make_sampling_params(
+                temperature=1.0,  # ours is applied by the draw
+                max_tokens=call.options["max_new_tokens"],
+                stop_token_ids=list(call.options["stop_token_ids"]),
+                ignore_eos=True,
+                detokenize=False,
+                extra_args={SAMPLE_ARGUMENT: sample},
+            )
+            name = f"{serial}-{sample}"
+            self._llm.llm_engine.add_request(name, {"prompt_token_ids": list(call.prompts[prompt])}, params)
+            pending[name] = sample
+        return pending
+
+    def _results(self, finished: Sequence[tuple[int, Any]]) -> Iterator[SampleResult]:
+        """Records of the samples that are done, checked against what vLLM picked."""
+        if not finished:
+            return
+        samples = [sample for sample, _ in finished]
+        drawn = self.rpc("rft_take", [samples, [len(output.token_ids) for _, output in finished]])[0]
+        for (sample, output), record in zip(finished, drawn, strict=True):
+            if list(output.token_ids) != record["token_ids"]:
+                raise _not_drawn(sample, list(output.token_ids), record["token_ids"])
+            yield SampleResult(
+                sample=sample,
+                token_ids=record["token_ids"],
+                logprobs=record["logprobs"],
+                log_kept_mass=record["log_kept_mass"],
+                finish_reason=output.finish_reason,
+                version=self.version,
+            )
+
+    def _require_version(self, version: int) -> None:
+        if version != self.version:
+            raise ServiceError(
+                code="engine.out_of_step",
+                what=f"generation with weights of version {version} was asked for",
+                where=f"this engine serves version {self.version}",
+                why="tokens would carry the version of weights that did not sample them",
+                state="no sample was drawn",
+                do=f"load_weights({version})",
+            )
+
+
+def _not_started(settings: VllmSettings, error: Exception) -> ServiceError:
+    words = " ".join(str(error).split())[:600] or type(error).__name__
+    share = settings.memory_utilization or 0.9
+    remedy = "see vLLM's own words; --engine_type native runs without it"
+    if "memory" in words.lower():
+        remedy = f"--engine_mem_util {share / 2:.2g}, or a smaller --engine_max_rows or --max_len"
+    return ServiceError(
+        code="engine.vllm.start",
+        what=f"vLLM did not start: {words}",
+        where=f"vLLM engine for {settings.model_dir}, {settings.max_rows} rows of {settings.max_len} tokens",
+        why="weights, workspace and the cache of keys and values must fit into the memory that is free",
+        state="nothing was started",
+        do=remedy,
+    )
+
+
+def _too_slow(num_done: int, num_total: int, seconds: float) -> ServiceError:
+    return ServiceError(
+        code="engine.deadline",
+        what=f"generate did not end within {seconds:g} s: {num_done} of {num_total} samples were done",
+        where="vLLM engine",
+        why="every call to an engine is bounded by a deadline",
+        state="the samples that were under way are dropped; the weights are unchanged",
+        do=f"VllmDeadlines(generate={2 * seconds:g}), or a smaller rollout batch",
+    )
+
+
+def _not_drawn(sample: int, picked: list[int], drawn: list[int]) -> ServiceError:
+    place = next((i for i, pair in enumerate(zip(picked, drawn, strict=True)) if pair[0] != pair[1]), 0)
+    return ServiceError(
+        code="engine.vllm.not_drawn",
+        what=f"sample {sample}: vLLM continued with token {picked[place]}, drawn was {drawn[place]}, at token {place}",
+        where="vLLM engine",
+        why="log-probabilities belong to the tokens that were drawn",
+        state="no sample of this call was used",
+        do="report this with the model and vLLM's version; --engine_type native until then",
+    )
