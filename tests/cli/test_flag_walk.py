@@ -192,9 +192,10 @@ RL = SHARED | {
     "prompt_max_len": Row("--prompt_max_len 7", "refused:eval.prompt_too_long"),
     "generate_max_len": Row("--generate_max_len 3", "rollouts"),
     "max_len": Row("--max_len 12", "rollouts", "--prompt_max_len 8"),
-    "engine_type": Row("--engine_type vllm", "refused:option.refused_value"),
+    "engine_type": Row("--engine_type hf", "printed"),
     "engine_tp_size": Row("--engine_tp_size 2", "refused:engine.native_one_device"),
     "engine_mem_util": Row("--engine_mem_util 0.5", "refused:engine.native_no_reserve"),
+    "engine_fp8": Row("--engine_fp8", "refused:engine.native_no_fp8"),
     "engine_max_rows": Row("--engine_max_rows 3", "calls:decoded rows"),
     "enable_engine_sleep": Row("--disable_engine_sleep", "calls:sleeps"),
     "actor_learning_rate": Row("--actor_learning_rate 2e-2", "weights"),
@@ -324,7 +325,8 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
 
         patch.setattr(owner, name, watched)
 
-    watch(head, "linear_logprobs", lambda *_, chunk_size=None, **__: spies.keep("head rows", chunk_size))
+    for way in ("linear_logprobs", "linear_loss"):
+        watch(head, way, lambda *_, chunk_size=None, **__: spies.keep("head rows", chunk_size))
     watch(update, "pack", lambda samples, *_, **options: spies.micro_batch(samples, options))
     watch(NativeEngine, "_take_cache", lambda self, rows, length: spies.keep("decoded rows", rows))
     watch(prefetch, "ThreadPoolExecutor", lambda count, **_: spies.counts.update(threads=count))

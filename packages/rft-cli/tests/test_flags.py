@@ -35,7 +35,6 @@ REFUSED_HERE = {
     "adam_offload",
     "engine_mem_util",
     "engine_tp_size",
-    "engine_type",
     "fsdp",
     "fsdp_cpu_offload",
     "mixed_mm_data",

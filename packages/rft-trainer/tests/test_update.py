@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from rft_algos.algorithms import Grpo
+from rft_algos.algorithms import Aggregation, Grpo
+from rft_algos.choices import Gspo, PpoClip, Surrogate
 from rft_algos.keyed_random import integers, uniforms
 from rft_trainer.metrics import MetricTotals
 from rft_trainer.objective import PolicyObjective
@@ -164,3 +166,72 @@ def test_an_entropy_bonus_reaches_the_gradient() -> None:
 def test_the_entropy_is_logged_without_a_bonus_too() -> None:
     _, metrics = gradient(MicroBatching(max_sequences=4, max_tokens=0, by_tokens=False), Grpo(kl_place="none"))
     assert 0.0 < metrics["policy/entropy"] <= torch.tensor(6.0).log().item()
+
+
+class FusedBigramPolicy(BigramPolicy):
+    """Takes the objective in, a few tokens at a time, last ones first."""
+
+    num_fused = 0
+
+    def prefers_fused_loss(self, num_rows: int) -> bool:
+        return num_rows > 5
+
+    def fused_loss(
+        self,
+        token_ids_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        segment_ids_T: torch.Tensor,
+        wanted_T: torch.Tensor,
+        objective: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+        *,
+        temperature: float = 1.0,
+    ) -> SimpleNamespace:
+        self.num_fused += 1
+        logprobs_T, entropy_T = self.token_logprobs(
+            token_ids_T,
+            positions_T,
+            segment_ids_T,
+            wanted_T,
+            temperature=temperature,
+            with_entropy=True,
+            entropy_gradient=True,
+        )
+        assert entropy_T is not None
+        places = wanted_T.nonzero()[:, 0].flip(0).split(3)
+        loss = torch.stack([objective(logprobs_T[at], entropy_T[at], at).sum() for at in places]).sum()
+        return SimpleNamespace(loss=loss, logprobs=logprobs_T.detach(), entropy=entropy_T.detach())
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("surrogate", [PpoClip(), Gspo()])
+def test_an_objective_of_tokens_in_the_head_is_the_same_step(aggregation: Aggregation, surrogate: Surrogate):
+    record = Grpo(
+        surrogate=surrogate,
+        aggregation=aggregation,
+        max_tokens=8 if aggregation == "fixed_length" else None,
+        entropy_coef=0.1,
+        kl_coef=0.2,
+    )
+    found: list[tuple[torch.Tensor, dict[str, float], int]] = []
+    for fuses in (False, True):
+        policy = FusedBigramPolicy(6, dtype=torch.float64)
+        with torch.no_grad():
+            policy.table.copy_(uniforms([7], 36).reshape(6, 6))
+        updater = Updater(
+            policy,
+            KeepGradients([policy.table]),
+            PolicyObjective(record),
+            OneRank(),
+            micro_batching=MicroBatching(3, 0, by_tokens=False),
+            learning_rate=lambda update: 0.1,
+            temperature=0.8,
+            fused=policy if fuses else None,
+        )
+        totals = MetricTotals()
+        updater(samples(), 0, totals)
+        assert policy.table.grad is not None
+        found.append((policy.table.grad, totals.merged(OneRank()), policy.num_fused))
+    (one, metrics, _), (other, fused_metrics, num_fused) = found
+    torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+    assert fused_metrics == pytest.approx(metrics, rel=1e-6)
+    assert (num_fused > 0) == isinstance(surrogate, PpoClip)

@@ -16,13 +16,13 @@ from rft_algos.errors import OptionsError
 from rft_cli.algorithm_choice import algorithm_record
 from rft_cli.checkpointing import NoWriter, Restored, StoreWriter, open_store, save_schedule
 from rft_cli.compose_algorithm import PolicyWithCritic, annotator, build_critic, credit_assigner, old_policy
+from rft_cli.engines import choose_engine, engine_check, make_engine
 from rft_cli.machine import Machine
 from rft_cli.model_choice import checkpointing_of, freezing_of, head_chunk_size, weights_dtype
 from rft_cli.prompt_files import Prepared, read_held_out, read_training
 from rft_cli.settings import EvalSettings, RlSettings
 from rft_dist.replicated import ReplicatedOptimizer
 from rft_dist.settings import AdamSettings, CheckpointSettings
-from rft_engine.native import NativeEngine
 from rft_models.load import load_policy, load_reference
 from rft_models.model_facts import model_facts
 from rft_models.policy import CausalPolicy
@@ -280,6 +280,7 @@ def _updater(
         device=machine.device,
         pin_memory=settings.data.dataloader_pin_memory,
         balanced=balanced_forward(settings.model, policy, machine),
+        fused=policy,
     )
 
 
@@ -309,8 +310,15 @@ def build_rl(
     source = restored.model_directory if restored else settings.model.pretrain
     policy = trainable_policy(settings.model, source, machine, codec)
     longest_response, longest = response_limits(settings, data.longest_prompt)
-    engine = NativeEngine(
-        policy.decoder(), max_rows=settings.engine.engine_max_rows, max_len=longest, device=machine.device
+    sleeps = settings.engine.enable_engine_sleep and choose_engine(settings.engine, machine.device).can_sleep
+    engine = make_engine(
+        settings.engine,
+        machine,
+        policy,
+        model_dir=source,
+        max_len=longest,
+        sleeps=sleeps,
+        log_path=directory.path / "logs" / f"engine-{machine.ranks.rank}.log",
     )
     optimizer = make_optimizer(policy, settings.optimizer, machine, restored)
     credit = credit_assigner(settings, record, longest_response, compute_advantages)
@@ -359,7 +367,8 @@ def build_rl(
         progress=progress,
         timer=PhaseTimer(),
         resume_command=resume_command,
-        sleep_engine=settings.engine.enable_engine_sleep,
+        sleep_engine=sleeps,
+        check_engine=engine_check(settings.engine, machine, policy, engine),
     )
 
 

@@ -156,6 +156,7 @@ def _updater(
         device=machine.device,
         pin_memory=settings.data.dataloader_pin_memory,
         balanced=balanced_forward(settings.model, policy, machine),
+        fused=policy,
     )
 
 

@@ -9,7 +9,8 @@ from rft_cli.algorithm_choice import lines as algorithm_lines
 from rft_cli.compose import RlData, response_limits
 from rft_cli.compose_sft import SftData
 from rft_cli.config.resolve import Resolved
-from rft_cli.machine import Machine
+from rft_cli.engines import choose_engine
+from rft_cli.machine import Machine, choose_device
 from rft_cli.plan_model import model_lines
 from rft_cli.settings import RlSettings, SftSettings
 from rft_dist.environment import environment_report
@@ -25,7 +26,6 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
     if batch.max_steps and data.num_steps == batch.max_steps:
         steps += " (max_steps ends the run before its episodes do)"
     cut = _cut_line(batch.micro_train_batch_size, batch.max_tokens_per_micro_batch, batch.packing_samples)
-    sleep = "gives its cache back between rollouts" if settings.engine.enable_engine_sleep else "keeps its cache"
     return [
         ("data", [*data.training.lines(), f"held out: {len(data.held_out):,} prompts"]),
         ("preparation", [_preparation(settings)]),
@@ -48,13 +48,26 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
         ),
         (
             "engine",
-            [
-                f"native (in this process, with the weights being trained): at most {settings.engine.engine_max_rows} "
-                f"sequences at once; {sleep}"
-            ],
+            [_engine_line(settings)],
         ),
         ("saving", [_saving(settings)]),
     ]
+
+
+_ENGINES = {
+    "native": "in this process, with the weights being trained",
+    "hf": "transformers' generate, with the weights being trained",
+    "vllm": "in its own process, its copy of the weights verified after every update",
+}
+
+
+def _engine_line(settings: RlSettings) -> str:
+    choice = choose_engine(settings.engine, choose_device(settings.model.device, 0))
+    sleep = "gives its memory back between rollouts" if settings.engine.enable_engine_sleep else "keeps its memory"
+    if settings.engine.enable_engine_sleep and not choice.can_sleep:
+        sleep = "stays awake, because vLLM's CPU build cannot sleep"
+    rows = f"at most {settings.engine.engine_max_rows} sequences at once"
+    return f"{choice.name} ({choice.why}): {_ENGINES[choice.name]}; {rows}; {sleep}"
 
 
 def _counted(number: int, one: str, many: str) -> str:

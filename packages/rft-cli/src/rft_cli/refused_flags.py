@@ -67,8 +67,9 @@ REFUSED_FLAGS: dict[str, Refusal] = {
     **_rows("models are text models in this version", _OUT, "text_only"),
     # engines
     **_rows(f"{_NOT_YET}: rewards are functions", "--reward file.py:function", "rm_use_engine", "rm_engine_cudagraph"),
-    **_rows(f"{_NOT_YET}: the engine runs in this process", "--engine_type native", "use_vllm", "engine"),
-    **_rows(f"{_NOT_YET}: one engine a rank", "--engine_tp_size 1", "vllm_tensor_parallel_size"),
+    **_rows("it has another name here", "--engine_type vllm", "use_vllm"),
+    **_rows("it has another name here", "--engine_type native", "engine"),
+    **_rows("it has another name here", "--engine_tp_size N", "vllm_tensor_parallel_size"),
     # the algorithm
     **_rows("advantages are normalised by another flag", "--advantages_norm", "normalize_advantages"),
     **_rows(
@@ -168,6 +169,6 @@ REFUSED_FLAGS: dict[str, Refusal] = {
 _NOT_BUILT = "not built in this version; native is"
 
 REFUSED_VALUES: dict[str, dict[str, Refusal]] = {
-    "engine_type": {name: Refusal(_NOT_BUILT, "--engine_type native") for name in ("vllm", "sglang", "hf")},
+    "engine_type": {name: Refusal(_NOT_BUILT, "--engine_type native") for name in ("sglang",)},
 }
 """By the name of a setting, then by the value in lower case."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-EngineType = Literal["auto", "native"]
+EngineType = Literal["auto", "native", "hf", "vllm"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,13 +17,17 @@ class DecodingEngineSettings:
     """The inference engine."""
 
     engine_type: EngineType = "auto"
-    """Inference engine; native = in this process, with the weights being trained; auto = native."""
+    """Inference engine; native = in this process, with the weights being trained; hf = transformers' generate with
+    them; vllm = vLLM in its own process; auto = vllm on a GPU where it is installed, else native."""
 
     engine_tp_size: int = field(default=1, metadata={"minimum": 1})
-    """GPUs that share one engine (tensor parallel); the native engine takes 1."""
+    """GPUs that share one engine (tensor parallel; vllm alone)."""
 
     engine_mem_util: float | None = field(default=None, metadata={"above": 0.0, "maximum": 1.0})
-    """Share of the GPU's memory that the engine reserves; the native engine reserves none: leave it out."""
+    """Share of the device's memory that the engine may take (vllm alone; the others reserve none)."""
+
+    engine_fp8: bool = False
+    """Round the engine's matrices to 8 bits as they are loaded (vllm on a GPU alone); the trainer's stay."""
 
     engine_max_rows: int = field(default=512, metadata={"minimum": 1})
     """Sequences decoded at once; fewer rows take less memory for keys and values."""

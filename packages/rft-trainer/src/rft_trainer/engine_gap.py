@@ -97,6 +97,15 @@ def measure_gap(
     return Gap(gap.numel(), float(gap.mean()), float(gap.quantile(0.99)), float(gap.max()))
 
 
+def scored_tokens(
+    policy: Policy, pairs: Sequence[tuple[list[int], list[int]]], temperature: float, device: torch.device | str
+) -> list[list[float]]:
+    """For each (prompt, continuation) the policy's log-prob of every token of the continuation, in nats."""
+    logprobs_T, is_new_T = _scored(policy, pairs, temperature, device)
+    values = iter(logprobs_T[is_new_T].to("cpu", torch.float64))
+    return [[float(next(values)) for _ in new] for _, new in pairs]
+
+
 @torch.no_grad()
 def _scored(
     policy: Policy, pairs: Sequence[tuple[list[int], list[int]]], temperature: float, device: torch.device | str

@@ -5,7 +5,7 @@ Three-line fakes that satisfy these are in `rft_trainer.testing`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -72,6 +72,38 @@ class Policy(Protocol):
         with_entropy: bool = False,
         entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor | None]: ...
+
+
+class FusedLoss(Protocol):
+    """A loss with the log-probs and entropies [T] that it was computed from, those without gradient."""
+
+    @property
+    def loss(self) -> Tensor: ...
+    @property
+    def logprobs(self) -> Tensor: ...
+    @property
+    def entropy(self) -> Tensor: ...
+
+
+class FusedPolicy(Policy, Protocol):
+    """A policy that can take the objective into its head, where the logits of a token need not be made twice."""
+
+    def prefers_fused_loss(self, num_rows: int) -> bool:
+        """Whether that is the cheaper way for so many loss tokens."""
+        ...
+
+    def fused_loss(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        segment_ids_T: Tensor,
+        wanted_T: Tensor,
+        objective: Callable[[Tensor, Tensor, Tensor], Tensor],
+        *,
+        temperature: float = 1.0,
+    ) -> FusedLoss:
+        """The sum of `objective(logprobs [N], entropies [N], tokens [N])` over the wanted tokens."""
+        ...
 
 
 class BalanceShare(Protocol):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rft_trainer.metrics import MetricTotals
 from rft_trainer.packing import count, cut_by_tokens, cut_in_order, own_micro_batches, pack
-from rft_trainer.protocols import Collectives, Optimizer, Policy
+from rft_trainer.protocols import Collectives, FusedPolicy, Optimizer, Policy
 from rft_trainer.records import Counts, TokenBatch, TrainingSample
 from rft_trainer.router_balance import BalancedForward
 
@@ -36,6 +36,9 @@ class Objective(Protocol):
     def needs_entropy(self) -> bool: ...
     @property
     def logs_entropy(self) -> bool: ...
+    @property
+    def by_token(self) -> bool: ...
+    def token_losses(self, batch: TokenBatch, counts: Counts) -> Callable[[Tensor, Tensor, Tensor], Tensor]: ...
     def __call__(
         self, batch: TokenBatch, logprobs_T: Tensor, entropy_T: Tensor | None, counts: Counts
     ) -> LossOutput: ...
@@ -83,9 +86,11 @@ class Updater:
         device: str = "cpu",
         pin_memory: bool = False,
         balanced: BalancedForward | None = None,
+        fused: FusedPolicy | None = None,
     ) -> None:
         self._policy = policy
         self._balanced = balanced
+        self._fused = fused
         self._optimizer = optimizer
         self._objective = objective
         self._collectives = collectives
@@ -129,6 +134,9 @@ class Updater:
             totals.add({"policy/loss": pair, "policy/surrogate": pair})
 
     def _backward(self, batch: TokenBatch, counts: Counts, totals: MetricTotals) -> None:
+        if self._fused is not None and self._fuses(self._fused, batch):
+            self._backward_fused(self._fused, batch, counts, totals)
+            return
         forward = self._policy.token_logprobs if self._balanced is None else self._balanced.token_logprobs
         logprobs_T, entropy_T = forward(
             batch.token_ids_T,
@@ -147,6 +155,29 @@ class Updater:
         totals.add(output.metrics)
         if batch.behaviour_logprobs_T is not None:
             _add_gap(batch, logprobs_T, totals)
+
+    def _fuses(self, policy: FusedPolicy, batch: TokenBatch) -> bool:
+        if self._balanced is not None or not self._objective.by_token:
+            return False
+        num_loss_tokens = int(batch.loss_mask_T.sum())
+        return num_loss_tokens > 0 and policy.prefers_fused_loss(num_loss_tokens)
+
+    def _backward_fused(self, policy: FusedPolicy, batch: TokenBatch, counts: Counts, totals: MetricTotals) -> None:
+        """As `_backward`, with the gradient of every token made where its logits are."""
+        found = policy.fused_loss(
+            batch.token_ids_T,
+            batch.positions_T,
+            batch.segment_ids_T,
+            batch.loss_mask_T,
+            self._objective.token_losses(batch, counts),
+            temperature=self._temperature,
+        )
+        with torch.no_grad():
+            metrics = self._objective(batch, found.logprobs, found.entropy, counts).metrics
+        self._optimizer.backward(found.loss)
+        totals.add(metrics)
+        if batch.behaviour_logprobs_T is not None:
+            _add_gap(batch, found.logprobs, totals)
 
 
 def _add_gap(batch: TokenBatch, logprobs_T: Tensor, totals: MetricTotals) -> None:

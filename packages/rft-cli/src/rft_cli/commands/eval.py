@@ -9,13 +9,13 @@ from rft_algos.errors import OptionsError
 from rft_algos.intervals import mean_interval, wilson_interval
 from rft_cli.compose import make_reward, response_limits
 from rft_cli.config.resolve import Resolved, resolve
+from rft_cli.engines import make_engine
 from rft_cli.machine import Machine, open_machine
 from rft_cli.model_choice import codec_of, weights_dtype
 from rft_cli.prompt_files import read_held_out
 from rft_cli.run_values import as_words, read_values
 from rft_cli.settings import EvalSettings
 from rft_dist.checkpoints.resolve import resolve_checkpoint
-from rft_engine.native import NativeEngine
 from rft_models.load import load_policy
 from rft_models.text import HfTextCodec
 from rft_trainer.evaluation import EvaluationResult, Evaluator
@@ -87,9 +87,7 @@ def evaluate(
         settings.model.pretrain, dtype=weights_dtype(settings.model.bf16), device=machine.device
     ).eval()
     response, longest = response_limits(settings, max(len(prompt.token_ids) for prompt in prompts))
-    engine = NativeEngine(
-        policy.decoder(), max_rows=settings.engine.engine_max_rows, max_len=longest, device=machine.device
-    )
+    engine = make_engine(settings.engine, machine, policy, model_dir=settings.model.pretrain, max_len=longest)
     reward = make_reward(settings.reward)
     try:
         evaluator = Evaluator(

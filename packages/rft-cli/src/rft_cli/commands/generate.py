@@ -9,11 +9,11 @@ from rft_algos.errors import OptionsError
 from rft_algos.keyed_random import derive_key
 from rft_cli.commands.eval import words_of_run
 from rft_cli.config.resolve import resolve
+from rft_cli.engines import make_engine
 from rft_cli.machine import open_machine
 from rft_cli.model_choice import codec_of, weights_dtype
 from rft_cli.prompt_files import renderer_for
 from rft_cli.settings import GenerateSettings
-from rft_engine.native import NativeEngine
 from rft_models.load import load_policy
 from rft_models.text import HfTextCodec
 from rft_trainer.data.prompts import PromptRow, prompts_from_rows
@@ -39,11 +39,8 @@ def run(argv: list[str]) -> int:
             response = min(response, settings.sampling.max_len - settings.sampling.prompt_max_len)
         decoder = policy.decoder()
         response = min(response, decoder.max_positions - longest_prompt)
-        engine = NativeEngine(
-            decoder,
-            max_rows=settings.engine.engine_max_rows,
-            max_len=longest_prompt + response,
-            device=machine.device,
+        engine = make_engine(
+            settings.engine, machine, policy, model_dir=settings.model.pretrain, max_len=longest_prompt + response
         )
         keys = [
             [derive_key(settings.output.seed, "sample", 0, i, j) for j in range(settings.data.n_samples_per_prompt)]

@@ -28,23 +28,34 @@ def contradictions(command: str, values: Values, origins: Origins) -> list[Probl
 
 
 def _engine(values: Values, origins: Origins) -> Iterator[Problem]:
+    if values.get("engine_type", "vllm") == "vllm":
+        return
     if values.get("engine_tp_size", 1) > 1:
         yield _problem(
             "engine.native_one_device",
             origins,
             values,
-            ["engine_tp_size"],
-            "the native engine works on one device; engines that split a model are not in this version",
-            "--engine_tp_size 1",
+            ["engine_tp_size", "engine_type"],
+            "this engine works on one device; vllm alone splits a model",
+            "--engine_type vllm",
         )
     if values.get("engine_mem_util") is not None:
         yield _problem(
             "engine.native_no_reserve",
             origins,
             values,
-            ["engine_mem_util"],
-            "the native engine reserves no share of the memory: its size follows from its rows and lengths",
+            ["engine_mem_util", "engine_type"],
+            "this engine reserves no memory: its size follows from its rows and lengths; vllm alone takes a share",
             f"--engine_max_rows {values['engine_max_rows']} (and leave engine_mem_util out)",
+        )
+    if values.get("engine_fp8"):
+        yield _problem(
+            "engine.native_no_fp8",
+            origins,
+            values,
+            ["engine_fp8", "engine_type"],
+            "this engine computes with the weights as they are; vllm rounds its copy of them",
+            "--engine_type vllm",
         )
 
 

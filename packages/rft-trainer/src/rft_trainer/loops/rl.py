@@ -117,6 +117,8 @@ class Reinforcement:
     timer: PhaseTimer
     resume_command: str
     sleep_engine: bool
+    check_engine: Callable[[], dict[str, tuple[float, float]]] | None = None
+    """After every load of weights, awake: whether the engine serves them; metrics as (total, count), or an error."""
 
     def run(self, signals: StopSignals) -> Mapping[str, EvaluationResult]:
         """Train until the ledger or `max_steps` ends; the evaluations before and after by name."""
@@ -216,13 +218,21 @@ class Reinforcement:
             merged = totals.merged(self.collectives) | credited
         with self.timer.phase(Phase.SYNC):
             self.engine.load_weights(self.progress.step + 1)
+            checked = self._checked_engine()
         return {
+            **checked,
             **rollout_metrics(groups, kept),
             **merged,
             **self.assign_credit.control(merged, len(samples)),
             **_update_metrics("policy", outcomes),
             **(_update_metrics("critic", critic_outcomes) if self.critic is not None else {}),
         }
+
+    def _checked_engine(self) -> dict[str, float]:
+        if self.check_engine is None:
+            return {}
+        self.engine.wake()
+        return {name: total / number for name, (total, number) in self.check_engine().items()}
 
     def _keep(self, groups: Sequence[RolloutGroup]) -> Kept:
         controlled = self.control(groups) if self.control else groups

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from rft_algos.algorithms import Sft
 from rft_algos.errors import NumericsError, SavedAfterSignal
 from rft_algos.fault_points import declare, fault_point
-from rft_algos.objectives import LossOutput, supervised_loss
+from rft_algos.objectives import LossOutput, supervised_loss, token_weights
 from rft_trainer.best_weights import BestWeights
 from rft_trainer.evaluation import Evaluator
 from rft_trainer.ledger import EntryState, Ledger
@@ -35,6 +35,19 @@ class TokenLikelihood:
 
     needs_entropy = False
     logs_entropy = False
+    by_token = True
+
+    def token_losses(self, batch: TokenBatch, counts: Counts) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """(log-probs [N], entropies [N], which tokens [N]) -> their shares [N] of the loss."""
+        weights_T = token_weights(
+            Sft(),
+            loss_mask_T=batch.loss_mask_T,
+            segment_ids_T=batch.segment_ids_T,
+            num_loss_tokens=counts.num_loss_tokens,
+            num_sequences=counts.num_sequences,
+            dtype=torch.float64,
+        )
+        return lambda logprobs_N, entropy_N, tokens_N: -weights_T[tokens_N].to(logprobs_N.dtype) * logprobs_N
 
     def __call__(self, batch: TokenBatch, logprobs_T: Tensor, entropy_T: Tensor | None, counts: Counts) -> LossOutput:
         """The record's loss with the denominators of the whole step."""
