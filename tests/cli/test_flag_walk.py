@@ -192,7 +192,7 @@ RL = SHARED | {
     "prompt_max_len": Row("--prompt_max_len 7", "refused:eval.prompt_too_long"),
     "generate_max_len": Row("--generate_max_len 3", "rollouts"),
     "max_len": Row("--max_len 12", "rollouts", "--prompt_max_len 8"),
-    "engine_type": Row("--engine_type hf", "printed"),
+    "engine_type": Row("--engine_type hf", "plan"),
     "engine_tp_size": Row("--engine_tp_size 2", "refused:engine.native_one_device"),
     "engine_mem_util": Row("--engine_mem_util 0.5", "refused:engine.native_no_reserve"),
     "engine_fp8": Row("--engine_fp8", "refused:engine.native_no_fp8"),

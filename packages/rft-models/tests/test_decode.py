@@ -112,7 +112,7 @@ def test_rows_that_are_not_there_or_do_not_fit_are_refused(kind: type, model_typ
     session = Session(policy, kind(policy), max_rows=3)
     session.prefill([2, 3], [1, 1])
     for rows in ([0, 2], [-1], [0, 0, 1, 1]):
-        with pytest.raises(ValueError, match="3 rows fit, and rows are 0 .. 1"):
+        with pytest.raises(ValueError, match=r"3 rows fit, and rows are 0 \.\. 1"):
             session.cache.select(torch.tensor(rows))
     if kind is FunctionalDecoder:
         with pytest.raises(ValueError, match="prompts must stay in their order"):

@@ -26,7 +26,8 @@ class BeamSearch:
     """A width, a tree and how scores are made."""
 
     def __init__(self, trie: TokenTrie, num_beams: int, temperature: float, mass: Mass) -> None:
-        self.trie, self.temperature, self.mass = trie, temperature, mass
+        self.trie, self.temperature = trie, temperature
+        self.mass: Mass = mass
         self.width = min(num_beams, trie.num_sequences)  # more beams than sequences stay empty
         self.num_steps = 0
 

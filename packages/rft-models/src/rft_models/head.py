@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from rft_algos.errors import PreflightError
+from rft_models.fused_loss import LossOutputs, TokenObjective, linear_loss
 from rft_models.linear import linear
-from rft_models.logprobs import linear_logprobs
+from rft_models.logprobs import HeadOutputs, linear_logprobs, linear_outputs
 
 _MULTIPLIERS = ("logit_scale", "lm_head_multiplier")
 _DIVISORS = ("logits_scaling",)
@@ -68,6 +69,51 @@ class OutputHead:
             chunk_size=chunk_size,
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
+        )
+
+    def outputs(
+        self,
+        hidden_RD: Tensor,
+        targets_R: Tensor,
+        *,
+        temperature: float,
+        with_argmax: bool = False,
+        top_k: int = 0,
+        chunk_size: int | None = None,
+    ) -> HeadOutputs:
+        """Log-probabilities with entropies and, on request, the most probable entries, see `linear_outputs`."""
+        return linear_outputs(
+            self._scaled(hidden_RD),
+            self.weight,
+            targets_R,
+            bias=self.bias,
+            temperature=temperature,
+            softcap=self.softcap,
+            chunk_size=chunk_size,
+            with_entropy=True,
+            with_argmax=with_argmax,
+            top_k=top_k,
+        )
+
+    def loss(
+        self,
+        hidden_RD: Tensor,
+        targets_R: Tensor,
+        per_token_objective: TokenObjective,
+        *,
+        temperature: float,
+        chunk_size: int | None = None,
+    ) -> LossOutputs:
+        """The sum of an objective of each row's own log-probability and entropy, see `linear_loss`."""
+        return linear_loss(
+            self._scaled(hidden_RD),
+            self.weight,
+            targets_R,
+            per_token_objective,
+            bias=self.bias,
+            temperature=temperature,
+            softcap=self.softcap,
+            chunk_size=chunk_size,
         )
 
     def _scaled(self, hidden_RD: Tensor) -> Tensor:

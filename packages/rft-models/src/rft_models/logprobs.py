@@ -11,30 +11,65 @@ not known in the forward pass, so the backward pass forms each slab again:
 
 Slabs run over the vocabulary and not over the rows because each slice of the weight gradient is
 then written once, instead of one [V, D] accumulation per chunk of rows (2048 x 512 x 32000 on a
-CPU: 0.61 of the time in bfloat16, 0.84 in float32). Where all probabilities of the rows are small
-enough they stay in memory, which saves the second product and the second exponential: 3 products
-instead of 4 (512 x 256 x 32000 on one CPU thread: 0.64 of the time). Rows whose upstream gradient is
-zero (clipped, masked, groups without advantage) are left out of the backward.
+CPU: 0.61 of the time in bfloat16, 0.84 in float32). Where the logits of the rows are small enough they
+stay in memory, which saves the second product: 3 products instead of 4 (512 x 256 x 32000 on one CPU
+thread: 0.64 of the time). Rows whose upstream gradient is zero (clipped, masked, groups without
+advantage) are left out of the backward. `rft_models.fused_loss` needs 3 products at any size, for
+objectives whose gradient follows from the row's own log-probability.
+
+With a vocabulary sharded over ranks each rank has the same rows and its own rows of W: a few numbers a
+row are merged, and the gradient of the hidden states is summed over ranks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rft_models.linear import linear, product_nt, product_tn
+from rft_models.head_epilogue import Epilogue, RowTerms, Shape
+from rft_models.head_inputs import counted_rows, needs_gradient, of_one_type
+from rft_models.head_slabs import (
+    ChunkSums,
+    Gradients,
+    Matrix,
+    Wanted,
+    add_hidden,
+    chunk_sums,
+    sum_dtype,
+)
+from rft_models.head_sums import IGNORED, RowSums, VocabularyShard, finished, joined, merged_over_ranks, top_over_ranks
+from rft_models.ops import EpilogueName, choose_epilogue
 
 _KEEP_ELEMENTS = 33_554_432
-"""Probabilities up to this many elements (128 MiB in float32) are kept for the backward pass."""
+"""Logits or probabilities up to this many elements (128 MiB in float32) are kept for the backward pass."""
 
 _SLAB_ELEMENTS = 2_097_152
 """Size of a slab: 8 MiB in float32 stay in a shared last-level cache between the passes over them, and
 come from memory that is in use already (fresh pages cost ten times a pass: 65 MiB take 27 ms to touch)."""
 
+_CUDA_SLAB_ELEMENTS = 67_108_864
+"""128 MiB in bfloat16: from 64 MiB on the starts of products are lost in their length."""
+
 _MIN_SLAB = 256
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOutputs:
+    """[R] each; float32, or float64 for float64 inputs."""
+
+    logprobs: Tensor
+    """Natural logarithm of the target's probability; 0 for ignored targets."""
+    entropy: Tensor | None
+    """In nats, of every row; None unless asked for."""
+    argmax: Tensor | None
+    """int64 id of the most probable entry; None unless asked for."""
+    top_logprobs: Tensor | None
+    """[R, k], highest first, no gradient; None unless asked for."""
+    top_ids: Tensor | None
+    """[R, k] int64."""
 
 
 def linear_logprobs(
@@ -49,65 +84,152 @@ def linear_logprobs(
     slab_size: int | None = None,
     with_entropy: bool = False,
     entropy_gradient: bool = False,
+    shard: VocabularyShard | None = None,
+    epilogue: EpilogueName | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probability in nats of `targets_R` under softmax(softcap(h W^T + b) / temperature), and the entropy.
+    """([R] log-probabilities, [R] entropies or None) of `linear_outputs`, which says what the arguments are."""
+    outputs = linear_outputs(
+        hidden_RD,
+        weight_VD,
+        targets_R,
+        bias=bias,
+        temperature=temperature,
+        softcap=softcap,
+        chunk_size=chunk_size,
+        slab_size=slab_size,
+        with_entropy=with_entropy,
+        entropy_gradient=entropy_gradient,
+        shard=shard,
+        epilogue=epilogue,
+    )
+    return outputs.logprobs, outputs.entropy
+
+
+def linear_outputs(
+    hidden_RD: Tensor,
+    weight_VD: Tensor,
+    targets_R: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    chunk_size: int | None = None,
+    slab_size: int | None = None,
+    with_entropy: bool = False,
+    entropy_gradient: bool = False,
+    with_argmax: bool = False,
+    top_k: int = 0,
+    shard: VocabularyShard | None = None,
+    epilogue: EpilogueName | None = None,
+) -> HeadOutputs:
+    """Log-probability in nats of `targets_R` under softmax(softcap(h W^T + b) / temperature), and more on request.
 
     Args:
         hidden_RD: final hidden states, one row a predicted token.
-        weight_VD: output matrix.
-        targets_R: int64 token ids in [0, V).
+        weight_VD: output matrix, or this rank's rows of it.
+        targets_R: int64 token ids in [0, vocabulary), or `IGNORED` (-100): value 0 and no gradient.
         bias: [V] or None.
         temperature: positive divisor of the logits.
         softcap: c of z -> c tanh(z / c), applied before the temperature, or None.
         chunk_size: rows computed at a time, the logits never whole in memory; None picks by size
             (small logits are kept, large ones are cut along the vocabulary only).
         slab_size: vocabulary entries computed at a time; None picks by size.
-        with_entropy: also return the entropy of each row in nats, else None.
+        with_entropy: also the entropy of each row.
         entropy_gradient: let gradients flow through the entropy; without it the entropy is detached.
-
-    Returns:
-        ([R] log-probabilities, [R] entropies or None), float32, or float64 for float64 inputs.
+        with_argmax: also the most probable entry.
+        top_k: also that many of the most probable entries with their log-probabilities.
+        shard: where this rank's rows begin and how ranks meet; None where `weight_VD` is whole.
+        epilogue: which code runs the passes over the logits; None picks, see `choose_epilogue`.
     """
-    num_rows = hidden_RD.shape[0]
-    chunk = max(1, num_rows if chunk_size is None else min(chunk_size, num_rows))
-    slab = max(_MIN_SLAB, _SLAB_ELEMENTS // chunk) if slab_size is None else max(1, slab_size)
-    small = chunk_size is None and num_rows * weight_VD.shape[0] <= _KEEP_ELEMENTS
-    keep = small and softcap is None  # with a softcap the logits are needed again
-    cut = _Cut(temperature, softcap, chunk, slab, keep)
-    if not (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden_RD, weight_VD, bias))):
-        sums = _all_sums(hidden_RD, weight_VD, bias, targets_R, cut.without_keeping(), with_entropy)
-        return sums.logprobs, sums.entropy if with_entropy else None
-    result = _SlabLogprobs.apply(hidden_RD, weight_VD, bias, targets_R, cut, with_entropy, entropy_gradient)
-    assert isinstance(result, tuple)
-    return result[0], result[1] if with_entropy else None
+    hidden_RD, weight_VD, bias = of_one_type(hidden_RD, weight_VD, bias)
+    options = _Options(with_entropy, with_entropy and entropy_gradient, with_argmax, top_k)
+    rows_N = None if with_entropy or with_argmax or top_k else counted_rows(targets_R)
+    if rows_N is not None:
+        hidden_RD, targets_N = hidden_RD.index_select(0, rows_N), targets_R.index_select(0, rows_N)
+    else:
+        targets_N = targets_R
+    shape = Shape(temperature, softcap)
+    cut = _cut(hidden_RD, weight_VD, shape, chunk_size, slab_size, epilogue)
+    matrix = Matrix(weight_VD, bias, cut.slab, shard)
+    if needs_gradient(hidden_RD, weight_VD, bias):
+        outputs = _outputs(_SlabLogprobs.apply(hidden_RD, weight_VD, bias, targets_N, matrix, cut, options), options)
+    else:
+        outputs = _all_sums(matrix, hidden_RD, targets_N, cut, options, hold=False).outputs(options)
+    if rows_N is None:
+        return outputs
+    zeros_R = outputs.logprobs.new_zeros(targets_R.shape)
+    return HeadOutputs(zeros_R.index_copy(0, rows_N, outputs.logprobs), None, None, None, None)
+
+
+def slab_for(hidden_RD: Tensor, num_rows: int) -> int:
+    """Vocabulary entries of a slab of `num_rows` rows: neither its logits nor its rows of dW above the limit."""
+    elements = _CUDA_SLAB_ELEMENTS if hidden_RD.is_cuda else _SLAB_ELEMENTS
+    return max(_MIN_SLAB, elements // max(1, num_rows, hidden_RD.shape[1]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    with_entropy: bool
+    entropy_gradient: bool
+    with_argmax: bool
+    top_k: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
     """How logits are made from products, and how many rows and vocabulary entries at a time."""
 
-    temperature: float
-    softcap: float | None
+    shape: Shape
     chunk: int
     slab: int
     keep: bool
-    """Whether the probabilities stay for the backward pass; then one chunk holds all rows."""
+    """Whether the slabs stay for the backward pass; then one chunk holds all rows."""
+    epilogue: Epilogue
 
-    def without_keeping(self) -> _Cut:
-        """The same cut for a pass that no backward pass follows."""
-        return replace(self, keep=False)
 
-    def logits_RC(self, hidden_RD: Tensor, weight_VD: Tensor, bias: Tensor | None, start: int) -> Tensor:
-        """[R, C] logits of vocabulary entries start .. start + slab, capped and divided by the temperature."""
-        bias_C = None if bias is None else bias[start : start + self.slab]
-        logits_RC = linear(hidden_RD, weight_VD[start : start + self.slab], bias_C).to(_sum_dtype(hidden_RD))
-        if self.softcap is not None:
-            logits_RC = logits_RC.div_(self.softcap).tanh_().mul_(self.softcap)
-        return logits_RC if self.temperature == 1.0 else logits_RC.div_(self.temperature)
+def _cut(
+    hidden_RD: Tensor,
+    weight_VD: Tensor,
+    shape: Shape,
+    chunk_size: int | None,
+    slab_size: int | None,
+    epilogue: EpilogueName | None,
+) -> _Cut:
+    num_rows = hidden_RD.shape[0]
+    chunk = max(1, num_rows if chunk_size is None else min(chunk_size, num_rows))
+    slab = slab_for(hidden_RD, chunk) if slab_size is None else max(1, slab_size)
+    num_logits = num_rows * weight_VD.shape[0]
+    keep = chunk_size is None and num_logits <= _KEEP_ELEMENTS
+    return _Cut(shape, chunk, slab, keep, choose_epilogue(hidden_RD, num_logits, shape, epilogue))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """What the forward pass found."""
+
+    rows: RowSums
+    shares_SR: Tensor
+    """[S, R] log of the probability of each slab; empty where no backward follows."""
+    held_SRC: list[Tensor]
+    top: tuple[Tensor, Tensor] | None
+
+    def outputs(self, options: _Options) -> HeadOutputs:
+        """Without a gradient."""
+        return HeadOutputs(
+            self.rows.logprobs,
+            self.rows.entropy if options.with_entropy else None,
+            self.rows.argmax,
+            *(self.top or (None, None)),
+        )
+
+
+def _outputs(results: Any, options: _Options) -> HeadOutputs:
+    logprobs_R, entropy_R, argmax_R, top_Rk, ids_Rk = results
+    return HeadOutputs(logprobs_R, entropy_R if options.with_entropy else None, argmax_R, top_Rk, ids_Rk)
 
 
 class _SlabLogprobs(torch.autograd.Function):
-    """Slabs of the vocabulary, logits formed again in the backward pass."""
+    """Slabs of the vocabulary, logits kept where they are few, else formed again in the backward pass."""
 
     @staticmethod
     def forward(
@@ -116,199 +238,118 @@ class _SlabLogprobs(torch.autograd.Function):
         weight_VD: Tensor,
         bias: Tensor | None,
         targets_R: Tensor,
+        matrix: Matrix,
         cut: _Cut,
-        with_entropy: bool,
-        entropy_gradient: bool,
-    ) -> tuple[Tensor, Tensor]:
-        sums = _all_sums(hidden_RD, weight_VD, bias, targets_R, cut, with_entropy)
+        options: _Options,
+    ) -> tuple[Tensor | None, ...]:
+        sums = _all_sums(matrix, hidden_RD, targets_R, cut, options, hold=cut.keep)
+        rows = sums.rows
         ctx.save_for_backward(
-            hidden_RD, weight_VD, bias, targets_R, sums.normalizer, sums.entropy, sums.shares, *sums.probs
+            *(hidden_RD, weight_VD, bias, targets_R, rows.logprobs, rows.highest, rows.log_total, rows.entropy),
+            *(sums.shares_SR, *sums.held_SRC),
         )
-        ctx.cut = cut
-        ctx.entropy_gradient = with_entropy and entropy_gradient
-        if not ctx.entropy_gradient:
-            ctx.mark_non_differentiable(sums.entropy)
+        ctx.cut, ctx.shard, ctx.entropy_gradient = cut, matrix.shard, options.entropy_gradient
+        results = (rows.logprobs, rows.entropy, rows.argmax, *(sums.top or (None, None)))
+        differentiable = 2 if options.entropy_gradient else 1
+        ctx.mark_non_differentiable(*(x for x in results[differentiable:] if x is not None))
         ctx.set_materialize_grads(False)
-        return sums.logprobs, sums.entropy
+        return results
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_RD, weight_VD, bias, targets_R, normalizer_R, entropy_R, shares_SR, *probs_SRC = ctx.saved_tensors
-        grad_R = grads[0] if grads[0] is not None else torch.zeros_like(normalizer_R)
-        entropy_grad_R = grads[1] if ctx.entropy_gradient and grads[1] is not None else torch.zeros_like(grad_R)
-        rows_N = ((grad_R != 0) | (entropy_grad_R != 0)).nonzero()[:, 0]
-        if rows_N.shape[0] < grad_R.shape[0]:
-            probs_SRC = [probs_RC.index_select(0, rows_N) for probs_RC in probs_SRC]
-        rows = _Rows(
-            *(
-                tensor.index_select(0, rows_N)
-                for tensor in (hidden_RD, targets_R, normalizer_R, grad_R, entropy_R, entropy_grad_R)
-            ),
-            shares_SN=shares_SR.index_select(1, rows_N),
-            probs_SNC=probs_SRC,
+        hidden_RD, weight_VD, bias, targets_R, logprobs_R, highest_R, log_total_R, entropy_R, shares_SR, *held = (
+            ctx.saved_tensors
         )
-        grad_hidden_ND, grad_weight, grad_bias = _slab_gradients(ctx, rows, weight_VD, bias)
-        grad_hidden = None
-        if grad_hidden_ND is not None:
-            grad_hidden = torch.zeros_like(hidden_RD).index_copy_(0, rows_N, grad_hidden_ND.to(hidden_RD.dtype))
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None
-
-
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    """What the forward pass found: [R] each, besides the slabs'."""
-
-    logprobs: Tensor
-    normalizer: Tensor
-    entropy: Tensor
-    shares: Tensor
-    """[S, R]: the probability of each slab."""
-    probs: list[Tensor]
-    """S times [R, C], each slab's softmax over its own entries; empty unless kept."""
+        grad_R = torch.zeros_like(log_total_R) if grads[0] is None else grads[0]
+        entropy_grad_R = grads[1] if ctx.entropy_gradient else None
+        ignored_R = targets_R == IGNORED
+        grad_R = grad_R.masked_fill(ignored_R, 0.0)
+        has_gradient_R = grad_R != 0
+        if entropy_grad_R is not None:
+            entropy_grad_R = entropy_grad_R.masked_fill(ignored_R, 0.0)
+            has_gradient_R |= entropy_grad_R != 0
+        terms = RowTerms(targets_R, logprobs_R, highest_R, log_total_R, entropy_R, grad_R, entropy_grad_R)
+        rows_N = has_gradient_R.nonzero()[:, 0]
+        hidden_ND = hidden_RD
+        if rows_N.shape[0] < grad_R.shape[0]:
+            terms, shares_SR = terms.select(rows_N), shares_SR.index_select(1, rows_N)
+            hidden_ND = hidden_RD.index_select(0, rows_N)
+        matrix = Matrix(weight_VD, bias, ctx.cut.slab, ctx.shard)
+        rows = _Rows(hidden_ND, terms, shares_SR, rows_N if hidden_ND is not hidden_RD else None, held)
+        grad_ND, grad_weight, grad_bias = _slab_gradients(matrix, rows, ctx.cut, ctx.needs_input_grad)
+        if grad_ND is not None and ctx.shard is not None:
+            grad_ND = ctx.shard.collectives.sum(grad_ND)
+        if grad_ND is not None:
+            grad_ND = grad_ND.to(hidden_RD.dtype)
+            if hidden_ND is not hidden_RD:
+                grad_ND = torch.zeros_like(hidden_RD).index_copy_(0, rows_N, grad_ND)
+        return grad_ND, grad_weight, grad_bias, None, None, None, None
 
 
 def _all_sums(
-    hidden_RD: Tensor, weight_VD: Tensor, bias: Tensor | None, targets_R: Tensor, cut: _Cut, with_entropy: bool
+    matrix: Matrix, hidden_RD: Tensor, targets_R: Tensor, cut: _Cut, options: _Options, *, hold: bool
 ) -> _Sums:
-    """Chunk after chunk; where probabilities are kept there is one chunk."""
-    parts = [
-        _chunk_sums(hidden, weight_VD, bias, targets, cut, with_entropy)
+    """Chunk after chunk, then the ranks; where slabs are kept there is one chunk."""
+    wanted = Wanted(options.with_entropy, options.with_argmax, options.top_k, hold)
+    parts: list[ChunkSums] = [
+        chunk_sums(matrix, hidden, targets, cut.shape, cut.epilogue, wanted)
         for hidden, targets in zip(hidden_RD.split(cut.chunk), targets_R.split(cut.chunk), strict=True)
     ]
-    if len(parts) == 1:
-        return parts[0]
-    return _Sums(
-        torch.cat([part.logprobs for part in parts]),
-        torch.cat([part.normalizer for part in parts]),
-        torch.cat([part.entropy for part in parts]),
-        torch.cat([part.shares for part in parts], 1),
-        [],
-    )
+    sums = joined([part.rows for part in parts])
+    if matrix.shard is not None:
+        sums = merged_over_ranks(sums, matrix.shard.collectives)
+    rows = finished(sums, targets_R)
+    shares_SR = torch.cat([part.log_masses_SR for part in parts], 1) - rows.highest - rows.log_total
+    return _Sums(rows, shares_SR, parts[0].held_SRC, _top(parts, rows, matrix, options.top_k))
 
 
-def _chunk_sums(
-    hidden_RD: Tensor, weight_VD: Tensor, bias: Tensor | None, targets_R: Tensor, cut: _Cut, with_entropy: bool
-) -> _Sums:
-    """With the highest logit z* of a slab at 0 its largest probability is 1 / sum_v exp(z_v - z*), so the
-    softmax, the fastest pass over exponentials that torch has, gives the log-sum-exp as well.
-    """
-    highest_SR, own_SR, moment_SR, target_SR, probs_SRC = [], [], [], [], []
-    for start in range(0, weight_VD.shape[0], cut.slab):
-        logits_RC = cut.logits_RC(hidden_RD, weight_VD, bias, start)
-        highest_R = logits_RC.amax(1)
-        probs_RC = torch.softmax(logits_RC.sub_(highest_R[:, None]), 1)
-        inside_R, column_R = _columns(targets_R, start, logits_RC.shape[1])
-        highest_SR.append(highest_R)
-        own_SR.append(probs_RC.amax(1).log().neg_())
-        target_SR.append(torch.where(inside_R, logits_RC.gather(1, column_R)[:, 0], -torch.inf))
-        if with_entropy:
-            moment_SR.append(torch.linalg.vecdot(probs_RC, logits_RC))
-        if cut.keep:
-            probs_SRC.append(probs_RC)
-    # Everything is measured from the row's highest logit, so that large logits cost no digits.
-    highest = torch.stack(highest_SR)
-    top_R = highest.amax(0)
-    own = torch.stack(own_SR) + (highest - top_R)
-    normalizer_R = own[0] if len(own_SR) == 1 else own.logsumexp(0)
-    shares = (own - normalizer_R).exp()
-    height = highest - top_R - normalizer_R
-    logprobs_R = (torch.stack(target_SR) + height).amax(0)  # -inf but in the slab that holds the target
-    entropy_R = torch.zeros_like(normalizer_R)
-    if with_entropy:
-        entropy_R = -(shares * (height + torch.stack(moment_SR))).sum(0)
-    return _Sums(logprobs_R, top_R + normalizer_R, entropy_R, shares, probs_SRC)
+def _top(parts: list[ChunkSums], rows: RowSums, matrix: Matrix, top_k: int) -> tuple[Tensor, Tensor] | None:
+    """Log-probabilities and ids of the k highest entries, over all ranks."""
+    if not top_k:
+        return None
+    tops = [part.top for part in parts if part.top is not None]
+    values, ids = (torch.cat(column) for column in zip(*tops, strict=True))
+    if matrix.shard is not None:
+        values, ids = top_over_ranks(values, ids, top_k, matrix.shard.collectives)
+    return values - rows.highest[:, None] - rows.log_total[:, None], ids
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The rows with an upstream gradient: hidden states [N, D], the rest [N]."""
+    """The rows with an upstream gradient."""
 
-    hidden: Tensor
-    targets: Tensor
-    normalizer: Tensor
-    grad: Tensor
-    entropy: Tensor
-    entropy_grad: Tensor
+    hidden_ND: Tensor
+    terms: RowTerms
     shares_SN: Tensor
-    """[S, N]."""
-    probs_SNC: list[Tensor]
-    """As in `_Sums`, of these rows."""
-
-    def split(self, size: int) -> list[_Rows]:
-        """Chunks of at most `size` rows; rows whose probabilities are kept are one chunk."""
-        if self.probs_SNC or self.hidden.shape[0] <= size:
-            return [self]
-        fields = (self.hidden, self.targets, self.normalizer, self.grad, self.entropy, self.entropy_grad)
-        parts = zip(*(tensor.split(size) for tensor in fields), self.shares_SN.split(size, 1), strict=True)
-        return [_Rows(*tensors, probs_SNC=[]) for tensors in parts]
+    places_N: Tensor | None
+    """Their places among the rows of the kept slabs; None where they are all of them."""
+    held_SRC: list[Tensor]
 
 
 def _slab_gradients(
-    ctx: Any, rows: _Rows, weight_VD: Tensor, bias: Tensor | None
+    matrix: Matrix, rows: _Rows, cut: _Cut, needs: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    cut: _Cut = ctx.cut
-    needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-    chunks = rows.split(cut.chunk)
-    sums = [torch.zeros(part.hidden.shape, dtype=_sum_dtype(part.hidden), device=weight_VD.device) for part in chunks]
-    grad_weight = torch.empty_like(weight_VD) if needs_weight else None
-    grad_bias = torch.zeros_like(bias) if bias is not None and needs_bias else None
-    for start in range(0, weight_VD.shape[0], cut.slab):
-        stop = min(start + cut.slab, weight_VD.shape[0])
-        for number, part in enumerate(chunks):
-            if part.probs_SNC:
-                dlogits_NC = _kept_gradients(part, start, cut, ctx.entropy_gradient)
+    num_rows = rows.hidden_ND.shape[0]
+    chunk = max(1, num_rows if rows.held_SRC else min(cut.chunk, num_rows))
+    chunks = list(
+        zip(rows.hidden_ND.split(chunk), rows.terms.split(chunk), rows.shares_SN.split(chunk, 1), strict=True)
+    )
+    sum_ND = torch.zeros_like(rows.hidden_ND, dtype=sum_dtype(rows.hidden_ND)) if needs[0] else None
+    gradients = Gradients(matrix, needs_weight=needs[1], needs_bias=needs[2], num_additions=len(chunks))
+    for number, start, stop in matrix.starts():
+        for place, (hidden_ND, terms, shares_SN) in enumerate(chunks):
+            if rows.held_SRC:
+                held_NC = rows.held_SRC[number]
+                held_NC = held_NC if rows.places_N is None else held_NC.index_select(0, rows.places_N)
             else:
-                logits_NC = cut.logits_RC(part.hidden, weight_VD, bias, start)
-                dlogits_NC = _logit_gradients(logits_NC, part, start, cut, ctx.entropy_gradient)
-            dlogits_NC = dlogits_NC.to(part.hidden.dtype)
-            if needs_hidden:
-                sums[number] += product_nt(dlogits_NC, weight_VD[start:stop].t())
-            if grad_weight is not None and stop - start == weight_VD.shape[0] and len(chunks) == 1:
-                grad_weight = product_tn(dlogits_NC, part.hidden)
-            elif grad_weight is not None and number == 0:
-                product_tn(dlogits_NC, part.hidden, out_NK=grad_weight[start:stop])
-            elif grad_weight is not None:
-                grad_weight[start:stop] += product_tn(dlogits_NC, part.hidden)
-            if grad_bias is not None:
-                grad_bias[start:stop] += dlogits_NC.sum(0)
-    return torch.cat(sums) if needs_hidden else None, grad_weight, grad_bias
-
-
-def _kept_gradients(rows: _Rows, start: int, cut: _Cut, entropy_gradient: bool) -> Tensor:
-    """As `_logit_gradients`, from the kept probabilities q of the slab: p = q times the slab's share."""
-    number = start // cut.slab
-    probs_NC, share_N1 = rows.probs_SNC[number], rows.shares_SN[number][:, None]
-    inside_N, column_N = _columns(rows.targets, start, probs_NC.shape[1])
-    if entropy_gradient:
-        probs_NC, share_N1 = probs_NC * share_N1, torch.ones_like(share_N1)
-    coefficient_N1 = rows.grad[:, None] + rows.entropy_grad[:, None] * rows.entropy[:, None]
-    gradients_NC = probs_NC * (coefficient_N1 * share_N1).div_(-cut.temperature)
-    if entropy_gradient:
-        gradients_NC -= torch.xlogy(probs_NC, probs_NC).mul_(rows.entropy_grad[:, None] / cut.temperature)
-    return gradients_NC.scatter_add_(1, column_N, (rows.grad * inside_N / cut.temperature)[:, None])
-
-
-def _logit_gradients(logits_NC: Tensor, rows: _Rows, start: int, cut: _Cut, entropy_gradient: bool) -> Tensor:
-    """d objective / d (h W^T + b): the formula at the top, then 1/temperature and the softcap's 1 - tanh^2."""
-    logprobs_NC = logits_NC - rows.normalizer[:, None]
-    probs_NC = logprobs_NC.exp()
-    coefficient_NC = rows.grad[:, None]
-    if entropy_gradient:
-        coefficient_NC = coefficient_NC + rows.entropy_grad[:, None] * (logprobs_NC + rows.entropy[:, None])
-    gradients_NC = probs_NC.mul_(coefficient_NC).neg_()
-    inside_N, column_N = _columns(rows.targets, start, logits_NC.shape[1])
-    gradients_NC.scatter_add_(1, column_N, (rows.grad * inside_N)[:, None])
-    if cut.softcap is not None:
-        gradients_NC.mul_(1 - (logits_NC * (cut.temperature / cut.softcap)).square_())
-    return gradients_NC.div_(cut.temperature)
-
-
-def _sum_dtype(hidden: Tensor) -> torch.dtype:
-    return torch.float64 if hidden.dtype is torch.float64 else torch.float32
-
-
-def _columns(targets_R: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
-    """([R] bool: the target lies in this slab, [R, 1] its column, 0 where it does not)."""
-    inside_R = (targets_R >= start) & (targets_R < start + width)
-    return inside_R, torch.where(inside_R, targets_R - start, 0)[:, None]
+                held_NC = cut.epilogue.held(matrix.products(hidden_ND, start, stop), cut.shape)
+            free = not rows.held_SRC or rows.places_N is not None
+            given = (held_NC, terms, shares_SN[number], matrix.offset + start, cut.shape, hidden_ND.dtype)
+            slopes_NC = cut.epilogue.gradients(*given, free=free)
+            del held_NC, given
+            if sum_ND is not None:
+                add_hidden(sum_ND[place * chunk : place * chunk + chunk], slopes_NC, matrix.weight_VD[start:stop])
+            gradients.add(slopes_NC, hidden_ND, start, stop, first=place == 0)
+            del slopes_NC
+    return sum_ND, gradients.weight(), gradients.bias()
