@@ -72,10 +72,14 @@ def test_a_step_does_not_depend_on_how_the_batch_is_cut(
 
 
 def assert_rows_close(row: dict, expected: dict, tolerance: float, besides: set[str]) -> None:
-    """Every number of a row, relative to its size; what is nearly 0 is compared with 1e-6."""
+    """Every number of a row, relative to its size; what is nearly 0 is compared with 1e-6.
+
+    A gap is the difference of two log-probs of several nats, each with the rounding of float32: 1e-5.
+    """
     assert row.keys() == expected.keys()
     for name in row.keys() - besides:
-        assert row[name] == pytest.approx(expected[name], rel=tolerance, abs=1e-6), f"step {row['step']} {name}"
+        least = 1e-5 if "logprob_gap" in name else 1e-6
+        assert row[name] == pytest.approx(expected[name], rel=tolerance, abs=least), f"step {row['step']} {name}"
 
 
 def test_the_number_of_reading_threads_changes_no_bit(

@@ -146,7 +146,7 @@ def test_no_rows_give_an_empty_result_with_zero_gradients(chunk_size: int | None
 
 
 def test_a_large_table_is_cut_by_size_and_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_KEEP_ELEMENTS", 100)
+    monkeypatch.setattr(module, "KEPT_LOGITS", 100)
     monkeypatch.setattr(module, "_MIN_SLAB", 3)
     monkeypatch.setattr(module, "_SLAB_ELEMENTS", 35)
     hidden, weight, bias, targets = inputs()

@@ -311,15 +311,8 @@ def build_rl(
     policy = trainable_policy(settings.model, source, machine, codec)
     longest_response, longest = response_limits(settings, data.longest_prompt)
     sleeps = settings.engine.enable_engine_sleep and choose_engine(settings.engine, machine.device).can_sleep
-    engine = make_engine(
-        settings.engine,
-        machine,
-        policy,
-        model_dir=source,
-        max_len=longest,
-        sleeps=sleeps,
-        log_path=directory.path / "logs" / f"engine-{machine.ranks.rank}.log",
-    )
+    log_path = directory.path / "logs" / f"engine-{machine.ranks.rank}.log"
+    engine = make_engine(settings.engine, machine, policy, source, longest, sleeps=sleeps, log_path=log_path)
     optimizer = make_optimizer(policy, settings.optimizer, machine, restored)
     credit = credit_assigner(settings, record, longest_response, compute_advantages)
     critic_rate = learning_rate_schedule(settings.optimizer, settings.critic.critic_learning_rate, data.num_updates)

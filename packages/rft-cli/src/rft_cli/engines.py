@@ -67,9 +67,9 @@ def make_engine(
     settings: DecodingEngineSettings,
     machine: Machine,
     policy: CausalPolicy,
-    *,
     model_dir: str | Path,
     max_len: int,
+    *,
     sleeps: bool = False,
     log_path: Path | None = None,
 ) -> Engine:

@@ -1,9 +1,8 @@
 """The passes over a slab as C++ that Inductor writes: one reading of the slab where plain torch takes four.
 
-Per logit on one thread of a Zen 5 core (slab of 2048 x 1000, ns, plain torch -> compiled): sums 0.55 -> 0.42
-in float32 and 0.70 -> 0.40 in bfloat16; gradients 0.55 -> 0.28 and 0.75 -> 0.40. Compiling takes 5 to 20
-seconds once a machine and about 2 a process from then on, so that only large heads use it
-(`rft_models.ops.choose_epilogue`). Shapes are symbolic: one compilation serves all rows and slabs.
+A forward with its backward of 2048 x 512 x 32000 on one thread of a Zen 5 core: 812 -> 720 ms in bfloat16, 1425 ->
+1403 in float32. Compiling takes 10 to 20 seconds once a machine and about 5 a process from then on, so that only
+large heads use it (`rft_models.ops.choose_epilogue`). Shapes are symbolic: one compilation serves all rows and slabs.
 """
 
 from __future__ import annotations

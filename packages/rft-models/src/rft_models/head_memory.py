@@ -57,12 +57,16 @@ def head_memory(
     converts = num_chunks > NARROW_ADDITIONS and size < 4
     weight = 0 if frozen else hidden * (4 if converts else size)
     weight_product = 0 if frozen or (size < 4 and num_chunks == 1) else hidden * size
-    last = vocabulary % slab or slab
     peaks = []
-    for width, written in ((slab, vocabulary - last if last < slab else vocabulary), (last, vocabulary)):
+    for width, written in _slab_ends(vocabulary, slab, all_written=num_chunks > 1):
         product = max(chunk * hidden * size, width * weight_product)
         peaks.append(max(width * an_entry, width * chunk * size + product) + weight * written)
-    if path == "fused" and num_chunks > 1:  # all of dW is there from the first chunk on
-        peaks.append(peaks[0] + weight * last)
     at_end = vocabulary * (weight + hidden * size) if converts and not frozen else 0
     return rows * hidden * wide + max(held + max(peaks) + tables, at_end)
+
+
+def _slab_ends(vocabulary: int, slab: int, *, all_written: bool) -> list[tuple[int, int]]:
+    """(entries of the slab, rows of dW that are written) at the last whole slab and at the last of all."""
+    last = vocabulary % slab or slab
+    whole = vocabulary if all_written or last == slab else vocabulary - last
+    return [(slab, whole), (last, vocabulary)]

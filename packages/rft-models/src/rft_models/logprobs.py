@@ -43,7 +43,7 @@ from rft_models.head_slabs import (
 from rft_models.head_sums import IGNORED, RowSums, VocabularyShard, finished, joined, merged_over_ranks, top_over_ranks
 from rft_models.ops import EpilogueName, choose_epilogue
 
-_KEEP_ELEMENTS = 33_554_432
+KEPT_LOGITS = 33_554_432
 """Logits or probabilities up to this many elements (128 MiB in float32) are kept for the backward pass."""
 
 _SLAB_ELEMENTS = 2_097_152
@@ -199,7 +199,7 @@ def _cut(
     chunk = max(1, num_rows if chunk_size is None else min(chunk_size, num_rows))
     slab = slab_for(hidden_RD, chunk) if slab_size is None else max(1, slab_size)
     num_logits = num_rows * weight_VD.shape[0]
-    keep = chunk_size is None and num_logits <= _KEEP_ELEMENTS
+    keep = chunk_size is None and num_logits <= KEPT_LOGITS
     return _Cut(shape, chunk, slab, keep, choose_epilogue(hidden_RD, num_logits, shape, epilogue))
 
 

@@ -87,7 +87,7 @@ def evaluate(
         settings.model.pretrain, dtype=weights_dtype(settings.model.bf16), device=machine.device
     ).eval()
     response, longest = response_limits(settings, max(len(prompt.token_ids) for prompt in prompts))
-    engine = make_engine(settings.engine, machine, policy, model_dir=settings.model.pretrain, max_len=longest)
+    engine = make_engine(settings.engine, machine, policy, settings.model.pretrain, longest)
     reward = make_reward(settings.reward)
     try:
         evaluator = Evaluator(

@@ -39,9 +39,7 @@ def run(argv: list[str]) -> int:
             response = min(response, settings.sampling.max_len - settings.sampling.prompt_max_len)
         decoder = policy.decoder()
         response = min(response, decoder.max_positions - longest_prompt)
-        engine = make_engine(
-            settings.engine, machine, policy, model_dir=settings.model.pretrain, max_len=longest_prompt + response
-        )
+        engine = make_engine(settings.engine, machine, policy, settings.model.pretrain, longest_prompt + response)
         keys = [
             [derive_key(settings.output.seed, "sample", 0, i, j) for j in range(settings.data.n_samples_per_prompt)]
             for i in range(len(prompts))
