@@ -20,7 +20,7 @@ from rft_engine.lists import floats, integers
 from rft_engine.prompt_checks import check_keys, check_prompts
 from rft_engine.records import Completion, EngineStats
 from rft_engine.sampling import SamplingOptions, TokenSampler
-from rft_engine.states import EngineState, StateMachine, Transition
+from rft_engine.told import ToldEngine
 
 Pick = Callable[[Tensor, int], Tensor]
 """([B, V] float32 logits, how many tokens the rows have so far) -> [B] int64 the next ones."""
@@ -41,7 +41,7 @@ class WholeGenerator(Protocol):
         ...
 
 
-class HfEngine:
+class HfEngine(ToldEngine):
     """Batches of rows through a `WholeGenerator` that shares the weights being trained.
 
     Not thread-safe, as the in-process engine. `max_rows` rows are generated at a time, in the order of their length.
@@ -60,22 +60,7 @@ class HfEngine:
         self._model, self._max_rows = model, max_rows
         self._max_len = min(max_len, model.max_positions or max_len)
         self._device = torch.device(device)
-        self._states = StateMachine()
-        self._stats = EngineStats()
-
-    @property
-    def state(self) -> EngineState:
-        return self._states.state
-
-    @property
-    def weight_version(self) -> int:
-        """Version that the next completions carry; 0 until `load_weights`."""
-        return self._states.weight_version
-
-    @property
-    def last_transitions(self) -> tuple[Transition, ...]:
-        """The last five things the engine was asked to do about its state, oldest first."""
-        return self._states.history
+        super().__init__()
 
     def generate(
         self,
@@ -140,10 +125,6 @@ class HfEngine:
     def close(self) -> None:
         """Refuse everything from now on. Does nothing when closed."""
         self._states.close()
-
-    def stats(self) -> EngineStats:
-        """Figures of the last `generate`."""
-        return self._stats
 
 
 class _Draws:

@@ -20,12 +20,12 @@ from rft_engine.prompt_checks import check_budgets, check_keys, check_prompts, r
 from rft_engine.protocols import CacheT, DecodableModel
 from rft_engine.records import Completion, EngineStats
 from rft_engine.sampling import SamplingOptions
-from rft_engine.states import EngineState, StateMachine, Transition
+from rft_engine.told import ToldEngine
 
 _LENGTH_STEP = 64  # caches are made for whole multiples of this, so that similar calls share one
 
 
-class NativeEngine(Generic[CacheT]):
+class NativeEngine(ToldEngine, Generic[CacheT]):
     """Samples from a model that lives in this process; there are no weights to copy.
 
     A sample's tokens depend on its prompt, its key and the options only: not on the other
@@ -55,24 +55,9 @@ class NativeEngine(Generic[CacheT]):
             raise refusal("engine.max_len", f"max_len = {max_len}", allowed, f"max_len={max(2, most)}")
         self._model, self._max_rows, self._max_len = model, max_rows, max_len
         self._device = torch.device(device)
-        self._states = StateMachine()
+        super().__init__()
         self._cache: CacheT | None = None
         self._cache_shape = (0, 0)
-        self._stats = EngineStats()
-
-    @property
-    def state(self) -> EngineState:
-        return self._states.state
-
-    @property
-    def weight_version(self) -> int:
-        """Version that the next completions carry; 0 until `load_weights`."""
-        return self._states.weight_version
-
-    @property
-    def last_transitions(self) -> tuple[Transition, ...]:
-        """The last five things the engine was asked to do about its state, oldest first."""
-        return self._states.history
 
     def generate(
         self,
@@ -226,10 +211,6 @@ class NativeEngine(Generic[CacheT]):
         """Free the cache for good. Does nothing when closed."""
         self._states.close()
         self._drop_cache()
-
-    def stats(self) -> EngineStats:
-        """Figures of the last `generate`."""
-        return self._stats
 
     def _take_cache(self, num_rows: int, length: int) -> CacheT:
         """The cache of the last call where its shape fits, else a new one; an error leaves none behind."""

@@ -11,7 +11,8 @@ from typing import Protocol
 from rft_algos.errors import ServiceError
 from rft_engine.records import Completion, EngineStats
 from rft_engine.sampling import SamplingOptions
-from rft_engine.states import EngineState, StateMachine, Transition
+from rft_engine.states import EngineState
+from rft_engine.told import ToldEngine
 from rft_engine.vllm_local import LocalVllm
 from rft_engine.vllm_requests import (
     EngineFacts,
@@ -46,7 +47,7 @@ class Backend(Workers, Protocol):
     def close(self) -> None: ...
 
 
-class VllmEngine:
+class VllmEngine(ToldEngine):
     """Samples from a copy of the policy that vLLM holds in this process.
 
     A sample's tokens depend on its prompt, its key and the options only, and are those that the
@@ -75,8 +76,7 @@ class VllmEngine:
         """
         self._settings = settings
         self._source = WeightSource(weights, settings.model_dir)
-        self._states = StateMachine()
-        self._stats = EngineStats()
+        super().__init__()
         self._fault: ServiceError | None = None
         self._awake_tags: set[str] = {"weights", "kv_cache"}
         self._backend: Backend = self._start(runtime)
@@ -90,20 +90,6 @@ class VllmEngine:
 
     def _make_transport(self) -> WeightTransport:
         return WeightTransport(self._settings, self._backend.facts, self._source, self._backend, self._sender_factory())
-
-    @property
-    def state(self) -> EngineState:
-        return self._states.state
-
-    @property
-    def weight_version(self) -> int:
-        """Version that the next completions carry; 0 until `load_weights`: the model directory's."""
-        return self._states.weight_version
-
-    @property
-    def last_transitions(self) -> tuple[Transition, ...]:
-        """The last five things the engine was asked to do about its state, oldest first."""
-        return self._states.history
 
     @property
     def facts(self) -> EngineFacts:
@@ -212,10 +198,6 @@ class VllmEngine:
         """End vLLM for good. Does nothing when closed."""
         if self._states.close():
             self._backend.close()
-
-    def stats(self) -> EngineStats:
-        """Figures of the last `generate`; a step of vLLM may read prompts and decode rows at once."""
-        return self._stats
 
     def _collect(self, call: GenerateCall) -> tuple[dict[int, SampleResult], StepCounts]:
         """Results of every request of the call."""
