@@ -110,6 +110,8 @@ def _figures(case: Case, sides: list[Side], rates: tuple[float, float]) -> dict[
         fields = ("seconds", "cpu_seconds", "tokens", "peak_mib")
         engines[side.engine] = {name: side.median(name) for name in fields}
         engines[side.engine]["all_seconds"] = [answer["seconds"] for answer in side.rounds]
+    if "reason" in engines["native"]:
+        raise SystemExit(f"ours did not run: {engines['native']['reason']}")
     ours = engines["native"]["seconds"]
     ratios = {name: figures["seconds"] / ours for name, figures in engines.items() if "seconds" in figures}
     ratios.pop("native")

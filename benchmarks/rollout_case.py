@@ -33,6 +33,10 @@ class Case:
     def heads(self) -> int:
         return max(2, self.width // 64)
 
+    @property
+    def kv_heads(self) -> int:
+        return self.heads // 2 if self.heads % 2 == 0 else 1
+
     def budgets(self) -> list[list[int]]:
         """[prompts][samples]: all `tokens`, or one in sixteen 8 times the others' half."""
         if not self.tail:
@@ -73,7 +77,7 @@ def build_directory(case: Case, directory: Path) -> Path:
         intermediate_size=case.ffn,
         num_hidden_layers=case.layers,
         num_attention_heads=case.heads,
-        num_key_value_heads=max(1, case.heads // 2),
+        num_key_value_heads=case.kv_heads,
         max_position_embeddings=512,
         tie_word_embeddings=True,
         pad_token_id=STOP_FREE,
@@ -89,7 +93,7 @@ def build_directory(case: Case, directory: Path) -> Path:
 def num_parameters(case: Case) -> int:
     """Of the matrices; tied ones once."""
     head_dim = case.width // case.heads
-    kv = max(1, case.heads // 2) * head_dim
+    kv = case.kv_heads * head_dim
     layer = 2 * case.width**2 + 2 * case.width * kv + 3 * case.width * case.ffn
     return case.layers * layer + case.vocab * case.width
 
