@@ -166,7 +166,7 @@ REFUSED_FLAGS: dict[str, Refusal] = {
     **_rows(f"{_NOT_YET}: half precision is bfloat16", "--bf16", "fp16"),
 }
 
-_NOT_BUILT = "not built in this version; native is"
+_NOT_BUILT = "not built in this version; native, hf and vllm are"
 
 REFUSED_VALUES: dict[str, dict[str, Refusal]] = {
     "engine_type": {name: Refusal(_NOT_BUILT, "--engine_type native") for name in ("sglang",)},
