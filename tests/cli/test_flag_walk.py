@@ -138,6 +138,7 @@ RL = SHARED | {
     "use_kl_loss": Row("--no-use_kl_loss", "weights", KL),
     "kl_target": Row("--kl_target 0.000001", "metrics:kl/coefficient", KL),
     "kl_horizon": Row("--kl_horizon 10", "metrics:kl/coefficient", f"{KL} --kl_target 0.000001"),
+    "max_logprob_gap": Row("--max_logprob_gap 1e-12", "code"),
     "off_policy_correction": Row("--off_policy_correction tis", "metrics:mismatch/correction"),
     "off_policy_cap": Row("--off_policy_cap 1.0", "weights", "--off_policy_correction tis --use_fire"),
     "off_policy_low": Row("--off_policy_low 1.0", "weights", f"--off_policy_correction mis {FIRE}"),

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from rft_trainer.annotate import LogprobAnnotator
 from rft_trainer.credit import CreditAssigner, ScoreRules
 from rft_trainer.critic import CriticUpdater, ValueAnnotator, ValueObjective
 from rft_trainer.evaluation import Evaluator
+from rft_trainer.gap_watch import GapWatch
 from rft_trainer.ledger import Ledger
 from rft_trainer.loops.rl import CriticPart, OldPolicy, Reinforcement, StepRules
 from rft_trainer.objective import PolicyObjective
@@ -313,6 +315,48 @@ def test_several_updates_a_step_make_the_later_ones_off_policy(tmp_path: Path) -
     row = made.rows()[0]
     assert (row["policy/updates"], row["policy/total_updates"]) == (4, 4)
     assert float(str(row["policy/logprob_gap"])) > 1e-3
+
+
+def test_the_gap_to_the_engine_is_that_of_the_first_update_and_too_large_a_one_stops_the_run(tmp_path: Path) -> None:
+    rules = replace(RULES, train_batch_size=10, epochs_per_step=2, max_steps=3)
+    made = Made(tmp_path / "run", rules, gaps=GapWatch(collectives=OneRank(), limit=1e-4))
+    made.loop.run(StopSignals())
+    assert all(float(str(row["engine/logprob_gap_max"])) < 1e-5 for row in made.rows())
+
+    stale = Made(tmp_path / "stale", rules, gaps=GapWatch(collectives=OneRank(), limit=1e-4))
+    served = stale.engine.generate
+
+    def from_first_weights(*args: Any, **options: Any) -> Any:
+        present = stale.policy.table.detach().clone()
+        with torch.no_grad():
+            stale.policy.table.zero_()
+        found = served(*args, **options)
+        with torch.no_grad():
+            stale.policy.table.copy_(present)
+        return found
+
+    stale.engine.generate = from_first_weights  # type: ignore[method-assign]
+    with pytest.raises(ServiceError, match="nats a token apart") as caught:
+        stale.loop.run(StopSignals())
+    assert caught.value.problem.code == "engine.logprob_gap"
+    assert caught.value.problem.where.startswith("step 2; worst: sample")
+    assert stale.loop.progress.step == 1
+    assert "this step changed no weight of the policy; last checkpoint: step 0" in caught.value.problem.state
+
+
+def test_samples_of_another_version_are_refused_in_the_step_that_drew_them(tmp_path: Path) -> None:
+    made = Made(tmp_path / "run", replace(RULES, max_steps=9))
+    loaded = made.engine.load_weights
+
+    def skipped_once(version: int) -> None:
+        if version != 3:
+            loaded(version)
+
+    made.engine.load_weights = skipped_once  # type: ignore[method-assign]
+    with pytest.raises(ServiceError, match="serves weights v2, the trainer is at v3") as caught:
+        made.loop.run(StopSignals())
+    assert (caught.value.problem.code, made.loop.progress.step) == ("engine.stale", 3)
+    assert "last checkpoint: step 3" in caught.value.problem.state
 
 
 # what algorithms ask for

@@ -33,6 +33,7 @@ from rft_trainer.batch_plan import BatchPlan, plan_batches
 from rft_trainer.credit import ComputeAdvantages, CreditAssigner
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.evaluation import Evaluator
+from rft_trainer.gap_watch import GapWatch
 from rft_trainer.ledger import Ledger
 from rft_trainer.loops.rl import Reinforcement, StepRules
 from rft_trainer.objective import PolicyObjective
@@ -362,6 +363,23 @@ def build_rl(
         resume_command=resume_command,
         sleep_engine=sleeps,
         check_engine=engine_check(settings.engine, machine, policy, engine),
+        gaps=gap_watch(settings, machine, resume_command),
+    )
+
+
+def gap_watch(settings: RlSettings, machine: Machine, resume_command: str) -> GapWatch:
+    """What looks at the distance of engine and trainer in every step."""
+    given = settings.algorithm
+
+    def remedy(gap: float) -> str:
+        corrected = "" if given.off_policy_correction else " --off_policy_correction tis"
+        return f"{resume_command} --max_logprob_gap {2 * gap:.2g}{corrected}, if `rft-train conformance` calls it close"
+
+    return GapWatch(
+        collectives=machine.collectives,
+        limit=given.max_logprob_gap or None,
+        skips_first_token=settings.sampling.use_fire,
+        remedy=remedy,
     )
 
 

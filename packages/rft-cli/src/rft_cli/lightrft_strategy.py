@@ -1,18 +1,19 @@
-"""LightRFT's `strategy`: what a script asks of the engine, on the one native engine of a run."""
+"""LightRFT's `strategy`: what a script asks of the engine, on the one engine of a run, whichever it is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from rft_algos.errors import OptionsError
 from rft_algos.keyed_random import derive_key
 from rft_cli.commands.rl import Prepared
 from rft_cli.compose import response_limits
 from rft_cli.config.nearest import nearest
+from rft_cli.engines import choose_engine
 from rft_cli.settings import RlSettings
-from rft_engine.native import NativeEngine
+from rft_trainer.protocols import Engine
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 
@@ -36,6 +37,14 @@ class Generation:
     """"stop" or "length"."""
 
 
+class RefreshableEngine(Engine, Protocol):
+    """What all engines are."""
+
+    def refresh(self) -> None:
+        """Serve the present weights under the present version."""
+        ...
+
+
 class Strategy:
     """The engine of a run, under LightRFT's names."""
 
@@ -50,7 +59,8 @@ class Strategy:
         A training step does this by itself; it is for weights that were changed outside of one.
 
         Raises:
-            OptionsError: the actor is not that of this trainer, whose weights the engine shares.
+            OptionsError: the actor is not that of this trainer, whose weights the engine has or shares.
+            ServiceError: an engine with its own copy does not serve them afterwards.
         """
         policy: Any = self._ready.training.updater.policy
         if actor is not policy and actor is not policy.model:
@@ -63,6 +73,10 @@ class Strategy:
                 do="strategy.update_engine_weights(trainer.actor)",
             )
         self._engine.refresh()
+        check = self._ready.training.check_engine
+        if check is not None:
+            self._engine.wake()
+            check()
 
     def gather_and_generate(
         self,
@@ -85,7 +99,8 @@ class Strategy:
             sampling_params: see `SAMPLING`; temperature 0 is greedy.
             all_prompts: texts.
             all_prompt_token_ids: token ids.
-            sleep_engine: whether the engine sleeps afterwards; a training step wakes it.
+            sleep_engine: whether the engine sleeps afterwards, if it is one that can (vLLM on a CPU cannot); a
+                training step wakes it.
             media: images and videos of LightRFT, which have to be None.
 
         Raises:
@@ -104,7 +119,7 @@ class Strategy:
         completions = self._engine.generate(
             token_ids, keys, stop_token_ids=self._ready.codec.eos_ids, **cast("Any", options)
         )
-        if sleep_engine:
+        if sleep_engine and choose_engine(self._settings.engine, self._ready.machine.device).can_sleep:
             self._engine.sleep(1)
         flat = [(ids, one) for ids, group in zip(token_ids, completions, strict=True) for one in group]
         texts = self._ready.codec.decode_batch([one.token_ids for _, one in flat])
@@ -119,10 +134,8 @@ class Strategy:
         return response_limits(self._settings, self._ready.data.longest_prompt)
 
     @property
-    def _engine(self) -> NativeEngine[Any]:
-        engine = self._ready.training.engine
-        assert isinstance(engine, NativeEngine), f"{type(engine).__name__} is not the native engine"
-        return cast("NativeEngine[Any]", engine)
+    def _engine(self) -> RefreshableEngine:
+        return cast("RefreshableEngine", self._ready.training.engine)
 
     def _key(self, prompt: int, sample: int) -> int:
         rank = self._ready.machine.ranks.rank

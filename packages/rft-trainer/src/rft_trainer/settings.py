@@ -146,6 +146,17 @@ class GenerateDataSettings(PromptTextSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConformanceDataSettings(GenerateDataSettings):
+    """The prompts that engines continue; without any, a few short texts that are built in."""
+
+    max_samples: int = field(default=16, metadata={"minimum": 0})
+    """Prompts used; 0 = all."""
+
+    n_samples_per_prompt: int = field(default=4, metadata={"minimum": 1})
+    """Completions drawn for each prompt."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchSettings:
     """How much is sampled and trained on in a step, and how the work is cut (the cut changes no result)."""
 
@@ -258,6 +269,9 @@ class DivergenceSettings:
 
     kl_horizon: int = field(default=10_000, metadata={"minimum": 1})
     """Samples over which that weight can double or so (with `kl_target`)."""
+
+    max_logprob_gap: float = field(default=0.1, metadata={"minimum": 0.0})
+    """Mean distance of the engine's log-probs from the trainer's, in nats a token, that stops the run; 0 = no limit."""
 
     off_policy_correction: OffPolicyCorrection | None = None
     """Weights for the distance between the engine's log-probs and the trainer's at the start of a step."""

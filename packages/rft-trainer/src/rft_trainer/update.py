@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rft_trainer.gap_watch import GapWatch
 from rft_trainer.metrics import MetricTotals
 from rft_trainer.packing import count, cut_by_tokens, cut_in_order, own_micro_batches, pack
 from rft_trainer.protocols import Collectives, FusedPolicy, Optimizer, Policy
@@ -106,12 +107,18 @@ class Updater:
         return self._policy
 
     def __call__(
-        self, samples: Sequence[TrainingSample], update_index: int, totals: MetricTotals, counts: Counts | None = None
+        self,
+        samples: Sequence[TrainingSample],
+        update_index: int,
+        totals: MetricTotals,
+        counts: Counts | None = None,
+        gaps: GapWatch | None = None,
     ) -> UpdateOutcome:
         """Step on `samples`, the whole optimizer step's, known to every rank; each trains its share.
 
         `counts` are the denominators where they differ from the samples' own: samples whose gradient
-        is exactly zero may be left out of `samples` while they stay in the denominators.
+        is exactly zero may be left out of `samples` while they stay in the denominators. `gaps` takes in the
+        log-probs; it may refuse the step, of which no weight has changed then.
         """
         counts = counts or count(samples)
         ranks = self._collectives
@@ -119,7 +126,14 @@ class Updater:
         if self._balanced is not None:
             self._balanced.begin(pack(chosen, self._device) for chosen in micro_batches)
         for chosen in micro_batches:
-            self._backward(pack(chosen, self._device, pin_memory=self._pin_memory), counts, totals)
+            batch = pack(chosen, self._device, pin_memory=self._pin_memory)
+            logprobs_T = self._backward(batch, counts, totals)
+            if batch.behaviour_logprobs_T is not None:
+                _add_gap(batch, logprobs_T, totals)
+            if gaps is not None:
+                gaps.add(chosen, batch, logprobs_T)
+        if gaps is not None:
+            gaps.judge()
         if self._collectives.rank == 0:
             self._count_left_out(samples, counts, totals)
         learning_rate = self._learning_rate(update_index)
@@ -133,10 +147,10 @@ class Updater:
             pair = torch.zeros(()), torch.tensor(missing / counts.num_loss_tokens, dtype=torch.float64)
             totals.add({"policy/loss": pair, "policy/surrogate": pair})
 
-    def _backward(self, batch: TokenBatch, counts: Counts, totals: MetricTotals) -> None:
+    def _backward(self, batch: TokenBatch, counts: Counts, totals: MetricTotals) -> Tensor:
+        """Add the gradient of a micro-batch; its log-probs [T]."""
         if self._fused is not None and self._fuses(self._fused, batch):
-            self._backward_fused(self._fused, batch, counts, totals)
-            return
+            return self._backward_fused(self._fused, batch, counts, totals)
         forward = self._policy.token_logprobs if self._balanced is None else self._balanced.token_logprobs
         logprobs_T, entropy_T = forward(
             batch.token_ids_T,
@@ -153,8 +167,7 @@ class Updater:
             loss = loss + self._balanced.term(batch, counts, totals)
         self._optimizer.backward(loss)
         totals.add(output.metrics)
-        if batch.behaviour_logprobs_T is not None:
-            _add_gap(batch, logprobs_T, totals)
+        return logprobs_T
 
     def _fuses(self, policy: FusedPolicy, batch: TokenBatch) -> bool:
         if self._balanced is not None or not self._objective.by_token:
@@ -162,7 +175,7 @@ class Updater:
         num_loss_tokens = int(batch.loss_mask_T.sum())
         return num_loss_tokens > 0 and policy.prefers_fused_loss(num_loss_tokens)
 
-    def _backward_fused(self, policy: FusedPolicy, batch: TokenBatch, counts: Counts, totals: MetricTotals) -> None:
+    def _backward_fused(self, policy: FusedPolicy, batch: TokenBatch, counts: Counts, totals: MetricTotals) -> Tensor:
         """As `_backward`, with the gradient of every token made where its logits are."""
         found = policy.fused_loss(
             batch.token_ids_T,
@@ -176,8 +189,7 @@ class Updater:
             metrics = self._objective(batch, found.logprobs, found.entropy, counts).metrics
         self._optimizer.backward(found.loss)
         totals.add(metrics)
-        if batch.behaviour_logprobs_T is not None:
-            _add_gap(batch, found.logprobs, totals)
+        return found.logprobs
 
 
 def _add_gap(batch: TokenBatch, logprobs_T: Tensor, totals: MetricTotals) -> None:

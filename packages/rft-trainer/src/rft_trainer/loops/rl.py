@@ -17,6 +17,7 @@ from rft_trainer.credit import Annotations, CreditAssigner
 from rft_trainer.critic import CriticUpdater, ValueAnnotator
 from rft_trainer.evaluation import EvaluationResult, Evaluator
 from rft_trainer.finite import refuse_non_finite_samples
+from rft_trainer.gap_watch import GapWatch
 from rft_trainer.ledger import EntryState, Ledger, LedgerEntry
 from rft_trainer.metrics import MetricTotals
 from rft_trainer.packing import count
@@ -119,6 +120,8 @@ class Reinforcement:
     sleep_engine: bool
     check_engine: Callable[[], dict[str, tuple[float, float]]] | None = None
     """After every load of weights, awake: whether the engine serves them; metrics as (total, count), or an error."""
+    gaps: GapWatch | None = None
+    """Whether the samples are the policy's own, seen at the first update of a step."""
 
     def run(self, signals: StopSignals) -> Mapping[str, EvaluationResult]:
         """Train until the ledger or `max_steps` ends; the evaluations before and after by name."""
@@ -191,6 +194,7 @@ class Reinforcement:
         refuse_non_finite_samples(
             (group.rollouts for group in groups), during=f"step {self.progress.step + 1}", do=self.resume_command
         )
+        self._refuse_other_versions(groups)
         self.ledger.advance(entries, EntryState.GENERATED)
         self.ledger.advance(entries, EntryState.SCORED)
         return groups
@@ -211,7 +215,8 @@ class Reinforcement:
                         self._check_applied(critic_outcomes[-1].applied, batch)
                     if trains_policy:
                         trained = with_gradient(batch) if self.rules.skip_zero_advantage else batch
-                        outcomes.append(self.updater(trained, self.progress.updates, totals, count(batch)))
+                        gaps = self._begin_gaps() if not outcomes else None
+                        outcomes.append(self.updater(trained, self.progress.updates, totals, count(batch), gaps))
                         self._check_applied(outcomes[-1].applied, batch)
                     self.progress.updates += 1
                     fault_point(POINT_UPDATED)
@@ -223,10 +228,32 @@ class Reinforcement:
             **checked,
             **rollout_metrics(groups, kept),
             **merged,
+            **(self.gaps.metrics if self.gaps and outcomes else {}),
             **self.assign_credit.control(merged, len(samples)),
             **_update_metrics("policy", outcomes),
             **(_update_metrics("critic", critic_outcomes) if self.critic is not None else {}),
         }
+
+    def _begin_gaps(self) -> GapWatch | None:
+        """The watch over the update that has the weights of the samples still."""
+        if self.gaps is not None:
+            state = f"this step changed no weight of the policy; last checkpoint: step {self.saver.saved_step}"
+            self.gaps.begin(f"step {self.progress.step + 1}", state)
+        return self.gaps
+
+    def _refuse_other_versions(self, groups: Sequence[RolloutGroup]) -> None:
+        """Weights of version n are those after n steps: samples of any others would be trained under a wrong label."""
+        step = self.progress.step
+        for _, rollout in flat_rollouts(groups):
+            if rollout.weight_version != step:
+                raise ServiceError(
+                    code="engine.stale",
+                    what=f"the engine serves weights v{rollout.weight_version}, the trainer is at v{step}",
+                    where=f"step {step + 1}, {rollout.prompt_id}#{rollout.sample_index}",
+                    why="its tokens would be trained as if the present policy had sampled them",
+                    state=f"no sample of this step was used; last checkpoint: step {self.saver.saved_step}",
+                    do=self.resume_command,
+                )
 
     def _checked_engine(self) -> dict[str, float]:
         if self.check_engine is None:

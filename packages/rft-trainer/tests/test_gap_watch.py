@@ -1,0 +1,125 @@
+"""The gap between engine and trainer: measured at the first update of a step, and what is too far stops the run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import Tensor
+
+from rft_algos.algorithms import Grpo
+from rft_algos.errors import ServiceError
+from rft_algos.keyed_random import uniforms
+from rft_trainer.gap_watch import GapWatch
+from rft_trainer.metrics import MetricTotals
+from rft_trainer.objective import PolicyObjective
+from rft_trainer.packing import pack
+from rft_trainer.records import TrainingSample
+from rft_trainer.testing import BigramPolicy, OneRank, PlainOptimizer
+from rft_trainer.update import MicroBatching, Updater
+
+
+class Ranks(OneRank):
+    """Collectives of one rank that knows what the others will say."""
+
+    def __init__(self, others: list[bytes]) -> None:
+        self.others = others
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        return [data, *self.others]
+
+
+def sample(name: str, behaviour: tuple[float, ...], prompt_length: int = 2) -> TrainingSample:
+    ids = (*range(prompt_length), *(4,) * len(behaviour))
+    return TrainingSample(name, ids, prompt_length, 1.0, behaviour_logprobs=behaviour, old_logprobs=behaviour)
+
+
+def watched(watch: GapWatch, chosen: list[TrainingSample], found: list[float]) -> None:
+    """One micro-batch whose response tokens the trainer gives the log-probs `found`."""
+    batch = pack(chosen)
+    logprobs_T = torch.zeros(batch.token_ids_T.shape[0])
+    logprobs_T[batch.loss_mask_T] = torch.tensor(found)
+    watch.add(chosen, batch, logprobs_T)
+
+
+def test_mean_and_largest_gap_over_all_micro_batches() -> None:
+    watch = GapWatch(collectives=OneRank(), limit=None)
+    watch.begin("step 1", "nothing changed")
+    watched(watch, [sample("a", (-1.0, -2.0))], [-1.5, -2.0])
+    watched(watch, [sample("b", (-1.0,)), sample("c", (-3.0,))], [-1.0, -2.75])
+    watch.judge()
+    assert watch.metrics == {"engine/logprob_gap": pytest.approx(0.75 / 4), "engine/logprob_gap_max": 0.5}
+
+
+def test_above_the_limit_the_worst_token_is_named_with_both_numbers() -> None:
+    watch = GapWatch(collectives=OneRank(), limit=0.2, remedy="do {:.2f}".format)
+    watch.begin("step 7", "no weight changed")
+    watched(watch, [sample("a", (-1.0,)), sample("b", (-1.0, -2.0, -1.0), prompt_length=3)], [-1.0, -1.0, -3.5, -1.0])
+    with pytest.raises(ServiceError) as caught:
+        watch.judge()
+    error = caught.value.problem
+    assert error.code == "engine.logprob_gap"
+    assert "0.375 nats a token apart, at most 1.5; allowed: 0.2" in error.what
+    assert "step 7; worst: sample b, response token 1 (id 4): trainer -3.5, engine -2" in error.where
+    assert (error.state, error.do) == ("no weight changed", "do 0.38")
+
+
+def test_a_gap_at_the_limit_passes_and_the_next_update_starts_anew() -> None:
+    watch = GapWatch(collectives=OneRank(), limit=0.5)
+    watch.begin("step 1", "")
+    watched(watch, [sample("a", (-1.0,))], [-1.5])
+    watch.judge()
+    watch.begin("step 2", "")
+    watched(watch, [sample("a", (-1.0,))], [-1.25])
+    watch.judge()
+    assert watch.metrics["engine/logprob_gap"] == 0.25
+
+
+def test_ranks_share_one_verdict_and_one_without_samples_takes_part() -> None:
+    far = json.dumps({"sum": 9.0, "count": 3, "max": 8.0, "where": {
+        "sample": "z", "token": 1, "position": 5, "trainer": -9.0, "engine": -1.0}}).encode()  # fmt: skip
+    watch = GapWatch(collectives=Ranks([far]), limit=1.0)
+    watch.begin("step 1", "")
+    with pytest.raises(ServiceError, match="3 nats a token apart, at most 8") as caught:
+        watch.judge()
+    assert "sample z, response token 5" in caught.value.problem.where
+    silent = GapWatch(collectives=OneRank(), limit=1.0)
+    silent.begin("step 1", "")
+    silent.judge()
+    assert silent.metrics == {}
+
+
+def test_first_tokens_drawn_at_a_temperature_of_their_own_are_left_out() -> None:
+    watch = GapWatch(collectives=OneRank(), limit=None, skips_first_token=True)
+    watch.begin("step 1", "")
+    watched(watch, [sample("a", (-1.0, -2.0)), sample("b", (-1.0, -2.0))], [-9.0, -2.5, -9.0, -2.25])
+    watch.judge()
+    assert watch.metrics == {"engine/logprob_gap": 0.375, "engine/logprob_gap_max": 0.5}
+
+
+@pytest.mark.parametrize("cut", [MicroBatching(100, 0, False), MicroBatching(1, 0, False), MicroBatching(2, 25, True)])
+def test_the_gap_does_not_depend_on_the_cut_and_a_refused_step_changes_nothing(cut: MicroBatching) -> None:
+    made = [sample(f"s{i}", tuple((-3.0 * uniforms([i], 1 + i % 5)[0]).tolist()), 2 + i % 3) for i in range(9)]
+    expected = [abs(value + torch.tensor(6.0).log().item()) for one in made for value in one.behaviour_logprobs]
+    policy = BigramPolicy(6)
+    updater = Updater(
+        policy,
+        PlainOptimizer([policy.table]),
+        PolicyObjective(Grpo(kl_place="none", kl_coef=0.0)),
+        OneRank(),
+        micro_batching=cut,
+        learning_rate=lambda update: 1.0,
+    )
+    watch = GapWatch(collectives=OneRank(), limit=0.0)
+    watch.begin("step 1", "")
+    before: Tensor = policy.table.detach().clone()
+    with pytest.raises(ServiceError, match="nats a token apart"):
+        updater(made, 0, MetricTotals(), gaps=watch)
+    assert torch.equal(policy.table, before)
+    watch = GapWatch(collectives=OneRank(), limit=None)
+    watch.begin("step 1", "")
+    updater(made, 0, MetricTotals(), gaps=watch)
+    assert not torch.equal(policy.table, before)
+    assert watch.metrics["engine/logprob_gap"] == pytest.approx(sum(expected) / len(expected), abs=1e-6)
+    assert watch.metrics["engine/logprob_gap_max"] == pytest.approx(max(expected), abs=1e-6)
