@@ -104,8 +104,8 @@ class GatedOptimizer(ReplicatedOptimizer):
 
     gate: Gate
 
-    def backward(self, loss: torch.Tensor) -> None:
-        self.gate.timed("backward", lambda: super(GatedOptimizer, self).backward(loss))
+    def backward(self, loss: torch.Tensor, *, last: bool = False) -> None:
+        self.gate.timed("backward", lambda: super(GatedOptimizer, self).backward(loss, last=last))
 
     def step(self, learning_rate: float) -> StepOutcome:
         return self.gate.timed("optimizer", lambda: super(GatedOptimizer, self).step(learning_rate))

@@ -114,6 +114,31 @@ def test_all_beams_are_distinct_items(make: Callable[[], Tokenizer]) -> None:
     assert len(first) > 3
 
 
+@pytest.mark.parametrize("make", TOKENIZERS, ids=lambda make: make.__name__)
+def test_all_samples_are_items(make: Callable[[], Tokenizer]) -> None:
+    tokenizer, items = make(), catalogue()
+    sequences = sequences_of(tokenizer, items)
+    engine, trie = engine_for(tokenizer.get_vocab_size()), TokenTrie.of(sequences)
+    names = {tuple(sequence): item for sequence, item in zip(sequences, items, strict=True)}
+    prompts = prompts_of(tokenizer)
+    keys = [[16 * place + sample for sample in range(16)] for place in range(len(prompts))]
+    found: set[str] = set()
+    for temperature, top_p in ((1.0, 1.0), (3.0, 1.0), (1.0, 0.8), (0.0, 1.0)):
+        answers = engine.generate(
+            prompts,
+            keys,
+            temperature=temperature,
+            top_p=top_p,
+            max_new_tokens=trie.depth,
+            stop_token_ids=[sequences[0][-1]],
+            constraint=trie,
+        )
+        drawn = [completion for row in answers for completion in row]
+        found |= {names[completion.token_ids] for completion in drawn}  # a KeyError here is an invalid item
+        assert all(completion.finish_reason == "stop" for completion in drawn)
+    assert len(found) > 20
+
+
 def test_items_that_a_tokenizer_cannot_tell_apart_are_refused() -> None:
     with pytest.raises(OptionsError, match="sequences 0 and 1 are equal"):
         TokenTrie.of(sequences_of(characters(), ["é", "ü"]))

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from rft_algos.errors import OptionsError, ServiceError
+from rft_algos.errors import OptionsError, PreflightError, ServiceError
+from rft_algos.token_trie import TokenTrie
 from rft_engine.hf import HfEngine
 from rft_engine.native import NativeEngine
 from rft_engine.records import Completion
@@ -76,6 +77,63 @@ def test_hugging_face_and_native_draw_the_same(model_type: str, options: dict[st
     alone = HfEngine(HfGenerator(policy), max_rows=1, max_len=32)
     alone.load_weights(4)
     assert_equal([found[2]], alone.generate([PROMPTS[2]], [KEYS[2]], **options))
+
+
+BUDGETS = [[1, 9], [4], [9, 2, 6], [5]]
+TREE = TokenTrie.of([[5, 9, 2], [5, 9, 3, 2], [7, 2], [11, 12, 13, 14, 2], [11, 12, 15, 2], [40, 2], [5, 8, 2]])
+CONSTRAINED: list[dict[str, Any]] = [
+    {"temperature": 1.0, "stop_token_ids": (2,)},
+    {"temperature": 1.4, "top_p": 0.7, "min_new_tokens": 1},
+    {"temperature": 0.0},
+    {"temperature": 0.6, "first_token_temperature": 4.0, "top_k": 2, "min_p": 0.1},
+]
+
+
+@pytest.mark.parametrize("stops", [(), tuple(range(2, 22))])
+@pytest.mark.parametrize("model_type", ["qwen2", "gpt2"])
+def test_budgets_mean_the_same(model_type: str, stops: tuple[int, ...]) -> None:
+    policy = tiny_policy(model_type)
+    options: dict[str, Any] = {"temperature": 1.2, "max_new_tokens": 9, "stop_token_ids": stops, "budgets": BUDGETS}
+    wanted = NativeEngine(policy.decoder(), max_rows=5, max_len=32).generate(PROMPTS, KEYS, **options)
+    assert_equal(HfEngine(HfGenerator(policy), max_rows=3, max_len=32).generate(PROMPTS, KEYS, **options), wanted)
+    lengths = [[len(completion.token_ids) for completion in row] for row in wanted]
+    assert stops or lengths == BUDGETS
+    with pytest.raises(OptionsError, match="a budget of 10 tokens"):
+        HfEngine(HfGenerator(policy), max_rows=3, max_len=32).generate(
+            PROMPTS, KEYS, temperature=1.0, max_new_tokens=9, budgets=[[1, 9], [4], [10, 2, 6], [5]]
+        )
+
+
+@pytest.mark.parametrize("options", CONSTRAINED, ids=lambda options: "-".join(options))
+@pytest.mark.parametrize("model_type", ["qwen2", "gpt2"])
+def test_a_constraint_means_the_same(model_type: str, options: dict[str, Any]) -> None:
+    policy = tiny_policy(model_type)
+    hf = HfEngine(HfGenerator(policy), max_rows=4, max_len=32)
+    wanted = NativeEngine(policy.decoder(), max_rows=5, max_len=32).generate(
+        PROMPTS, KEYS, max_new_tokens=7, constraint=TREE, **options
+    )
+    assert_equal(hf.generate(PROMPTS, KEYS, max_new_tokens=7, constraint=TREE, **options), wanted)
+    assert all(completion.finish_reason == "stop" for row in wanted for completion in row)
+    assert hf.stats().num_decode_steps <= 5 * 2  # two batches of rows, the longest sequence has five tokens
+    with pytest.raises(OptionsError, match="the longest sequence of the constraint has 5"):
+        hf.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=4, constraint=TREE)
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "gpt2"])
+def test_with_little_memory_fewer_rows_draw_the_same(model_type: str) -> None:
+    policy = tiny_policy(model_type)
+    decoder: Any = policy.decoder()
+    heads = (2, 2, 8) if model_type == "qwen2" else (2, 4, 8)  # layers, heads of keys, their size
+    one_step = 2 * heads[0] * heads[1] * heads[2] * 4  # float32 keys and values of a token
+    bytes_of_five = decoder.cache_bytes(5, 32, num_prompts=0, prompt_len=0)
+    assert one_step * 5 * 32 <= bytes_of_five <= 2 * one_step * 5 * 32
+    wanted = NativeEngine(decoder, max_rows=7, max_len=32).generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=7)
+    tight = NativeEngine(decoder, max_rows=7, max_len=32, free_memory=lambda device: bytes_of_five)
+    assert_equal(tight.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=7), wanted)
+    assert 1 <= tight.stats().rows < 5 < tight.stats().rows_asked
+    tighter = NativeEngine(decoder, max_rows=7, max_len=32, free_memory=lambda device: bytes_of_five // 10)
+    with pytest.raises(PreflightError, match="1 sequence of 32 tokens needs"):
+        tighter.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=20)
 
 
 def test_training_continues_after_a_rollout_as_before() -> None:

@@ -10,10 +10,11 @@ import torch
 from policy_side import MAX_LEN, Policy
 
 from rft_algos.errors import OptionsError
+from rft_algos.token_trie import TokenTrie
+from rft_engine.in_step import check_in_step
 from rft_engine.native import NativeEngine
 from rft_engine.vllm_engine import VllmEngine
 from rft_engine.vllm_settings import VllmSettings
-from rft_engine.vllm_step import check_in_step
 from rft_models.load import load_policy
 
 GAP = 1e-4
@@ -60,6 +61,29 @@ def test_tokens_logprobs_and_kept_mass_are_those_of_the_native_engine(pair: Pair
     pair.engine.load_weights(pair.engine.weight_version + 1)
     ours = flat(pair.engine.generate(PROMPTS, KEYS, max_new_tokens=24, **options))
     theirs = flat(native.generate(PROMPTS, KEYS, max_new_tokens=24, **options))
+    assert [c.token_ids for c in ours] == [c.token_ids for c in theirs]
+    assert [c.finish_reason for c in ours] == [c.finish_reason for c in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.logprobs == pytest.approx(other.logprobs, abs=GAP)
+        assert mine.log_kept_mass == pytest.approx(other.log_kept_mass, abs=GAP)
+
+
+SEQUENCES = [[5, 9, 2], [5, 9, 3, 2], [7, 2], [11, 12, 13, 14, 2], [11, 12, 10, 2], [6, 2], [5, 8, 2]]
+LIMITED = [
+    {"budgets": [[1 + (7 * key) % 12 for key in keys] for keys in KEYS], "stop_token_ids": [7, 8]},
+    {"constraint": TokenTrie.of(SEQUENCES), "stop_token_ids": [2]},
+    {"constraint": TokenTrie.of(SEQUENCES), "temperature": 0.0},
+    {"constraint": TokenTrie.of([[5, 6, 7], [7, 7, 8], [7, 6, 5]]), "temperature": 2.5, "top_p": 0.9},
+]
+
+
+@pytest.mark.parametrize("options", LIMITED, ids=["budgets", "ended", "greedy", "even"])
+def test_budgets_and_constraints_are_those_of_the_native_engine(pair: Pair, model_dir: Path, options) -> None:
+    native = NativeEngine(load_policy(model_dir).decoder(), max_rows=16, max_len=MAX_LEN)
+    pair.policy.model.load_state_dict(Policy(model_dir).model.state_dict())
+    pair.engine.load_weights(pair.engine.weight_version + 1)
+    asked = {"temperature": 1.0, "max_new_tokens": 12, **options}
+    ours, theirs = flat(pair.engine.generate(PROMPTS, KEYS, **asked)), flat(native.generate(PROMPTS, KEYS, **asked))
     assert [c.token_ids for c in ours] == [c.token_ids for c in theirs]
     assert [c.finish_reason for c in ours] == [c.finish_reason for c in theirs]
     for mine, other in zip(ours, theirs, strict=True):

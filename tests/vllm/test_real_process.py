@@ -14,9 +14,9 @@ from policy_side import MAX_LEN, Policy
 from safetensors import safe_open
 
 from rft_engine.engine_process_weights import read_weight_file, write_weight_file
+from rft_engine.in_step import check_in_step
 from rft_engine.vllm_process import VllmProcessEngine
 from rft_engine.vllm_settings import VllmSettings
-from rft_engine.vllm_step import check_in_step
 
 GAP = 1e-4
 PROMPTS = [[2, 3, 4], [5, 6]]

@@ -11,6 +11,7 @@ from rft_algos import sampling
 from rft_algos.keyed_random import uniforms
 from rft_algos.sampling import (
     draw,
+    draw_allowed,
     fire_temperatures,
     greedy,
     kept_tokens,
@@ -357,6 +358,51 @@ def test_frequencies_follow_the_probabilities(vocab_size: int):
     # four standard deviations of a share of 4000 draws are at most 0.032
     assert [float(shares[t]) for t in (0, 2, vocab_size - 1)] == pytest.approx([0.2, 0.5, 0.3], abs=0.032)
     assert float(shares.sum()) == 1.0
+
+
+ALLOWED = torch.tensor([[0, 3, 0], [1, 2, 3]])
+THERE = torch.tensor([[True, True, False], [True, True, True]])
+
+
+def test_draws_among_allowed_tokens_by_hand():
+    logits = torch.log(torch.tensor([[1.0, 4.0, 2.0, 3.0], [2.0, 3.0, 1.0, 2.0]])) + 5.0
+    for uniforms_B, columns, shares, kept in (
+        ([0.24, 0.49], [0, 0], [0.1, 3 / 8], [0.4, 6 / 8]),
+        ([0.26, 0.51], [1, 1], [0.3, 1 / 8], [0.4, 6 / 8]),
+        ([0.99, 0.99], [1, 2], [0.3, 2 / 8], [0.4, 6 / 8]),
+    ):
+        drawn = draw_allowed(logits, ALLOWED, THERE, torch.tensor(uniforms_B).double(), temperature=1.0)
+        assert drawn[0].tolist() == columns
+        assert drawn[1].exp().tolist() == pytest.approx(shares)
+        assert drawn[2].exp().tolist() == pytest.approx(kept)
+    cut = draw_allowed(logits, ALLOWED, THERE, torch.tensor([0.5, 0.59]).double(), temperature=1.0, top_k=2)
+    assert cut[0].tolist() == [1, 0]
+    assert cut[2].exp().tolist() == pytest.approx([0.4, 5 / 8])
+    greedily = draw_allowed(logits, ALLOWED, THERE, torch.zeros(2), temperature=0.0)
+    assert greedily[0].tolist() == [1, 0]
+    assert greedily[1].exp().tolist() == pytest.approx([0.3, 3 / 8])
+
+
+@given(seed=st.integers(0, 10**6), vocab_size=st.integers(1, 40), heat=st.sampled_from([0.3, 1.0, 4.0]))
+def test_where_all_tokens_are_allowed_it_is_the_plain_draw(seed: int, vocab_size: int, heat: float):
+    logits = rows_of_logits(5, vocab_size, seed).double()
+    all_BV = torch.arange(vocab_size).expand(5, -1)
+    u = uniforms([seed], 5)[0]
+    wanted = draw(temperature_scaled_logprobs(logits, heat), None, u)
+    found = draw_allowed(logits, all_BV, torch.ones_like(all_BV, dtype=torch.bool), u, temperature=heat)
+    assert torch.equal(found[0], wanted[0])
+    assert torch.allclose(found[1], wanted[1], atol=1e-12)
+    assert torch.allclose(found[2], wanted[2], atol=1e-12)
+
+
+@pytest.mark.parametrize("bad", [-math.inf, math.nan])
+def test_where_nothing_that_is_allowed_can_be_drawn_no_number_comes_out(bad: float):
+    logits = torch.zeros(2, 4)
+    logits[0, [0, 3]] = bad
+    columns, _, log_mass = draw_allowed(logits, ALLOWED, THERE, torch.tensor([0.3, 0.3]).double(), temperature=1.0)
+    assert 0 <= int(columns[0]) < 3
+    assert not math.isfinite(float(log_mass[0]))
+    assert float(log_mass[1].exp()) == pytest.approx(0.75)
 
 
 def test_no_rows_give_no_tokens():

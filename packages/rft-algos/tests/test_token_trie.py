@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -98,3 +99,13 @@ def test_many_sequences_with_large_ids():
     trie = TokenTrie.of(sorted(sequences))
     assert int(trie.is_end(torch.arange(trie.num_states)).sum()) == len(sequences) == trie.num_sequences
     assert all(trie.is_end(torch.tensor(trie.state_of(sequence))) for sequence in sorted(sequences)[:50])
+
+
+def test_as_lists_it_is_plain_data_and_comes_back_the_same():
+    trie = TokenTrie.of([[5, 1, 4], [5, 2], [7, 1]])
+    message = json.loads(json.dumps(trie.as_lists()))
+    back = TokenTrie.from_lists(message)
+    assert (back.depth, back.shortest, back.most_children, back.num_sequences) == (3, 2, 2, 3)
+    for name in ("offsets_S1", "tokens_E", "children_E"):
+        assert torch.equal(getattr(back, name), getattr(trie, name))
+    assert back.state_of([5, 1, 4]) == trie.state_of([5, 1, 4])

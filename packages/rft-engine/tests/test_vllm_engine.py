@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from rft_algos.errors import OptionsError, PreflightError, ServiceError
+from rft_engine.in_step import check_in_step
 from rft_engine.native import NativeEngine
 from rft_engine.states import EngineState
 from rft_engine.vllm_engine import VllmEngine
 from rft_engine.vllm_runtime import InstalledVllm
 from rft_engine.vllm_settings import VllmDeadlines, VllmSettings, llm_arguments
-from rft_engine.vllm_step import check_in_step
 from rft_engine.vllm_testing import VOCAB, FakeVllm, fake_logits, fake_tensors, write_fake_model
 
 PROMPTS = [[1], [2, 3, 4], [5, 1], [6, 6, 2, 1, 3, 4, 5, 0, 9, 10, 7, 8, 2], [0, 3]]

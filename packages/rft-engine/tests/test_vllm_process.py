@@ -16,13 +16,13 @@ import pytest
 
 from rft_algos.errors import OptionsError, ServiceError
 from rft_engine.engine_process import EngineDied, EngineProcess, error_fields
+from rft_engine.in_step import check_in_step
 from rft_engine.states import EngineState
 from rft_engine.vllm_engine import VllmEngine
 from rft_engine.vllm_local import LocalVllm
 from rft_engine.vllm_process import VllmProcessEngine
 from rft_engine.vllm_requests import SampleResult
 from rft_engine.vllm_settings import VllmDeadlines, VllmSettings
-from rft_engine.vllm_step import check_in_step
 from rft_engine.vllm_testing import FakeVllm, fake_logits, fake_tensors, write_fake_model
 
 PROMPTS, KEYS = [[1, 2], [3]], [list(range(10)), list(range(50, 60))]

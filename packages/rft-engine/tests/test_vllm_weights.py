@@ -13,13 +13,13 @@ import torch
 from rft_algos.errors import OptionsError, StorageError
 from rft_engine import engine_process_weights, vllm_transport
 from rft_engine.engine_process_weights import read_header, read_weight_file, shared_directory, write_weight_file
-from rft_engine.vllm_extension import held_tensor
+from rft_engine.held_weights import held_tensor
 from rft_engine.vllm_handles import decode, encode
 from rft_engine.vllm_local import LocalVllm
 from rft_engine.vllm_settings import VllmSettings
 from rft_engine.vllm_testing import FakeVllm, fake_tensors, write_fake_model
 from rft_engine.vllm_transport import SyncClient, WeightTransport, resolve_transport
-from rft_engine.vllm_weights import WeightSource, element_digest
+from rft_engine.weight_digests import WeightSource, element_digest
 
 
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_transport_is_chosen_by_where_the_engine_is(asked, is_cpu, in_process,
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionsError) as caught:
         WeightSource(lambda: [], tmp_path)
-    assert caught.value.problem.code == "engine.vllm.model_dir"
+    assert caught.value.problem.code == "engine.model_dir"
 
 
 def test_a_free_port_can_be_listened_on() -> None:

@@ -141,6 +141,51 @@ def draw(logprobs_BV: Tensor, kept_BV: Tensor | None, uniforms_B: Tensor) -> tup
     return token_ids_B, logprobs_BV.gather(1, token_ids_B[:, None])[:, 0], log_kept_mass_B
 
 
+def draw_allowed(
+    logits_BV: Tensor,
+    allowed_BC: Tensor,
+    there_BC: Tensor,
+    uniforms_B: Tensor,
+    *,
+    temperature: float,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One token a row among the few that are allowed, by inverse CDF in the order of their columns.
+
+    What is allowed is normalised first, so that it can be drawn from however little the model gives to it; min-p,
+    top-k and top-p cut within that. With Z the sum of exp(logit / temperature) over all tokens and A that over the
+    allowed ones, a token's log-prob is log p(token | allowed) + log(A / Z).
+
+    Args:
+        logits_BV: [B, V], any floating type.
+        allowed_BC: [B, C] int64 token ids, each at most once in a row.
+        there_BC: [B, C] bool, False for places that hold no token; at least one a row.
+        uniforms_B: [B] in [0, 1); not used at temperature 0.
+        temperature: 0 takes the likeliest allowed token and counts log-probs at temperature 1.
+        top_p, top_k, min_p: as for `kept_tokens`, within what is allowed; not used at temperature 0.
+
+    Returns:
+        columns_B [B] int64, logprobs_B [B] over the whole vocabulary, log_kept_mass_B [B] of what could have been
+        drawn, both in nats and no number where the model gives everything that is allowed probability 0.
+    """
+    heat = temperature or 1.0
+    logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
+    whole_B = torch.cat([(logits[rows] / heat).logsumexp(1) for rows in _row_chunks(logits)])
+    left_BC = (logits.gather(1, allowed_BC) / heat).masked_fill_(~there_BC, -math.inf)
+    left_B1 = left_BC.logsumexp(1, keepdim=True)
+    within_BC = left_BC - left_B1
+    log_allowed_B = (left_B1[:, 0] - whole_B).clamp(max=0.0)
+    if temperature == 0.0:
+        columns_B = within_BC.argmax(1)
+        return columns_B, within_BC.gather(1, columns_B[:, None])[:, 0] + log_allowed_B, log_allowed_B
+    is_cut = top_p < 1 or top_k > 0 or min_p > 0
+    kept_BC = kept_tokens(within_BC, top_p, top_k, min_p) if is_cut else None
+    columns_B, within_B, log_kept_B = draw(within_BC, kept_BC, uniforms_B)
+    return columns_B, within_B + log_allowed_B, log_kept_B + log_allowed_B
+
+
 def greedy(logits_BV: Tensor) -> tuple[Tensor, Tensor]:
     """The most probable token of each row, the lowest id among equals, with its log-prob at temperature 1.
 

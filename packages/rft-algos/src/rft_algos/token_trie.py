@@ -7,9 +7,9 @@ a token that no sequence continues with is an error, never an unconstrained step
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -38,6 +38,8 @@ class TokenTrie:
     """Tokens of the longest sequence."""
     most_children: int
     """Of any state."""
+    shortest: int
+    """Tokens of the shortest sequence."""
 
     @classmethod
     def of(cls, sequences: Sequence[Sequence[int]]) -> TokenTrie:
@@ -73,7 +75,28 @@ class TokenTrie:
         _refuse_overlaps(sequences, states_N, counts_S)
         offsets_S1 = torch.cat([torch.zeros(1, dtype=torch.int64), counts_S.cumsum(0)])
         children_E = torch.arange(1, num_states)
-        return cls(offsets_S1, keys_E % stride, children_E, len(sequences), width, int(counts_S.max()))
+        sizes = {"depth": width, "most_children": int(counts_S.max()), "shortest": int(lengths_N.min())}
+        return cls(offsets_S1, keys_E % stride, children_E, len(sequences), **sizes)
+
+    def as_lists(self) -> dict[str, Any]:
+        """The tree as plain numbers and lists of them, for a message; `from_lists` reads it."""
+        return {
+            field.name: _integers(value) if isinstance(value := getattr(self, field.name), Tensor) else value
+            for field in fields(self)
+        }
+
+    @classmethod
+    def from_lists(cls, message: Mapping[str, Any]) -> TokenTrie:
+        """The reverse of `as_lists`.
+
+        Args:
+            message: what `as_lists` gave.
+
+        Returns:
+            The tree, on the CPU.
+        """
+        values: dict[str, Any] = {name: torch.tensor(v) if isinstance(v, list) else v for name, v in message.items()}
+        return cls(**values)
 
     @property
     def num_states(self) -> int:

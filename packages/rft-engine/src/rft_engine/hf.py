@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from rft_algos import keyed_random
+from rft_algos.token_trie import TokenTrie
+from rft_engine.constraint import TrieSampler, check_constraint, check_whole
 from rft_engine.lists import floats, integers
-from rft_engine.prompt_checks import check_keys, check_prompts
+from rft_engine.prompt_checks import check_budgets, check_keys, check_prompts
 from rft_engine.records import Completion, EngineStats
 from rft_engine.sampling import SamplingOptions, TokenSampler
 from rft_engine.told import ToldEngine
@@ -36,8 +38,13 @@ class WholeGenerator(Protocol):
         """Tokens of the longest sequence that the model can place; 0 = no limit."""
         ...
 
-    def run(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, stop_ids: Sequence[int], pick: Pick) -> None:
-        """Continue every row until it has drawn a stop token or `max_new_tokens`; rows that ended may be asked for."""
+    def run(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, pick: Pick, ended: Callable[[], Tensor]
+    ) -> None:
+        """Continue every row until [B] bool `ended()`, asked after each token, or for `max_new_tokens`.
+
+        Rows that ended may be asked for as long as others have not.
+        """
         ...
 
 
@@ -75,6 +82,8 @@ class HfEngine(ToldEngine):
         min_new_tokens: int = 0,
         stop_token_ids: Sequence[int] = (),
         first_token_temperature: float | None = None,
+        budgets: Sequence[Sequence[int]] | None = None,
+        constraint: TokenTrie | None = None,
     ) -> list[list[Completion]]:
         """See `NativeEngine.generate`: the same arguments, completions and errors."""
         self._states.require_ready("generate")
@@ -91,6 +100,9 @@ class HfEngine(ToldEngine):
         options.check(self._model.vocab_size)
         check_keys(prompts, sample_keys)
         check_prompts(prompts, max_new_tokens, self._max_len, self._model.vocab_size)
+        allowed = check_budgets(sample_keys, budgets, max_new_tokens)
+        if constraint is not None:
+            check_constraint(constraint, options, allowed, self._model.vocab_size)
         started = time.perf_counter()
         rows = [(prompt, key) for prompt, keys in zip(prompts, sample_keys, strict=True) for key in keys]
         order = sorted(range(len(rows)), key=lambda place: -len(rows[place][0]))
@@ -98,13 +110,23 @@ class HfEngine(ToldEngine):
         num_steps = 0
         for first in range(0, len(order), self._max_rows):
             chosen = order[first : first + self._max_rows]
-            draws = _Draws(options, [rows[place][1] for place in chosen], self._model.vocab_size, self._device)
-            self._model.run([rows[place][0] for place in chosen], max_new_tokens, options.stop_token_ids, draws.pick)
+            draws = self._draws(options, [rows[at][1] for at in chosen], [allowed[at] for at in chosen], constraint)
+            longest = max(allowed[at] for at in chosen)
+            self._model.run([rows[at][0] for at in chosen], longest, draws.pick, draws.ended)
             found |= dict(zip(chosen, draws.completions(self.weight_version), strict=True))
             num_steps += draws.num_steps
-        completions = iter([found[place] for place in range(len(rows))])
-        self._stats = _stats(list(found.values()), rows, num_steps, self._max_rows, time.perf_counter() - started)
+        in_order = [found[place] for place in range(len(rows))]
+        if constraint is not None:
+            check_whole(constraint, in_order)
+        self._stats = _stats(in_order, rows, num_steps, self._max_rows, time.perf_counter() - started)
+        completions = iter(in_order)
         return [[next(completions) for _ in keys] for keys in sample_keys]
+
+    def _draws(
+        self, options: SamplingOptions, keys: Sequence[int], budgets: Sequence[int], constraint: TokenTrie | None
+    ) -> _Draws:
+        given = (options, keys, budgets, self._model.vocab_size, self._device)
+        return _Draws(*given) if constraint is None else _ConstrainedDraws(*given, constraint)
 
     def load_weights(self, version: int) -> None:
         """Serve the model's present parameters as `version`; see `NativeEngine.load_weights`."""
@@ -130,12 +152,21 @@ class HfEngine(ToldEngine):
 class _Draws:
     """The tokens of one batch of rows, as they are asked for."""
 
-    def __init__(self, options: SamplingOptions, keys: Sequence[int], vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        options: SamplingOptions,
+        keys: Sequence[int],
+        budgets: Sequence[int],
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
         self._options, self._device = options, device
         self._sampler = TokenSampler(options, vocab_size, device)
         self._first_sampler = TokenSampler(options.for_first_token, vocab_size, device)
         self._uniforms_BM = keyed_random.uniforms(keys, options.max_new_tokens).to(device)
-        self._drawn: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._budgets_B = torch.tensor(list(budgets), device=device)
+        self._ended_B = torch.zeros(len(keys), dtype=torch.bool, device=device)
+        self._drawn: list[tuple[Tensor, ...]] = []
 
     @property
     def num_steps(self) -> int:
@@ -145,19 +176,32 @@ class _Draws:
     def pick(self, logits_BV: Tensor, step: int) -> Tensor:
         """[B] the token number `step` of every row."""
         assert step == len(self._drawn), f"token {step} asked for, {len(self._drawn)} were drawn"
+        drawn = self._draw(logits_BV, self._uniforms_BM[:, step], step)
+        self._drawn.append(drawn)
+        self._ended_B |= self._is_last(drawn) | (self._budgets_B <= step + 1)
+        return drawn[0]
+
+    def ended(self) -> Tensor:
+        """[B] bool: rows that need no more tokens."""
+        return self._ended_B
+
+    def _draw(self, logits_BV: Tensor, uniforms_B: Tensor, step: int) -> tuple[Tensor, ...]:
         sampler = self._sampler if step else self._first_sampler
         waits = step < self._options.min_new_tokens and self._sampler.has_stop_tokens
         may_stop_B = torch.zeros(logits_BV.shape[0], dtype=torch.bool, device=self._device) if waits else None
-        self._drawn.append(sampler.draw(logits_BV, self._uniforms_BM[:, step], may_stop_B))
-        return self._drawn[-1][0]
+        return sampler.draw(logits_BV, uniforms_B, may_stop_B)
+
+    def _is_last(self, drawn: tuple[Tensor, ...]) -> Tensor:
+        """Bool, in the shape of the tokens: the row stops with it."""
+        return self._sampler.is_stop_V[drawn[0]]
 
     def completions(self, weight_version: int) -> list[Completion]:
-        """As records; what was drawn behind a stop token is left out."""
-        tokens_BN, logprobs_BN, mass_BN = (torch.stack(parts, dim=1) for parts in zip(*self._drawn, strict=True))
-        is_stop_BN = self._sampler.is_stop_V[tokens_BN]
-        stopped_B = is_stop_BN.any(1)
-        lengths_B = torch.where(stopped_B, is_stop_BN.int().argmax(1) + 1, tokens_BN.shape[1])
-        tokens_BN, logprobs_BN, mass_BN = tokens_BN.cpu(), logprobs_BN.cpu(), mass_BN.cpu()
+        """As records; what was drawn behind an end or beyond a budget is left out."""
+        together = tuple(torch.stack(parts, dim=1) for parts in zip(*self._drawn, strict=True))
+        is_last_BN = self._is_last(together)
+        lengths_B = torch.where(is_last_BN.any(1), is_last_BN.int().argmax(1) + 1, self._options.max_new_tokens + 1)
+        stopped_B, lengths_B = lengths_B <= self._budgets_B, lengths_B.minimum(self._budgets_B)
+        tokens_BN, logprobs_BN, mass_BN = (column.cpu() for column in together[:3])
         return [
             Completion(
                 token_ids=tuple(integers(tokens_BN[row, :length])),
@@ -168,6 +212,32 @@ class _Draws:
             )
             for row, (length, stopped) in enumerate(zip(integers(lengths_B), integers(stopped_B), strict=True))
         ]
+
+
+class _ConstrainedDraws(_Draws):
+    """Within a tree of sequences: a row ends with its sequence."""
+
+    def __init__(
+        self,
+        options: SamplingOptions,
+        keys: Sequence[int],
+        budgets: Sequence[int],
+        vocab_size: int,
+        device: torch.device,
+        trie: TokenTrie,
+    ) -> None:
+        super().__init__(options, keys, budgets, vocab_size, device)
+        trie = trie.to(device)
+        self._walk, self._first_walk = TrieSampler(options, trie), TrieSampler(options.for_first_token, trie)
+        self._states_B = TrieSampler.start(len(keys), device)
+
+    def _draw(self, logits_BV: Tensor, uniforms_B: Tensor, step: int) -> tuple[Tensor, ...]:
+        drawn = (self._walk if step else self._first_walk).draw(logits_BV, uniforms_B, self._states_B)
+        self._states_B = drawn[3]
+        return drawn
+
+    def _is_last(self, drawn: tuple[Tensor, ...]) -> Tensor:
+        return self._walk.ends_S[drawn[3]]
 
 
 def _stats(
@@ -187,4 +257,6 @@ def _stats(
         mean_occupancy=sum(lengths) / (num_steps * min(num_slots, len(rows))),
         tail_ratio=max(lengths) / statistics.median(lengths),
         seconds=seconds,
+        rows=min(num_slots, len(rows)),
+        rows_asked=min(num_slots, len(rows)),
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Generic
 
 import torch
@@ -15,7 +14,10 @@ from rft_algos.token_trie import TokenTrie
 from rft_engine.admission import AdmissionQueue
 from rft_engine.batch import ContinuousBatch
 from rft_engine.beam_search import BeamSearch
-from rft_engine.lists import floats, integers
+from rft_engine.constrained_batch import ConstrainedBatch
+from rft_engine.constraint import check_constraint, check_whole
+from rft_engine.memory_fit import CacheDemand, FreeMemory, fitting_rows, free_memory, is_out_of_memory
+from rft_engine.native_results import completions_of, stats_of
 from rft_engine.prompt_checks import check_budgets, check_keys, check_prompts, refusal
 from rft_engine.protocols import CacheT, DecodableModel
 from rft_engine.records import Completion, EngineStats
@@ -35,14 +37,21 @@ class NativeEngine(ToldEngine, Generic[CacheT]):
     """
 
     def __init__(
-        self, model: DecodableModel[CacheT], *, max_rows: int, max_len: int, device: torch.device | str = "cpu"
+        self,
+        model: DecodableModel[CacheT],
+        *,
+        max_rows: int,
+        max_len: int,
+        device: torch.device | str = "cpu",
+        free_memory: FreeMemory = free_memory,
     ) -> None:
         """
         Args:
             model: decode forward; its parameters are those that are being trained.
-            max_rows: sequences decoded at once.
+            max_rows: sequences decoded at once; fewer where the memory holds no more, as `stats().rows` then tells.
             max_len: tokens of the longest prompt with its completion.
             device: where the model is.
+            free_memory: bytes that may be taken there.
 
         Raises:
             OptionsError: `max_rows` below 1, `max_len` below 2 or above what the model can place.
@@ -58,6 +67,7 @@ class NativeEngine(ToldEngine, Generic[CacheT]):
         super().__init__()
         self._cache: CacheT | None = None
         self._cache_shape = (0, 0)
+        self._free_memory, self._asked_shape = free_memory, (0, 0)
 
     def generate(
         self,
@@ -73,6 +83,7 @@ class NativeEngine(ToldEngine, Generic[CacheT]):
         stop_token_ids: Sequence[int] = (),
         first_token_temperature: float | None = None,
         budgets: Sequence[Sequence[int]] | None = None,
+        constraint: TokenTrie | None = None,
     ) -> list[list[Completion]]:
         """Continue every prompt once for each of its keys.
 
@@ -90,13 +101,18 @@ class NativeEngine(ToldEngine, Generic[CacheT]):
                 whose log-prob is then that of the distribution it was drawn from; None = `temperature`.
             budgets: for each prompt the tokens that its samples may have at most, 1 to `max_new_tokens`, as for
                 samples that continue what was begun elsewhere; None = `max_new_tokens` for all.
+            constraint: every completion is one of its sequences, whole, and ends ("stop") with it. The other options
+                work within what may follow, whose mass counts in `log_kept_mass`, at temperature 0 too. Budgets
+                must hold the longest sequence and `min_new_tokens` lie below the shortest; a stop token may only
+                end sequences.
 
         Returns:
             One list a prompt, one completion a key, in the order given.
 
         Raises:
             OptionsError: an option out of range; a prompt that is empty, has an unknown token or
-                leaves no room for `max_new_tokens`.
+                leaves no room for `max_new_tokens`; a constraint that some option contradicts.
+            PreflightError: the memory does not hold one sequence.
             ServiceError: the engine is asleep, closed, or waits for weights.
         """
         self._states.require_ready("generate")
@@ -114,22 +130,42 @@ class NativeEngine(ToldEngine, Generic[CacheT]):
         check_prompts(prompts, max_new_tokens, self._max_len, self._model.vocab_size)
         check_keys(prompts, sample_keys)
         allowed = check_budgets(sample_keys, budgets, max_new_tokens)
-        started = time.perf_counter()
+        if constraint is not None:
+            check_constraint(constraint, options, allowed, self._model.vocab_size)
         keys = [key for prompt_keys in sample_keys for key in prompt_keys]
         if not keys:
             self._stats = EngineStats()
             return [[] for _ in prompts]
-        lengths = [len(prompt) for prompt in prompts]
-        queue = AdmissionQueue(lengths, [len(prompt_keys) for prompt_keys in sample_keys], self._max_rows)
-        with torch.inference_mode():
-            cache = self._take_cache(min(self._max_rows, len(keys)), max(lengths) + max_new_tokens)
-            batch = ContinuousBatch(self._model, cache, prompts, keys, options, self._device, allowed)
-            batch.run(queue)
-            self._cache = cache
-        completions = _completions(batch, self.weight_version)
-        self._stats = _stats(batch, queue.num_prefill_tokens, cache.max_rows, time.perf_counter() - started)
+        copies = [len(prompt_keys) for prompt_keys in sample_keys]
+        completions = self._run(prompts, copies, keys, options, allowed, constraint)
+        if constraint is not None:
+            check_whole(constraint, completions)
         flat = iter(completions)
         return [[next(flat) for _ in prompt_keys] for prompt_keys in sample_keys]
+
+    def _run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        copies: Sequence[int],
+        keys: Sequence[int],
+        options: SamplingOptions,
+        budgets: Sequence[int],
+        constraint: TokenTrie | None,
+    ) -> list[Completion]:
+        """The samples of a call whose arguments are good, prompt after prompt: `copies[p]` of prompt p."""
+        started = time.perf_counter()
+        lengths = [len(prompt) for prompt in prompts]
+        rows, longest = min(self._max_rows, len(keys)), max(lengths)
+        with torch.inference_mode():
+            cache = self._fitting_cache(CacheDemand(rows, longest + options.max_new_tokens, len(prompts), longest))
+            given = (self._model, cache, prompts, keys, options, self._device, budgets)
+            batch = ContinuousBatch(*given) if constraint is None else ConstrainedBatch(*given, constraint)
+            queue = AdmissionQueue(lengths, copies, cache.max_rows)
+            batch.run(queue)
+            self._cache = cache
+        seconds = time.perf_counter() - started
+        self._stats = stats_of(batch, queue.num_prefill_tokens, cache.max_rows, rows, seconds)
+        return completions_of(batch, self.weight_version)
 
     def beam_search(
         self,
@@ -161,15 +197,20 @@ class NativeEngine(ToldEngine, Generic[CacheT]):
         """
         self._states.require_ready("beam_search")
         search = BeamSearch(trie.to(self._device), num_beams, temperature, mass)
-        self._check_search(search, num_beams)
+        search.check(num_beams, self._max_rows, self._model.vocab_size)
         check_prompts(prompts, trie.depth, self._max_len, self._model.vocab_size)
-        started, found, num_prompts = time.perf_counter(), list[list[Completion]](), self._max_rows // search.width
+        started, found = time.perf_counter(), list[list[Completion]]()
         order = sorted(range(len(prompts)), key=lambda place: -len(prompts[place]))
         with torch.inference_mode():
-            for first in range(0, len(prompts), num_prompts):
-                chosen = [prompts[place] for place in order[first : first + num_prompts]]
-                cache = self._take_cache(len(chosen) * search.width, len(chosen[0]) + trie.depth)
-                found += search.run(self._model, cache, chosen, self.weight_version, self._device)
+            while len(found) < len(prompts):
+                longest, left = len(prompts[order[len(found)]]), len(prompts) - len(found)
+                num_prompts = min(left, self._max_rows // search.width)
+                demand = CacheDemand(num_prompts * search.width, longest + trie.depth, num_prompts, longest)
+                cache = self._fitting_cache(demand)
+                search.check(num_beams, cache.max_rows, self._model.vocab_size)
+                chosen = order[len(found) : len(found) + cache.max_rows // search.width]
+                some = [prompts[place] for place in chosen]
+                found += search.run(self._model, cache, some, self.weight_version, self._device)
                 cache.keep(torch.zeros(0, dtype=torch.int64, device=self._device))
                 self._cache = cache
         self._stats = EngineStats(
@@ -212,9 +253,33 @@ class NativeEngine(ToldEngine, Generic[CacheT]):
         self._states.close()
         self._drop_cache()
 
+    def _fitting_cache(self, demand: CacheDemand) -> CacheT:
+        """A cache with as many rows, up to those of the demand, as the memory holds; what fitted once is kept.
+
+        Raises:
+            PreflightError: not one row fits.
+        """
+        asked = (demand.rows, self._padded(demand.length))
+        if self._cache is None or self._asked_shape != asked:
+            self._cache = None  # its memory is free for the next one
+            demand = replace(demand, length=asked[1])
+            rows = fitting_rows(self._model, self._model.vocab_size, demand, self._device, self._free_memory)
+        else:
+            rows = self._cache_shape[0]
+        self._asked_shape = asked
+        try:
+            return self._take_cache(rows, demand.length)
+        except (RuntimeError, MemoryError) as error:
+            if rows == 1 or not is_out_of_memory(error):
+                raise
+        return self._take_cache(rows // 2, demand.length)  # memory in pieces: once more with half of it
+
+    def _padded(self, length: int) -> int:
+        return min(-(-length // _LENGTH_STEP) * _LENGTH_STEP, self._max_len)
+
     def _take_cache(self, num_rows: int, length: int) -> CacheT:
         """The cache of the last call where its shape fits, else a new one; an error leaves none behind."""
-        shape = (num_rows, min(-(-length // _LENGTH_STEP) * _LENGTH_STEP, self._max_len))
+        shape = (num_rows, self._padded(length))
         cache, self._cache = self._cache, None
         if cache is None or self._cache_shape != shape:
             del cache  # before the new one is made: both together may not fit
@@ -226,49 +291,3 @@ class NativeEngine(ToldEngine, Generic[CacheT]):
         self._cache = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _check_search(self, search: BeamSearch, num_beams: int) -> None:
-        largest = int(search.trie.tokens_E.max())
-        if num_beams < 1:
-            raise refusal("engine.num_beams", f"num_beams = {num_beams}", "at least one is needed", "num_beams=1")
-        if not 0.0 < search.temperature < math.inf:
-            what = f"temperature = {search.temperature}"
-            raise refusal("engine.sampling_option", what, "beams are ranked by probability", "temperature=1.0")
-        if search.width > self._max_rows:
-            what = f"{search.width} beams of one prompt, the engine decodes {self._max_rows} sequences at once"
-            raise refusal("engine.num_beams", what, "all beams of a prompt take a step together", "more max_rows")
-        if largest >= self._model.vocab_size:
-            what = f"the tree holds token {largest}, the model knows 0 to {self._model.vocab_size - 1}"
-            remedy = "encode the sequences with the tokenizer of this model"
-            raise refusal("engine.unknown_token", what, "a sequence consists of the model's tokens", remedy)
-
-
-def _completions(batch: ContinuousBatch[CacheT], weight_version: int) -> list[Completion]:
-    """The results as records, on the host; one copy from the device for each of the three tables."""
-    tokens_SM, logprobs_SM, mass_SM = batch.tokens_SM.cpu(), batch.logprobs_SM.cpu(), batch.log_kept_mass_SM.cpu()
-    completions: list[Completion] = []
-    for sample, (length, stopped) in enumerate(zip(batch.lengths_S, batch.stopped_S, strict=True)):
-        completions.append(
-            Completion(
-                token_ids=tuple(integers(tokens_SM[sample, :length])),
-                logprobs=tuple(floats(logprobs_SM[sample, :length])),
-                log_kept_mass=tuple(floats(mass_SM[sample, :length])),
-                finish_reason="stop" if stopped else "length",
-                weight_version=weight_version,
-            )
-        )
-    return completions
-
-
-def _stats(batch: ContinuousBatch[CacheT], num_prefill_tokens: int, num_slots: int, seconds: float) -> EngineStats:
-    num_tokens, num_samples = sum(batch.lengths_S), len(batch.lengths_S)
-    slots = batch.num_steps * num_slots
-    return EngineStats(
-        num_generated_tokens=num_tokens,
-        num_prefill_tokens=num_prefill_tokens,
-        num_decode_steps=batch.num_steps,
-        # the first token of a sample comes from the prefill
-        mean_occupancy=(num_tokens - num_samples) / slots if slots else 0.0,
-        tail_ratio=max(batch.lengths_S) / statistics.median(batch.lengths_S),
-        seconds=seconds,
-    )

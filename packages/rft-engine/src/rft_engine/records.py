@@ -55,3 +55,16 @@ class EngineStats:
     """Longest completion over the median one, in tokens: how long the slowest keeps the others waiting."""
     seconds: float = 0.0
     """Wall time."""
+    prefill_seconds: float | None = None
+    """Of these, those spent on prompts; None where the engine does not tell."""
+    num_preemptions: int | None = None
+    """Sequences that lost their place to others and were read again; None where the engine does not tell."""
+    rows: int = 0
+    """Sequences that could be decoded at once."""
+    rows_asked: int = 0
+    """Sequences that were to be: fewer rows than that mean that the memory holds no more."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of the completions over wall time."""
+        return self.num_generated_tokens / self.seconds if self.seconds else 0.0

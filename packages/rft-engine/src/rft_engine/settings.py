@@ -7,30 +7,57 @@ Metadata keys of a field, read by the command line: `minimum`, `maximum` (inclus
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
-EngineType = Literal["auto", "native", "hf", "vllm"]
+EngineType = Literal["auto", "native", "hf", "vllm", "sglang"]
+KNOWN_ENGINES: tuple[str, ...] = tuple(name for name in get_args(EngineType) if name != "auto")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingEngineSettings:
-    """The inference engine."""
+class EngineChoiceSettings:
+    """Which inference engine."""
 
     engine_type: EngineType = "auto"
     """Inference engine; native = in this process, with the weights being trained; hf = transformers' generate with
-    them; vllm = vLLM in its own process; auto = vllm on a GPU where it is installed, else native."""
+    them; vllm = vLLM in its own process; sglang = SGLang in its own process (a GPU; not yet run on one); auto = vllm
+    on a GPU where it is installed, else native."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSizeSettings:
+    """What an inference engine takes of the machine."""
 
     engine_tp_size: int = field(default=1, metadata={"minimum": 1})
-    """GPUs that share one engine (tensor parallel; vllm alone)."""
+    """GPUs that share one engine (tensor parallel; vllm and sglang)."""
 
     engine_mem_util: float | None = field(default=None, metadata={"above": 0.0, "maximum": 1.0})
-    """Share of the device's memory that the engine may take (vllm alone; the others reserve none)."""
+    """Share of the device's memory that the engine may take (vllm and sglang; the others reserve none)."""
 
     engine_fp8: bool = False
     """Round the engine's matrices to 8 bits as they are loaded (vllm on a GPU alone); the trainer's stay."""
 
     engine_max_rows: int = field(default=512, metadata={"minimum": 1})
     """Sequences decoded at once; fewer rows take less memory for keys and values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingEngineSettings(EngineSizeSettings, EngineChoiceSettings):
+    """The inference engine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedEnginesSettings(EngineSizeSettings):
+    """The inference engines that are compared."""
+
+    engines: str = ""
+    """Engines joined by commas, such as native,vllm; empty = all that are known here."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The engines, once each, in the order of `KNOWN_ENGINES`; names that are not known come last."""
+        given = dict.fromkeys(part.strip() for part in self.engines.split(",") if part.strip())
+        known = [name for name in KNOWN_ENGINES if name in given or not given]
+        return (*known, *(name for name in given if name not in KNOWN_ENGINES))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +92,17 @@ class SamplingSettings:
 
     max_len: int | None = field(default=None, metadata={"minimum": 2})
     """Cap on prompt plus response for engine and trainer, in tokens; none = the sum of the two above."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeLengthSettings:
+    """How long the compared texts may be, in tokens."""
+
+    prompt_max_len: int = field(default=1024, metadata={"minimum": 1})
+    """Longest prompt."""
+
+    generate_max_len: int = field(default=32, metadata={"minimum": 1})
+    """Longest completion."""
 
 
 @dataclass(frozen=True, kw_only=True)

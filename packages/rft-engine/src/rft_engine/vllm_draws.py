@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 from rft_algos import keyed_random
+from rft_algos.token_trie import TokenTrie
+from rft_engine.constraint import TrieSampler
 from rft_engine.lists import floats, integers
 from rft_engine.sampling import SamplingOptions, TokenSampler
 
@@ -45,13 +47,27 @@ class _Row:
     """vLLM's own running list of the sample's tokens: its length is the number of the next one."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """Rows whose next tokens are wanted."""
+
+    samples_B: Tensor
+    ages_B: Tensor
+    uniforms_B: Tensor
+    may_stop_B: Tensor | None
+
+    def __getitem__(self, rows: Tensor) -> _Chosen:
+        may_stop = None if self.may_stop_B is None else self.may_stop_B[rows]
+        return _Chosen(self.samples_B[rows], self.ages_B[rows], self.uniforms_B[rows], may_stop)
+
+
 class _Call:
     """Options, uniforms and results of one `generate` call."""
 
     def __init__(self, options: SamplingOptions, keys: Sequence[int], vocab_size: int, device: torch.device) -> None:
         self.options = options
-        self.sampler = TokenSampler(options, vocab_size, device)
-        self.first_sampler = TokenSampler(options.for_first_token, vocab_size, device)
+        self._sampler = TokenSampler(options, vocab_size, device)
+        self._first_sampler = TokenSampler(options.for_first_token, vocab_size, device)
         shape = (len(keys), options.max_new_tokens)
         self.uniforms_SM = keyed_random.uniforms(keys, options.max_new_tokens).to(device)
         self.tokens_SM = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -64,34 +80,55 @@ class _Call:
         device = logits_BV.device
         samples_B = torch.tensor([row.sample for row in rows], device=device)
         ages_B = torch.tensor(ages, device=device)
-        uniforms_B = self.uniforms_SM[samples_B, ages_B]
         may_stop = [age >= self.options.min_new_tokens for age in ages]
         may_stop_B = None
-        if self.sampler.has_stop_tokens and not all(may_stop):
+        if self._sampler.has_stop_tokens and not all(may_stop):
             may_stop_B = torch.tensor(may_stop, device=device)
+        chosen = _Chosen(samples_B, ages_B, self.uniforms_SM[samples_B, ages_B], may_stop_B)
         if self.options.first_token_temperature is None or all(ages):
-            drawn = self.sampler.draw(logits_BV, uniforms_B, may_stop_B)
+            drawn = self._draw(logits_BV, chosen, is_first=False)
         else:
-            drawn = self._draw_with_first(logits_BV, uniforms_B, may_stop_B, ages_B)
+            drawn = self._draw_with_first(logits_BV, chosen)
         self.tokens_SM[samples_B, ages_B], self.logprobs_SM[samples_B, ages_B] = drawn[0], drawn[1]
         self.log_kept_mass_SM[samples_B, ages_B] = drawn[2]
         return drawn[0]
 
-    def _draw_with_first(
-        self, logits_BV: Tensor, uniforms_B: Tensor, may_stop_B: Tensor | None, ages_B: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _draw(self, logits_BV: Tensor, chosen: _Chosen, *, is_first: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, log-probs and the log of the kept mass; `is_first`: at the temperature of first tokens."""
+        sampler = self._first_sampler if is_first else self._sampler
+        return sampler.draw(logits_BV, chosen.uniforms_B, chosen.may_stop_B)
+
+    def _draw_with_first(self, logits_BV: Tensor, chosen: _Chosen) -> tuple[Tensor, Tensor, Tensor]:
         """Rows at their first token and the others, each at their own temperature."""
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
         orders: list[Tensor] = []
-        for sampler, chosen_B in ((self.first_sampler, ages_B == 0), (self.sampler, ages_B > 0)):
+        for is_first, chosen_B in ((True, chosen.ages_B == 0), (False, chosen.ages_B > 0)):
             rows = chosen_B.nonzero().squeeze(1)
             if rows.numel():
-                stops = None if may_stop_B is None else may_stop_B[rows]
-                parts.append(sampler.draw(logits_BV[rows], uniforms_B[rows], stops))
+                parts.append(self._draw(logits_BV[rows], chosen[rows], is_first=is_first))
                 orders.append(rows)
         back = torch.cat(orders).argsort()
         tokens, logprobs, mass = (torch.cat(column)[back] for column in zip(*parts, strict=True))
         return tokens, logprobs, mass
+
+
+class _ConstrainedCall(_Call):
+    """Within a tree of sequences: the state before every token of every sample is noted, because one may come again."""
+
+    def __init__(
+        self, options: SamplingOptions, keys: Sequence[int], vocab_size: int, device: torch.device, trie: TokenTrie
+    ) -> None:
+        super().__init__(options, keys, vocab_size, device)
+        trie = trie.to(device)
+        self._walk, self._first_walk = TrieSampler(options, trie), TrieSampler(options.for_first_token, trie)
+        self._states_SM1 = TrieSampler.start(len(keys) * (options.max_new_tokens + 1), device).view(len(keys), -1)
+
+    def _draw(self, logits_BV: Tensor, chosen: _Chosen, *, is_first: bool) -> tuple[Tensor, Tensor, Tensor]:
+        states_B = self._states_SM1[chosen.samples_B, chosen.ages_B]
+        walk = self._first_walk if is_first else self._walk
+        *drawn, behind_B = walk.draw(logits_BV, chosen.uniforms_B, states_B)
+        self._states_SM1[chosen.samples_B, chosen.ages_B + 1] = behind_B
+        return drawn[0], drawn[1], drawn[2]
 
 
 class KeyedDraws:
@@ -101,9 +138,17 @@ class KeyedDraws:
         self._rows: dict[int, _Row] = {}
         self._call: _Call | None = None
 
-    def begin(self, options: SamplingOptions, keys: Sequence[int], vocab_size: int, device: torch.device) -> None:
+    def begin(
+        self,
+        options: SamplingOptions,
+        keys: Sequence[int],
+        vocab_size: int,
+        device: torch.device,
+        constraint: TokenTrie | None = None,
+    ) -> None:
         """Sample s of the requests to come is drawn under `keys[s]`; results of an earlier call are dropped."""
-        self._call = _Call(options, keys, vocab_size, device)
+        given = (options, keys, vocab_size, device)
+        self._call = _Call(*given) if constraint is None else _ConstrainedCall(*given, constraint)
 
     def take(self, samples: Sequence[int], lengths: Sequence[int]) -> list[DrawnTokens]:
         """What was drawn for these samples: the first `lengths[i]` tokens of `samples[i]`."""

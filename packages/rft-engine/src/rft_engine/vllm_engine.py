@@ -5,27 +5,23 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Protocol
 
 from rft_algos.errors import ServiceError
+from rft_algos.token_trie import TokenTrie
+from rft_engine.constraint import check_constraint, check_whole, end_tokens
+from rft_engine.prompt_checks import check_budgets
 from rft_engine.records import Completion, EngineStats
 from rft_engine.sampling import SamplingOptions
 from rft_engine.states import EngineState
 from rft_engine.told import ToldEngine
 from rft_engine.vllm_local import LocalVllm
-from rft_engine.vllm_requests import (
-    EngineFacts,
-    GenerateCall,
-    SampleResult,
-    StepCounts,
-    check_prompts,
-    completion_of,
-)
+from rft_engine.vllm_requests import Answers, EngineFacts, GenerateCall, SampleResult, StepCounts, check_prompts
 from rft_engine.vllm_runtime import InstalledVllm, VllmRuntime
 from rft_engine.vllm_settings import VllmSettings
 from rft_engine.vllm_transport import SenderFactory, WeightTransport, Workers
-from rft_engine.vllm_weights import Fingerprint, WeightProvider, WeightSource, compare
+from rft_engine.weight_digests import Fingerprint, WeightProvider, WeightSource, compare
 
 
 class Backend(Workers, Protocol):
@@ -114,12 +110,14 @@ class VllmEngine(ToldEngine):
         min_new_tokens: int = 0,
         stop_token_ids: Sequence[int] = (),
         first_token_temperature: float | None = None,
+        budgets: Sequence[Sequence[int]] | None = None,
+        constraint: TokenTrie | None = None,
     ) -> list[list[Completion]]:
         """Continue every prompt once for each of its keys; arguments and result as of `NativeEngine.generate`.
 
         Raises:
             OptionsError: an option out of range; a prompt that is empty, has an unknown token or
-                leaves no room for `max_new_tokens`.
+                leaves no room for `max_new_tokens`; a constraint whose ends vLLM cannot see (`end_tokens`).
             ServiceError: the engine is asleep, closed, waits for weights, passed its deadline, or
                 answered what cannot be a sample.
         """
@@ -137,6 +135,11 @@ class VllmEngine(ToldEngine):
         vocab_size = self._backend.facts.vocab_size
         options.check(vocab_size)
         check_prompts(prompts, sample_keys, max_new_tokens, self._settings.max_len, vocab_size)
+        allowed = check_budgets(sample_keys, budgets, max_new_tokens)
+        if constraint is not None:
+            check_constraint(constraint, options, allowed, vocab_size)
+            allowed = [constraint.depth] * len(allowed)
+            options = replace(options, stop_token_ids=tuple(end_tokens(constraint)), min_new_tokens=0)
         started = time.perf_counter()
         owners = [p for p, keys in enumerate(sample_keys) for _ in keys]
         call = GenerateCall(
@@ -145,12 +148,17 @@ class VllmEngine(ToldEngine):
             keys=[key for keys in sample_keys for key in keys],
             prompts=[list(prompt) for prompt in prompts],
             requests=list(enumerate(owners)),
+            budgets=allowed,
+            constraint=None if constraint is None else constraint.as_lists(),
         )
-        self._stats = EngineStats()
-        done, counts = self._collect(call) if owners else ({}, StepCounts(0, 0))
-        completions = iter([completion_of(done[s], call, vocab_size) for s in range(len(owners))])
+        self._stats, answers = EngineStats(), Answers(call, vocab_size)
+        counts = self._collect(call, answers) if owners else StepCounts(0, 0)
+        in_order = answers.in_order()
+        if constraint is not None:
+            check_whole(constraint, in_order)
         if owners:
-            self._stats = _stats(done, counts, self._settings.max_rows, time.perf_counter() - started)
+            self._stats = _stats(in_order, counts, self._settings.max_rows, time.perf_counter() - started)
+        completions = iter(in_order)
         return [[next(completions) for _ in keys] for keys in sample_keys]
 
     def load_weights(self, version: int) -> None:
@@ -199,16 +207,15 @@ class VllmEngine(ToldEngine):
         if self._states.close():
             self._backend.close()
 
-    def _collect(self, call: GenerateCall) -> tuple[dict[int, SampleResult], StepCounts]:
-        """Results of every request of the call."""
-        done: dict[int, SampleResult] = {}
+    def _collect(self, call: GenerateCall, answers: Answers) -> StepCounts:
+        """Bring in the results of every request of the call."""
         counts = StepCounts(0, 0)
         for result in self._backend.generate(call, self._settings.deadlines.generate):
             if isinstance(result, StepCounts):
                 counts = result
             else:
-                done[result.sample] = result
-        return done, counts
+                answers.add(result)
+        return counts
 
     def _require_ready(self) -> None:
         self._states.require_ready("generate")
@@ -248,9 +255,10 @@ class VllmEngine(ToldEngine):
             self._awake_tags |= set(asleep)
 
 
-def _stats(done: dict[int, SampleResult], counts: StepCounts, max_rows: int, seconds: float) -> EngineStats:
-    lengths = [len(result.token_ids) for result in done.values()]
-    slots = counts.num_steps * min(max_rows, len(lengths))
+def _stats(completions: Sequence[Completion], counts: StepCounts, max_rows: int, seconds: float) -> EngineStats:
+    lengths = [len(completion.token_ids) for completion in completions]
+    rows = min(max_rows, len(lengths))
+    slots = counts.num_steps * rows
     return EngineStats(
         num_generated_tokens=sum(lengths),
         num_prefill_tokens=counts.num_prefill_tokens,
@@ -258,6 +266,9 @@ def _stats(done: dict[int, SampleResult], counts: StepCounts, max_rows: int, sec
         mean_occupancy=min(sum(lengths) / slots, 1.0) if slots else 0.0,
         tail_ratio=max(lengths) / statistics.median(lengths),
         seconds=seconds,
+        num_preemptions=counts.num_preemptions,
+        rows=rows,
+        rows_asked=rows,
     )
 
 
@@ -265,7 +276,7 @@ def _unfinished(version: int) -> ServiceError:
     return ServiceError(
         code="engine.weights.unfinished",
         what=f"the load of weights of version {version} did not end well",
-        where="vLLM engine",
+        where="engine with a copy of the weights",
         why="part of the tensors may be old and part new",
         state="the engine refuses to generate until a load succeeds",
         do=f"load_weights({version})",

@@ -6,19 +6,19 @@ called by name through `collective_rpc`. No vLLM is imported: `self` brings all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from rft_algos.token_trie import TokenTrie
 from rft_engine.engine_process_weights import read_weight_file
+from rft_engine.held_weights import held_fingerprint
 from rft_engine.sampling import SamplingOptions
 from rft_engine.vllm_draws import KeyedDraws
 from rft_engine.vllm_handles import decode_update
-from rft_engine.vllm_weights import Fingerprint, element_digest, fingerprint_of
-
-Shapes: TypeAlias = Mapping[str, Sequence[int]]
+from rft_engine.weight_digests import Fingerprint, fingerprint_of
 
 
 class VllmWorkerExtension:
@@ -28,10 +28,11 @@ class VllmWorkerExtension:
     model_config: Any
     device: torch.device
 
-    def rft_begin(self, options: dict[str, Any], keys: Sequence[int]) -> None:
-        """Start a `generate` call: options as keyword arguments of `SamplingOptions`, one key a sample."""
+    def rft_begin(self, options: dict[str, Any], keys: Sequence[int], constraint: dict[str, Any] | None = None) -> None:
+        """Start a `generate` call: fields of `SamplingOptions`, one key a sample, lists of a `TokenTrie` or None."""
         fields: dict[str, Any] = {**options, "stop_token_ids": tuple(options["stop_token_ids"])}
-        self.rft_draws().begin(SamplingOptions(**fields), keys, self.model_config.get_vocab_size(), self.device)
+        trie = None if constraint is None else TokenTrie.from_lists(constraint)
+        self.rft_draws().begin(SamplingOptions(**fields), keys, self.model_config.get_vocab_size(), self.device, trie)
 
     def rft_take(self, samples: Sequence[int], lengths: Sequence[int]) -> list[dict[str, Any]]:
         """What was drawn for samples that are done."""
@@ -62,13 +63,7 @@ class VllmWorkerExtension:
         Matrices that were repacked for the CPU's kernels, rounded to 8 bits or cut over GPUs are not
         among them.
         """
-        model = self.model_runner.get_model()
-        found: Fingerprint = {}
-        for name, shape in shapes.items():
-            tensor = held_tensor(model, name, shapes)
-            if tensor is not None and tensor.is_floating_point() and tensor.dtype.itemsize > 1:
-                found[name] = element_digest(tensor, shape, self.model_config.dtype)
-        return found
+        return held_fingerprint(self.model_runner.get_model(), shapes, self.model_config.dtype)
 
     def rft_draws(self) -> KeyedDraws:
         """This worker's logits processor."""
@@ -90,30 +85,3 @@ def repack_tied(model: Any) -> int:
     for module in tied:
         module.quant_method.process_weights_after_loading(module)
     return len(tied)
-
-
-def held_tensor(model: Any, name: str, shapes: Shapes) -> Tensor | None:
-    """The rows of the model's parameters that checkpoint tensor `name` became, or None where there are no such rows."""
-    parameters: dict[str, Tensor] = dict(model.named_parameters())
-    shape = tuple(shapes[name])
-    if name in parameters:
-        return _rows(parameters[name], 0, shape)
-    mapping: dict[str, list[str]] = getattr(model, "packed_modules_mapping", None) or {}
-    for fused, parts in mapping.items():
-        for number, part in enumerate(parts):
-            if f".{part}." not in name:
-                continue
-            siblings = [name.replace(f".{part}.", f".{other}.") for other in parts[:number]]
-            target = parameters.get(name.replace(f".{part}.", f".{fused}."))
-            if target is not None and all(sibling in shapes for sibling in siblings):
-                return _rows(target, sum(shapes[sibling][0] for sibling in siblings), shape)
-    return None
-
-
-def _rows(parameter: Tensor, first: int, shape: tuple[int, ...]) -> Tensor | None:
-    """Rows `first` and on of a parameter that may have more (a padded vocabulary, a fused matrix)."""
-    if parameter.dim() != len(shape) or parameter.dim() == 0 or parameter.shape[1:] != shape[1:]:
-        return None
-    if parameter.shape[0] < first + shape[0]:
-        return None
-    return parameter.detach()[first : first + shape[0]]

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rft_algos.errors import ServiceError
+from rft_engine.device_inventory import Inventory, nvidia_inventory
 from rft_engine.vllm_draws import SAMPLE_ARGUMENT
+from rft_engine.vllm_memory import memory_error
 from rft_engine.vllm_requests import EngineFacts, GenerateCall, SampleResult, StepCounts
 from rft_engine.vllm_runtime import Llm, VllmRuntime
 from rft_engine.vllm_settings import VllmSettings, cannot_sleep_on_cpu, llm_arguments
@@ -18,11 +20,24 @@ from rft_engine.vllm_transport import resolve_transport
 class LocalVllm:
     """A started vLLM and the version of the weights it serves."""
 
-    def __init__(self, settings: VllmSettings, runtime: VllmRuntime, *, in_process: bool) -> None:
+    def __init__(
+        self,
+        settings: VllmSettings,
+        runtime: VllmRuntime,
+        *,
+        in_process: bool,
+        inventory: Inventory = nvidia_inventory,
+    ) -> None:
         """
+        Args:
+            settings: the model and its sizes.
+            runtime: vLLM, or a double of it.
+            in_process: whether weights are in this process too.
+            inventory: who holds the GPUs, asked when there is no room.
+
         Raises:
             OptionsError: a setting that this build of vLLM cannot carry out.
-            ServiceError: vLLM did not start, in its own words.
+            ServiceError: vLLM did not start: what to set where memory was short, else its own words.
         """
         self._settings, self._runtime = settings, runtime
         arguments = llm_arguments(settings, is_cpu=runtime.is_cpu)
@@ -32,7 +47,7 @@ class LocalVllm:
         try:
             self._llm: Llm = runtime.make_llm(arguments)
         except (RuntimeError, ValueError, OSError, MemoryError) as error:
-            raise _not_started(settings, error) from error
+            raise memory_error(settings, str(error), inventory) or _not_started(settings, error) from error
         self.version = 0
         self._serial = itertools.count()
         config = self._llm.llm_engine.model_config
@@ -58,10 +73,10 @@ class LocalVllm:
         self._require_version(call.version)
         engine = self._llm.llm_engine
         deadline = time.monotonic() + seconds
-        self.rpc("rft_begin", [call.options, list(call.keys)])
+        self.rpc("rft_begin", [call.options, list(call.keys), call.constraint])
         pending = self._submit(call)
         num_total, num_steps = len(pending), 0
-        num_prefill = 0
+        num_prefill, preempted = 0, list[int]()
         try:
             while pending:
                 if time.monotonic() > deadline:
@@ -69,8 +84,9 @@ class LocalVllm:
                 finished = [output for output in engine.step() if output.finished]
                 num_steps += 1
                 num_prefill += sum(len(o.prompt_token_ids) - (o.num_cached_tokens or 0) for o in finished)
-                yield from self._results([(pending.pop(o.request_id), o.outputs[0]) for o in finished])
-            yield StepCounts(num_steps, num_prefill)
+                preempted += [o.metrics.num_preemptions for o in finished if getattr(o, "metrics", None) is not None]
+                yield from self._results(call, [(pending.pop(o.request_id), o.outputs[0]) for o in finished])
+            yield StepCounts(num_steps, num_prefill, sum(preempted) if preempted else None)
         finally:
             if pending:
                 engine.abort_request(list(pending))
@@ -116,7 +132,7 @@ class LocalVllm:
         for sample, prompt in call.requests:
             params = self._runtime.make_sampling_params(
                 temperature=1.0,  # ours is applied by the draw
-                max_tokens=call.options["max_new_tokens"],
+                max_tokens=call.budget(sample),
                 stop_token_ids=list(call.options["stop_token_ids"]),
                 ignore_eos=True,
                 detokenize=False,
@@ -127,7 +143,7 @@ class LocalVllm:
             pending[name] = sample
         return pending
 
-    def _results(self, finished: Sequence[tuple[int, Any]]) -> Iterator[SampleResult]:
+    def _results(self, call: GenerateCall, finished: Sequence[tuple[int, Any]]) -> Iterator[SampleResult]:
         """Records of the samples that are done, checked against what vLLM picked."""
         if not finished:
             return
@@ -136,12 +152,15 @@ class LocalVllm:
         for (sample, output), record in zip(finished, drawn, strict=True):
             if list(output.token_ids) != record["token_ids"]:
                 raise _not_drawn(sample, list(output.token_ids), record["token_ids"])
+            reason = output.finish_reason
+            if call.constraint is not None and reason == "length":
+                reason = "stop"  # all sequences have that length
             yield SampleResult(
                 sample=sample,
                 token_ids=record["token_ids"],
                 logprobs=record["logprobs"],
                 log_kept_mass=record["log_kept_mass"],
-                finish_reason=output.finish_reason,
+                finish_reason=reason,
                 version=self.version,
             )
 

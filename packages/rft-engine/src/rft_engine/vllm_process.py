@@ -5,20 +5,30 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from rft_algos.errors import ServiceError
+from rft_engine.device_inventory import Inventory, nvidia_inventory
 from rft_engine.engine_process import EngineDied, EngineProcess
 from rft_engine.vllm_engine import Backend, VllmEngine
-from rft_engine.vllm_requests import EngineFacts, GenerateCall, SampleResult, StepCounts
+from rft_engine.vllm_memory import memory_error
+from rft_engine.vllm_requests import (
+    Answers,
+    EngineFacts,
+    GenerateCall,
+    SampleResult,
+    StepCounts,
+    garbage,
+    message_of,
+)
 from rft_engine.vllm_runtime import VllmRuntime
 from rft_engine.vllm_settings import VllmSettings
 from rft_engine.vllm_transport import SenderFactory
-from rft_engine.vllm_weights import WeightProvider
+from rft_engine.weight_digests import WeightProvider
 
 _WORKER = (sys.executable, "-m", "rft_engine.vllm_worker")
 
@@ -27,13 +37,23 @@ class ProcessVllm:
     """A started `vllm_worker` and the calls to it."""
 
     def __init__(
-        self, settings: VllmSettings, command: Sequence[str], environment: Mapping[str, str], log_path: Path
+        self,
+        settings: VllmSettings,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log_path: Path,
+        inventory: Inventory = nvidia_inventory,
     ) -> None:
         self._settings = settings
         self._process = EngineProcess(command, environment, log_path)
         fields = json.loads(json.dumps(asdict(settings), default=str))
         try:
             self.facts = EngineFacts(**self._process.call("start", settings.deadlines.start, settings=fields))
+        except EngineDied as error:
+            self._process.kill()
+            if (known := memory_error(settings, error.problem.where, inventory)) is not None:
+                raise known from error
+            raise
         except BaseException:
             self._process.kill()
             raise
@@ -50,8 +70,11 @@ class ProcessVllm:
         """Results as samples finish, then the counts."""
         slack = self._settings.deadlines.other  # the worker gives up first, between two steps, and stays alive
         messages = self._process.stream("generate", seconds + slack, within=seconds, **asdict(call))
-        for item in messages:
-            yield StepCounts(**item) if "num_steps" in item else SampleResult(**item)
+        try:
+            counts = yield from _results(messages)
+        except json.JSONDecodeError as error:
+            raise garbage(f"the engine answered what is no JSON: {error.doc[:200]!r}") from error
+        yield message_of(counts)
 
     def rpc(self, method: str, arguments: Sequence[Any] = (), seconds: float | None = None) -> list[Any]:
         """Call a method of every worker of that vLLM by name, with JSON values."""
@@ -128,26 +151,21 @@ class VllmProcessEngine(VllmEngine):
 
         return open_sender
 
-    def _collect(self, call: GenerateCall) -> tuple[dict[int, SampleResult], StepCounts]:
-        """As far as the process lives, and the rest in the next one."""
-        done: dict[int, SampleResult] = {}
-        counts = StepCounts(0, 0)
+    def _collect(self, call: GenerateCall, answers: Answers) -> StepCounts:
+        """As far as the process lives, and the rest in the next one; one that answers garbage is ended."""
         for attempt in range(self._max_restarts + 1):
             if not self._backend.is_alive:
                 self._restart()
-            left = [(sample, prompt) for sample, prompt in call.requests if sample not in done]
+            left = [(sample, prompt) for sample, prompt in call.requests if sample not in answers.done]
             try:
-                for result in self._backend.generate(replace(call, requests=left), self._settings.deadlines.generate):
-                    if isinstance(result, StepCounts):
-                        counts = StepCounts(
-                            counts.num_steps + result.num_steps, counts.num_prefill_tokens + result.num_prefill_tokens
-                        )
-                    else:
-                        done[result.sample] = result
-                return done, counts
+                return super()._collect(replace(call, requests=left), answers)
             except EngineDied:
                 if attempt == self._max_restarts:
                     raise
+            except ServiceError as error:
+                if error.problem.code == "engine.garbage":
+                    self._backend.close()  # nothing is known of what it holds
+                raise
         raise AssertionError("unreachable")
 
     def _backend_sleep(self, level: int) -> None:
@@ -194,6 +212,16 @@ class VllmProcessEngine(VllmEngine):
         if self._source.sent != self._sent_at_load:
             raise _moved_on(version)
         self._backend.serve(version)
+
+
+def _results(messages: Generator[Any, None, Any]) -> Generator[SampleResult | StepCounts, None, Any]:
+    """The items of a stream as records; returns its reply."""
+    while True:
+        try:
+            item = next(messages)
+        except StopIteration as end:
+            return end.value
+        yield message_of(item)
 
 
 def _moved_on(version: int) -> ServiceError:

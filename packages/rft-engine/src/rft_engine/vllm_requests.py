@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, cast
 
 from rft_algos.errors import OptionsError, ServiceError
 from rft_engine.records import Completion
+
+_ROUNDING = 1e-3  # nats above 0 that a log-probability of nearly 1 may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,14 @@ class GenerateCall:
     prompts: Sequence[Sequence[int]]
     requests: Sequence[tuple[int, int]]
     """(sample, prompt) pairs that are still to be done."""
+    budgets: Sequence[int] = ()
+    """Tokens that each sample may have; none given = `max_new_tokens` for all."""
+    constraint: dict[str, Any] | None = None
+    """Lists of the `TokenTrie` that holds every completion, whole; `stop_token_ids` then are what ends requests."""
+
+    def budget(self, sample: int) -> int:
+        """Tokens that a sample may have."""
+        return self.budgets[sample] if self.budgets else self.options["max_new_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,8 @@ class StepCounts:
 
     num_steps: int
     num_prefill_tokens: int
+    num_preemptions: int | None = None
+    """Requests that lost their place and were read again; None where the engine does not tell."""
 
 
 def check_prompts(
@@ -87,6 +99,39 @@ def check_prompts(
             raise _refusal("engine.unknown_token", what, "a prompt consists of the model's tokens", remedy)
 
 
+class Answers:
+    """Completions of one call as their results come in: nothing that cannot be a sample of it is taken."""
+
+    def __init__(self, call: GenerateCall, vocab_size: int) -> None:
+        self._call, self._vocab_size = call, vocab_size
+        self._asked = {sample for sample, _ in call.requests}
+        self.done: dict[int, Completion] = {}
+
+    def add(self, result: SampleResult) -> None:
+        """Take one result.
+
+        Raises:
+            ServiceError: it cannot be a sample of this call.
+        """
+        sample = result.sample
+        if not _is_integer(sample) or sample not in self._asked:
+            raise garbage(f"sample {sample!r} was not asked for: samples are 0 to {max(self._asked, default=-1)}")
+        if sample in self.done:
+            raise garbage(f"sample {sample} came twice")
+        self.done[sample] = completion_of(result, self._call, self._vocab_size)
+
+    def in_order(self) -> list[Completion]:
+        """All samples.
+
+        Raises:
+            ServiceError: one is missing.
+        """
+        missing = sorted(self._asked - self.done.keys())
+        if missing:
+            raise garbage(f"sample {missing[0]} of {len(self._asked)} is missing in the engine's answer")
+        return [self.done[sample] for sample in sorted(self._asked)]
+
+
 def completion_of(result: SampleResult, call: GenerateCall, vocab_size: int) -> Completion:
     """The record of one result.
 
@@ -95,14 +140,7 @@ def completion_of(result: SampleResult, call: GenerateCall, vocab_size: int) -> 
     """
     fault = _fault_of(result, call, vocab_size)
     if fault:
-        raise ServiceError(
-            code="engine.garbage",
-            what=f"sample {result.sample} of the engine's answer {fault}",
-            where="vLLM engine",
-            why="a completion has tokens of the model, a finite log-probability for each, and an end",
-            state="no sample of this call was used",
-            do="start the engine again; --engine_type native if it happens again",
-        )
+        raise garbage(f"sample {result.sample} of the engine's answer {fault}")
     return Completion(
         token_ids=tuple(result.token_ids),
         logprobs=tuple(result.logprobs),
@@ -112,24 +150,68 @@ def completion_of(result: SampleResult, call: GenerateCall, vocab_size: int) -> 
     )
 
 
+def garbage(what: str) -> ServiceError:
+    """The engine answered what cannot be a sample of the call."""
+    return ServiceError(
+        code="engine.garbage",
+        what=what,
+        where="engine's answer to generate",
+        why="a completion has tokens of the model, a finite log-probability for each, and an end",
+        state="no sample of this call was used",
+        do="start the engine again; --engine_type native if it happens again",
+    )
+
+
+def message_of(item: Any) -> SampleResult | StepCounts:
+    """A result or the counts, as they came as JSON.
+
+    Raises:
+        ServiceError: fields are missing, or others are there.
+    """
+    shown = str(item)[:200]
+    given = cast(dict[str, Any], item) if isinstance(item, dict) else dict[str, Any]()
+    for kind in (SampleResult, StepCounts):
+        if given.keys() == {field.name for field in fields(kind)}:
+            return kind(**given)
+    raise garbage(f"the engine answered {shown!r}, which is neither a sample nor counts of steps")
+
+
 def _fault_of(result: SampleResult, call: GenerateCall, vocab_size: int) -> str:
-    num = len(result.token_ids)
-    if not 1 <= num <= call.options["max_new_tokens"]:
-        return f"has {num} tokens, allowed are 1 to {call.options['max_new_tokens']}"
+    numbers: tuple[Any, ...] = (result.token_ids, result.logprobs, result.log_kept_mass)
+    if not all(isinstance(part, list) for part in numbers):
+        return "has no lists of tokens, log-probs and masses"
+    num, budget = len(result.token_ids), call.budget(result.sample)
+    if not 1 <= num <= budget:
+        return f"has {num} tokens, allowed are 1 to {budget}"
     if len(result.logprobs) != num or len(result.log_kept_mass) != num:
         return f"has {num} tokens, {len(result.logprobs)} log-probs and {len(result.log_kept_mass)} masses"
-    if min(result.token_ids) < 0 or max(result.token_ids) >= vocab_size:
+    if not all(_is_integer(token) and 0 <= token < vocab_size for token in result.token_ids):
         return f"has a token outside 0 to {vocab_size - 1}"
-    if not all(map(math.isfinite, result.logprobs)) or not all(map(math.isfinite, result.log_kept_mass)):
+    if not all(map(_is_finite, [*result.logprobs, *result.log_kept_mass])):
         return "has a log-probability that is not finite"
-    stopped = result.token_ids[-1] in call.options["stop_token_ids"]
-    if result.finish_reason not in ("stop", "length") or (result.finish_reason == "stop") != stopped:
-        return f"ends with token {result.token_ids[-1]} for the reason {result.finish_reason!r}"
-    if result.finish_reason == "length" and num != call.options["max_new_tokens"]:
-        return f"ends after {num} tokens without a stop token"
+    if max(result.logprobs) > _ROUNDING or max(result.log_kept_mass) > _ROUNDING:
+        return "has a probability above 1"
     if result.version != call.version:
         return f"comes from weights of version {result.version}, asked for was {call.version}"
+    return _fault_of_end(result, call, num, budget)
+
+
+def _fault_of_end(result: SampleResult, call: GenerateCall, num: int, budget: int) -> str:
+    last, reason = result.token_ids[-1], result.finish_reason
+    stopped = last in call.options["stop_token_ids"] or (call.constraint is not None and num == budget)
+    if reason not in ("stop", "length") or (reason == "stop") != stopped:
+        return f"ends with token {last} for the reason {reason!r}"
+    if reason == "length" and num != budget:
+        return f"ends after {num} tokens without a stop token"
     return ""
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _refusal(code: str, what: str, why: str, remedy: str) -> OptionsError:

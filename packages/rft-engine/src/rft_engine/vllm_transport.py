@@ -27,7 +27,7 @@ from rft_engine.engine_process_weights import shared_directory, write_weight_fil
 from rft_engine.vllm_handles import encode_update
 from rft_engine.vllm_requests import EngineFacts
 from rft_engine.vllm_settings import VllmSettings
-from rft_engine.vllm_weights import Fingerprint, WeightSource
+from rft_engine.weight_digests import Fingerprint, WeightSource
 
 
 class Workers(Protocol):

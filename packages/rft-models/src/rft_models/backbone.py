@@ -6,18 +6,33 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from rft_algos.errors import PreflightError
+from rft_algos.errors import OptionsError, PreflightError
 from rft_models.attention_interface import IMPLEMENTATION, no_mask
 from rft_models.packed_attention import PackedLayout, RowLayout
+from rft_models.sequence_split import SequenceRanks, SplitLayout
 from rft_models.shared_prompts import share_prompts
 from rft_models.varlen_attention import VarlenKernel
 
 _PROBE_LENGTHS = (3, 5)
+
+
+class States(NamedTuple):
+    """Final hidden states, and where they belong."""
+
+    hidden_KD: Tensor
+    """[K, D], or this rank's run of these rows where ranks share a row."""
+    place_T: Tensor | None
+    """[T] the row of each token; None: in the order of the tokens."""
+    here: tuple[int, int] | None = None
+    """First and behind-the-last row here, where ranks share a row."""
+    num_rows: int = 0
+    """K, where ranks share a row."""
 
 
 class Backbone:
@@ -33,6 +48,8 @@ class Backbone:
         self.decoder = decoder
         self.packed = packed
         self.kernel = kernel
+        self.split: SequenceRanks | None = None
+        """The ranks that share a row, see `sequence_split`; None: each has rows of its own."""
         self._drops_out = _drops_out(decoder)
         self._accepts = frozenset(inspect.signature(decoder.forward).parameters)
 
@@ -44,19 +61,43 @@ class Backbone:
         wanted_T: Tensor,
         *,
         routed: list[Tensor] | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """([K, D] final hidden states, [T] the row among them of each token); None: in the order of the tokens.
+    ) -> States:
+        """Final hidden states of the packed row, or of this rank's part of it.
 
         `routed` gets the logits [K, E] of each layer's router, in the rows of the states.
         """
         shared = None
         if self.packed and not (self.decoder.training and self._drops_out):  # copies of a prompt drop other entries
             shared = share_prompts(token_ids_T, positions_T, segment_ids_T, wanted_T)
+        if shared is None and self.split is None:
+            return States(self.hidden_states(token_ids_T, positions_T, segment_ids_T, routed=routed), None)
         if shared is None:
-            return self.hidden_states(token_ids_T, positions_T, segment_ids_T, routed=routed), None
+            layout = PackedLayout.from_segment_ids(segment_ids_T)
+            layout.kernel = self.kernel
+            return self._own_states(token_ids_T, positions_T, layout, None, routed)
         shared.layout.kernel = self.kernel
         kept_K = shared.kept_K
-        return self._packed_states(token_ids_T[kept_K], positions_T[kept_K], shared.layout, routed), shared.place_T
+        return self._own_states(token_ids_T[kept_K], positions_T[kept_K], shared.layout, shared.place_T, routed)
+
+    def _own_states(
+        self,
+        token_ids_K: Tensor,
+        positions_K: Tensor,
+        layout: RowLayout,
+        place_T: Tensor | None,
+        routed: list[Tensor] | None,
+    ) -> States:
+        if self.split is None:
+            return States(self._packed_states(token_ids_K, positions_K, layout, routed), place_T)
+        num_rows = token_ids_K.shape[0]
+        first, behind = here = self.split.bounds(num_rows)
+        split = SplitLayout(layout, self.split, num_rows)
+        return States(
+            self._packed_states(token_ids_K[first:behind], positions_K[first:behind], split, routed),
+            place_T,
+            here,
+            num_rows,
+        )
 
     def hidden_states(
         self,
@@ -72,6 +113,30 @@ class Backbone:
             layout.kernel = self.kernel
             return self._packed_states(token_ids_T, positions_T, layout, routed)
         return self._padded_states(token_ids_T, positions_T, layout, routed)
+
+    def all_rows(self, values_L: Tensor, states: States) -> Tensor:
+        """[K] of what this rank has of the states' rows, with what the others have."""
+        if self.split is None or states.here is None:
+            return values_L
+        first, behind = states.here
+        return self.split.merge(F.pad(values_L, (first, states.num_rows - behind)))
+
+    def split_over(self, ranks: SequenceRanks, where: str) -> None:
+        """Share every row of `states` with other ranks.
+
+        Raises:
+            OptionsError: the decoder computes its own attention, which needs whole rows.
+        """
+        if ranks.size > 1 and not self.packed:
+            raise OptionsError(
+                code="models.split_native",
+                what=f"sp_size = {ranks.size} with a decoder that computes its own attention",
+                where=where,
+                why="ranks share a row by trading heads inside the packed attention",
+                state="nothing was changed",
+                do="--sp_size 1, or a model of one of the families in the README of rft-models",
+            )
+        self.split = ranks if ranks.size > 1 else None
 
     def own_states(self, token_ids_L: Tensor) -> Tensor:
         """[L, D] of one sequence by the decoder's own forward, to compare with."""

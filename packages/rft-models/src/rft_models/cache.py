@@ -32,6 +32,11 @@ class DecodeCache(Protocol):
         ...
 
 
+def keys_and_values_bytes(num_layers: int, rows: int, num_kv_heads: int, length: int, head_dim: int, each: int) -> int:
+    """2 x layers x rows x kv heads x length x head_dim values of `each` bytes."""
+    return 2 * num_layers * rows * num_kv_heads * length * head_dim * each
+
+
 class StaticCache:
     """Keys and values of `FunctionalDecoder`: a prompt once for all its samples, and each row's own tokens.
 

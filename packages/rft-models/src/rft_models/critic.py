@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from rft_algos.errors import PreflightError
 from rft_models.attention_choice import choose_attention
-from rft_models.backbone import Backbone, Probe, difference, follows_its_own, refuse_difference, tolerance
+from rft_models.backbone import Backbone, Probe, States, difference, follows_its_own, refuse_difference, tolerance
 from rft_models.checkpointing import Checkpointing
 from rft_models.directories import checked_model_directory, no_load_report, no_progress_bars
 from rft_models.load import Attention, choose_packed, load_model, native_attention, prepare, refuse_other_kinds
@@ -78,14 +78,14 @@ class CausalCritic:
             [T] float32 (float64 for float64 weights), differentiable; 0 at the first token of a segment.
         """
         follows_T = follows_its_own(segment_ids_T)
-        place_T = None
         if wanted_T is None:
-            states_KD = self._backbone.hidden_states(token_ids_T, positions_T, segment_ids_T)
+            states = States(self._backbone.hidden_states(token_ids_T, positions_T, segment_ids_T), None)
         else:
-            states_KD, place_T = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T)
+            states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T)
             follows_T &= wanted_T.to(torch.bool)
-        after_T = F.linear(states_KD.to(self.head.weight.dtype), self.head.weight)[:, 0]
-        after_T = after_T if place_T is None else after_T.index_select(0, place_T)
+        after_T = F.linear(states.hidden_KD.to(self.head.weight.dtype), self.head.weight)[:, 0]
+        after_T = self._backbone.all_rows(after_T, states)
+        after_T = after_T if states.place_T is None else after_T.index_select(0, states.place_T)
         return torch.where(follows_T, after_T.roll(1), 0.0)
 
     def verify(self) -> None:
@@ -126,10 +126,17 @@ class CausalCritic:
 
         With the prefix "score" it is a sequence classifier of transformers with one label.
         """
-        path = Path(directory)
+        self.snapshot(lambda _, tensor: tensor)(Path(directory))
+
+    def snapshot(self, copy: Callable[[str, Tensor], Tensor]) -> Callable[[Path], None]:
+        """`save_pretrained` of the weights as they are now: each is copied by `copy(name, tensor)`."""
+        named = {self._saved_name(name): tensor for name, tensor in self.model.state_dict().items()}
+        named[f"{self.head_prefix}.weight"] = self.head.weight.detach()
+        tensors = {name: copy(name, tensor) for name, tensor in named.items()}
+        return lambda directory: self._write(directory, tensors)
+
+    def _write(self, path: Path, tensors: dict[str, Tensor]) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        tensors = {self._saved_name(name): tensor for name, tensor in self.model.state_dict().items()}
-        tensors[f"{self.head_prefix}.weight"] = self.head.weight.detach()
         self.model.config.num_labels = 1
         with no_progress_bars():
             self.model.save_pretrained(str(path), state_dict=tensors)

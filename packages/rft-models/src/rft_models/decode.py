@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rft_models.cache import DecodeCache, StaticCache, check_room
+from rft_models.cache import DecodeCache, StaticCache, check_room, keys_and_values_bytes
 from rft_models.families import FAST_DECODE_FAMILIES, STATIC_ROTARY
 from rft_models.linear import FastLinear, linear
 from rft_models.packed_attention import PackedLayout, packed_attention
@@ -142,6 +142,14 @@ class FunctionalDecoder:
             dtype=weight.dtype,
             device=weight.device,
         )
+
+    def cache_bytes(self, max_rows: int, max_len: int, *, num_prompts: int, prompt_len: int) -> int:
+        """Bytes of keys and values at their peak: all rows at once, the prompts beside them, a layer being copied."""
+        num_layers, heads = len(self._layers), (self._num_kv_heads, self._head_dim)
+        each = self._head.weight.dtype.itemsize
+        counts = ((max_rows, max_len), (num_prompts, prompt_len))
+        parts = [keys_and_values_bytes(num_layers, n, heads[0], length, heads[1], each) for n, length in counts]
+        return sum(part + part // (2 * num_layers) for part in parts)
 
     @torch.inference_mode()
     def prefill(self, cache: StaticCache, token_ids_PL: Tensor, lengths_P: Tensor, copies_P: Sequence[int]) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.errors import OptionsError
-from rft_models.cache import GrowingCache, check_room, dynamic_layers
+from rft_models.cache import GrowingCache, check_room, dynamic_layers, keys_and_values_bytes
 from rft_models.families import ATTENTION_LAYERS
 
 if TYPE_CHECKING:
@@ -50,6 +50,16 @@ class GeneralDecoder:
         if self.max_positions:
             check_room(0, max_rows, max_len, self.max_positions)
         return GrowingCache(max_rows, max_len)
+
+    def cache_bytes(self, max_rows: int, max_len: int, *, num_prompts: int, prompt_len: int) -> int:
+        """Bytes of keys and values at their peak: a step copies them. Prompts are part of their rows."""
+        config = self._model.config.get_text_config(decoder=True)
+        num_heads = int(config.num_attention_heads)
+        num_kv_heads = int(getattr(config, "num_key_value_heads", None) or num_heads)
+        head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // num_heads)
+        each = self._head.weight.dtype.itemsize
+        layers = int(config.num_hidden_layers)
+        return 2 * keys_and_values_bytes(layers, max_rows, num_kv_heads, max_len, head_dim, each)
 
     @torch.inference_mode()
     def prefill(self, cache: GrowingCache, token_ids_PL: Tensor, lengths_P: Tensor, copies_P: Sequence[int]) -> Tensor:

@@ -28,18 +28,18 @@ class HfGenerator:
         self,
         prompts: Sequence[Sequence[int]],
         max_new_tokens: int,
-        stop_ids: Sequence[int],
         pick: Callable[[Tensor, int], Tensor],
+        ended: Callable[[], Tensor],
     ) -> None:
-        """Continue every row until it has drawn a stop token or `max_new_tokens`.
+        """Continue every row until it has ended or has `max_new_tokens`.
 
         Args:
             prompts: token ids, at least one each.
             max_new_tokens: tokens of the longest continuation.
-            stop_ids: each ends its row.
             pick: ([B, V] float32 logits, tokens so far) -> [B] int64 the next tokens; rows that ended are asked too.
+            ended: [B] bool after each token: the row needs no more.
         """
-        from transformers import GenerationConfig, LogitsProcessorList
+        from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
         longest = max(map(len, prompts))
         ids_BL = torch.zeros((len(prompts), longest), dtype=torch.int64)
@@ -56,7 +56,7 @@ class HfGenerator:
             max_length=None,
             min_length=0,
             repetition_penalty=1.0,
-            eos_token_id=list(stop_ids) or None,
+            eos_token_id=None,
             pad_token_id=0,
             bos_token_id=None,
             use_cache=True,
@@ -71,6 +71,7 @@ class HfGenerator:
                     attention_mask=real_BL.to(device),
                     generation_config=settings,
                     logits_processor=LogitsProcessorList([_Picked(pick, longest)]),
+                    stopping_criteria=StoppingCriteriaList([_Ended(ended)]),
                 )
         finally:
             model.generation_config = own
@@ -86,3 +87,13 @@ class _Picked:
     def __call__(self, input_ids: Any, scores: Tensor) -> Tensor:
         tokens_B = self._pick(scores.float(), input_ids.shape[1] - self._num_prompt)
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens_B[:, None], 0.0)
+
+
+class _Ended:
+    """Asks which rows are done, in the place of stop tokens."""
+
+    def __init__(self, ended: Callable[[], Tensor]) -> None:
+        self._ended = ended
+
+    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Tensor:
+        return self._ended()

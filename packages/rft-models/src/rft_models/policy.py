@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from rft_models.backbone import Backbone, Probe, follows_its_own, own_attention, refuse_difference
+from rft_models.backbone import Backbone, Probe, States, follows_its_own, own_attention, refuse_difference
 from rft_models.directories import no_progress_bars
 from rft_models.freezing import FreezeRules, Frozen, TrainedRows, freeze
 from rft_models.fused_loss import LossOutputs, TokenObjective
 from rft_models.head import head_of
 from rft_models.logprobs import KEPT_LOGITS
 from rft_models.router import Router, RouterBalance, balance, count_experts, router_of, verify_router
+from rft_models.sequence_split import SequenceRanks, rows_here
 from rft_models.varlen_attention import VarlenKernel
 
 if TYPE_CHECKING:
     from rft_models.decode import DecodableModel
     from rft_models.text import HfTextCodec
+
+
+Batch = tuple[Tensor, Tensor, Tensor, Tensor]
+"""token_ids_T, positions_T, segment_ids_T, wanted_T."""
+
+
+class Compute(Protocol):
+    """Calls a function; what stands around the call is its own."""
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any: ...
+
+
+def _directly(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
 
 
 class CausalPolicy:
@@ -48,6 +63,24 @@ class CausalPolicy:
         self.head = head_of(model, where)
         self._backbone = Backbone(model.get_decoder(), packed=packed, kernel=kernel)
         self._trained_rows = TrainedRows()
+        self._compute: Compute = _directly
+
+    def compute_through(self, compute: Compute) -> None:
+        """Let every forward run inside `compute(function, *arguments)`, for weights that have to be gathered first."""
+        self._compute = compute
+
+    def split_sequences(self, ranks: SequenceRanks) -> None:
+        """Compute every packed row together with other ranks, which must make the same calls.
+
+        Raises:
+            OptionsError: the model's own attention is used, which needs whole rows.
+        """
+        self._backbone.split_over(ranks, self.where)
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The decoder's layers in order: what can be gathered, recomputed or placed one at a time."""
+        return list(self.model.get_decoder().layers)
 
     @property
     def packed(self) -> bool:
@@ -80,10 +113,22 @@ class CausalPolicy:
             ([T] log-probabilities, [T] entropies or None), float32 (float64 for float64 weights),
             0 where not wanted and at the first token of a segment, which nothing predicts.
         """
-        hidden_KD, place_T = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T)
-        tokens_R, rows_R = _predictions(segment_ids_T, wanted_T, place_T)
+        return self._compute(
+            self._token_logprobs,
+            (token_ids_T, positions_T, segment_ids_T, wanted_T),
+            temperature,
+            with_entropy,
+            entropy_gradient,
+        )
+
+    def _token_logprobs(
+        self, batch: Batch, temperature: float, with_entropy: bool, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        token_ids_T, positions_T, segment_ids_T, wanted_T = batch
+        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T)
+        tokens_R, rows_R = _predictions(segment_ids_T, wanted_T, states)
         return self._head_logprobs(
-            hidden_KD, token_ids_T, tokens_R, rows_R, temperature, with_entropy, entropy_gradient
+            states.hidden_KD, token_ids_T, tokens_R, rows_R, temperature, with_entropy, entropy_gradient
         )
 
     def prefers_fused_loss(self, num_rows: int) -> bool:
@@ -118,18 +163,23 @@ class CausalPolicy:
         Returns:
             The loss, which can go backward once, and [T] log-probabilities and entropies without gradient.
         """
-        hidden_KD, place_T = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T)
-        tokens_R, rows_R = _predictions(segment_ids_T, wanted_T, place_T)
+        batch = (token_ids_T, positions_T, segment_ids_T, wanted_T)
+        return LossOutputs(*self._compute(self._fused_loss, batch, objective, temperature))
+
+    def _fused_loss(self, batch: Batch, objective: TokenObjective, temperature: float) -> tuple[Tensor, ...]:
+        token_ids_T, positions_T, segment_ids_T, wanted_T = batch
+        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T)
+        tokens_R, rows_R = _predictions(segment_ids_T, wanted_T, states)
         found = self.head.loss(
-            hidden_KD.index_select(0, rows_R),
+            states.hidden_KD.index_select(0, rows_R),
             token_ids_T.index_select(0, tokens_R),
             lambda logprobs_N, entropy_N, rows_N: objective(logprobs_N, entropy_N, tokens_R[rows_N]),
             temperature=temperature,
             chunk_size=self.head_chunk_size,
         )
         zeros_T = torch.zeros(token_ids_T.shape[0], dtype=found.logprobs.dtype, device=found.logprobs.device)
-        spread = [zeros_T.index_copy(0, tokens_R, values) for values in (found.logprobs, found.entropy)]
-        return LossOutputs(found.loss, *spread)
+        spread = [self._merged(zeros_T.index_copy(0, tokens_R, values)) for values in (found.logprobs, found.entropy)]
+        return found.loss, *spread
 
     def token_logprobs_and_balance(
         self,
@@ -147,22 +197,42 @@ class CausalPolicy:
 
         `expert_counts_E` are the counts of the whole step (`expert_counts`, summed); None: this batch is the step.
         """
-        router, logits = self.router, list[Tensor]()
-        hidden_KD, place_T = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, routed=logits)
-        tokens_R, rows_R = _predictions(segment_ids_T, wanted_T, place_T)
-        logprobs_T, entropy_T = self._head_logprobs(
-            hidden_KD, token_ids_T, tokens_R, rows_R, temperature, with_entropy, entropy_gradient
+        batch = (token_ids_T, positions_T, segment_ids_T, wanted_T)
+        logprobs_T, entropy_T, *share = self._compute(
+            self._logprobs_and_balance, batch, expert_counts_E, temperature, with_entropy, entropy_gradient
         )
-        return logprobs_T, entropy_T, balance(logits, rows_R, router, expert_counts_E)
+        return logprobs_T, entropy_T, RouterBalance(*share)
+
+    def _logprobs_and_balance(
+        self,
+        batch: Batch,
+        expert_counts_E: Tensor | None,
+        temperature: float,
+        with_entropy: bool,
+        entropy_gradient: bool,
+    ) -> tuple[Tensor | None, ...]:
+        token_ids_T, positions_T, segment_ids_T, wanted_T = batch
+        router, logits = self.router, list[Tensor]()
+        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, routed=logits)
+        tokens_R, rows_R = _predictions(segment_ids_T, wanted_T, states)
+        logprobs_T, entropy_T = self._head_logprobs(
+            states.hidden_KD, token_ids_T, tokens_R, rows_R, temperature, with_entropy, entropy_gradient
+        )
+        found = balance(logits, rows_R, router, expert_counts_E)
+        return logprobs_T, entropy_T, found.share, found.max_load
 
     @torch.no_grad()
     def expert_counts(
         self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor
     ) -> Tensor:
         """[E] float64: rows that go to each expert, see `count_experts`. A forward of the backbone."""
+        return self._compute(self._expert_counts, (token_ids_T, positions_T, segment_ids_T, wanted_T))
+
+    def _expert_counts(self, batch: Batch) -> Tensor:
+        token_ids_T, positions_T, segment_ids_T, wanted_T = batch
         router, logits = self.router, list[Tensor]()
-        _, place_T = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, routed=logits)
-        return count_experts(logits, _predictions(segment_ids_T, wanted_T, place_T)[1], router)
+        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, routed=logits)
+        return count_experts(logits, _predictions(segment_ids_T, wanted_T, states)[1], router)
 
     @cached_property
     def router(self) -> Router:
@@ -202,12 +272,16 @@ class CausalPolicy:
             chunk_size=self.head_chunk_size,
         )
         zeros_T = torch.zeros(token_ids_T.shape[0], dtype=logprobs_R.dtype, device=logprobs_R.device)
-        entropy_T = None if entropy_R is None else zeros_T.index_copy(0, tokens_R, entropy_R)
-        return zeros_T.index_copy(0, tokens_R, logprobs_R), entropy_T
+        entropy_T = None if entropy_R is None else self._merged(zeros_T.index_copy(0, tokens_R, entropy_R))
+        return self._merged(zeros_T.index_copy(0, tokens_R, logprobs_R)), entropy_T
+
+    def _merged(self, values_T: Tensor) -> Tensor:
+        """With the places that other ranks computed."""
+        return values_T if self._backbone.split is None else self._backbone.split.merge(values_T)
 
     def hidden_states(self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor) -> Tensor:
         """[T, D] final hidden states (after the last norm), each seeing its own segment only."""
-        return self._backbone.hidden_states(token_ids_T, positions_T, segment_ids_T)
+        return self._compute(self._backbone.hidden_states, token_ids_T, positions_T, segment_ids_T)
 
     def verify(self) -> None:
         """Compare the packed forward and the head with the model's own forward on two short segments.
@@ -261,13 +335,21 @@ class CausalPolicy:
             if parameter.requires_grad:
                 yield self._trained_rows.replace(name, parameter)
 
-    def save_pretrained(self, directory: str | Path) -> None:
-        """Write a complete Hugging Face directory: safetensors weights, configuration, tokenizer."""
+    def save_pretrained(self, directory: str | Path, weights: dict[str, Tensor] | None = None) -> None:
+        """Write a complete Hugging Face directory: safetensors weights, configuration, tokenizer.
+
+        `weights` are those to write in place of the model's own, by the names of its state.
+        """
         Path(directory).mkdir(parents=True, exist_ok=True)
         with no_progress_bars():
-            self.model.save_pretrained(str(directory))
+            self.model.save_pretrained(str(directory), state_dict=weights)
         if self.codec is not None:
             self.codec.save_pretrained(directory)
+
+    def snapshot(self, copy: Callable[[str, Tensor], Tensor]) -> Callable[[Path], None]:
+        """`save_pretrained` of the weights as they are now: each is copied by `copy(name, tensor)`."""
+        weights = {name: copy(name, tensor) for name, tensor in self.model.state_dict().items()}
+        return lambda directory: self.save_pretrained(directory, weights)
 
     @property
     def num_parameters(self) -> int:
@@ -294,7 +376,8 @@ class CausalPolicy:
         return self.train(False)
 
 
-def _predictions(segment_ids_T: Tensor, wanted_T: Tensor, place_T: Tensor | None) -> tuple[Tensor, Tensor]:
-    """([R] wanted tokens that something predicts, [R] the rows of the states that predict them)."""
+def _predictions(segment_ids_T: Tensor, wanted_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
+    """([R] wanted tokens that something here predicts, [R] the rows of the states that predict them)."""
     tokens_R = (wanted_T.to(torch.bool) & follows_its_own(segment_ids_T)).nonzero()[:, 0]
-    return tokens_R, tokens_R - 1 if place_T is None else place_T[tokens_R - 1]
+    rows_R = tokens_R - 1 if states.place_T is None else states.place_T[tokens_R - 1]
+    return (tokens_R, rows_R) if states.here is None else rows_here(tokens_R, rows_R, states.here)

@@ -13,7 +13,7 @@ from torch import Tensor
 from rft_trainer.packing import pack
 from rft_trainer.protocols import Collectives, Policy
 from rft_trainer.records import RolloutGroup, TrainingSample
-from rft_trainer.response_numbers import ResponseNumbers
+from rft_trainer.response_numbers import Forward, ResponseNumbers
 
 
 class LogprobAnnotator:
@@ -28,13 +28,19 @@ class LogprobAnnotator:
         max_tokens: int,
         temperature: float,
         device: str = "cpu",
+        in_step: bool = False,
     ) -> None:
+        """`in_step` as in `ResponseNumbers`."""
         self._policy = policy
         self._temperature = temperature
         self._device = device
-        caps = {"max_sequences": max_sequences, "max_tokens": max_tokens}
-        self._all_ranks = ResponseNumbers(self._logprobs, collectives, **caps)
-        self._all_entropies = ResponseNumbers(self._entropies, collectives, **caps)
+
+        def numbers(forward: Forward) -> ResponseNumbers:
+            return ResponseNumbers(
+                forward, collectives, max_sequences=max_sequences, max_tokens=max_tokens, in_step=in_step
+            )
+
+        self._all_ranks, self._all_entropies = numbers(self._logprobs), numbers(self._entropies)
 
     def __call__(self, groups: Sequence[RolloutGroup]) -> list[tuple[float, ...]]:
         """One tuple a rollout in `flat_rollouts` order, one number a response token."""

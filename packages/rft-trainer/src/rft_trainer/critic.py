@@ -14,7 +14,7 @@ from rft_algos.algorithms import Aggregation
 from rft_algos.objectives import LossOutput, token_weights
 from rft_algos.value import clipped_value_loss, value_clipped, value_moments
 from rft_trainer.metrics import MetricTotals
-from rft_trainer.packing import count, own_micro_batches, pack
+from rft_trainer.packing import count, idle_batches, own_micro_batches, pack
 from rft_trainer.protocols import Collectives, Critic, Optimizer
 from rft_trainer.records import Counts, RolloutGroup, TokenBatch, TrainingSample
 from rft_trainer.response_numbers import ResponseNumbers
@@ -32,10 +32,14 @@ class ValueAnnotator:
         max_sequences: int,
         max_tokens: int,
         device: str = "cpu",
+        in_step: bool = False,
     ) -> None:
+        """`in_step` as in `ResponseNumbers`."""
         self._critic = critic
         self._device = device
-        self._all_ranks = ResponseNumbers(self._values, collectives, max_sequences=max_sequences, max_tokens=max_tokens)
+        self._all_ranks = ResponseNumbers(
+            self._values, collectives, max_sequences=max_sequences, max_tokens=max_tokens, in_step=in_step
+        )
 
     def __call__(self, groups: Sequence[RolloutGroup]) -> list[tuple[float, ...]]:
         """One tuple a rollout in `flat_rollouts` order, one number a response token: its value before it is sampled."""
@@ -109,7 +113,10 @@ class CriticUpdater:
         learning_rate: Callable[[int], float],
         device: str = "cpu",
         pin_memory: bool = False,
+        in_step: bool = False,
     ) -> None:
+        """`in_step`: every forward and backward is an exchange, so all ranks must make equally many."""
+        self._in_step = in_step
         self._critic = critic
         self._optimizer = optimizer
         self._objective = objective
@@ -131,11 +138,14 @@ class CriticUpdater:
         counts = count(samples)
         ranks = self._collectives
         micro_batches = own_micro_batches(samples, ranks.rank, ranks.world_size, self._micro_batching.cut)
-        for chosen in micro_batches:
+        idle = idle_batches(samples, ranks, self._micro_batching.cut, self._device) if self._in_step else []
+        for number, chosen in enumerate(micro_batches, start=1):
             batch = pack(chosen, self._device, pin_memory=self._pin_memory)
             output = self._objective(batch, _values(self._critic, batch), counts)
-            self._optimizer.backward(output.loss)
+            self._optimizer.backward(output.loss, last=number == len(micro_batches) + len(idle))
             totals.add(output.metrics)
+        for number, batch in enumerate(idle, start=1):
+            self._optimizer.backward(_values(self._critic, batch).sum() * 0.0, last=number == len(idle))
         if ranks.rank == 0:
             totals.add({"critic/explained_variance": explained_variance(samples)})
         learning_rate = self._learning_rate(update_index)

@@ -2,42 +2,88 @@
 
 Both say log p(token | earlier tokens) of the same weights; what lies between them is arithmetic:
 kernels, caches, precision, another vocabulary width, or weights that are not the same after all.
-A ratio of the two enters every loss, so the gap is the error of that ratio, in nats.
+A ratio of the two enters every loss, so the gap is the error of that ratio, in nats. Where top-p cuts,
+the log of the mass that was kept is compared likewise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from rft_algos.sampling import kept_tokens, temperature_scaled_logprobs
 from rft_trainer.protocols import Engine, Policy
 
 Verdict = Literal["equal", "close", "apart"]
-EQUAL = 1e-4
-"""Nats at the worst token: what the order of float32 sums explains."""
-CLOSE = (0.02, 0.3)
-"""Mean and largest gap in nats that 16-bit arithmetic explains: ratios within 2 % on average, 35 % at the worst."""
+VERDICTS: tuple[Verdict, ...] = ("equal", "close", "apart")
+
+NextTokenLogits = Callable[[Tensor, Tensor, Tensor, Tensor], Iterable[Tensor]]
+"""(token ids [T], positions [T], segment ids [T], wanted [T] bool) -> chunks [R, V] of the logits that predict the
+wanted tokens, in their order, before any temperature."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Gaps in nats that the precision of the weights explains."""
+
+    equal: float
+    """At the worst token: the order of sums."""
+    mean: float
+    """On average, for a gap that is close; and how far rounding moves a cumulative probability that top-p cuts at."""
+    largest: float
+    """At the worst token, for a gap that is close."""
+
+
+FULL = Limits(equal=1e-4, mean=1e-4, largest=1e-3)
+"""float32 and float64: what other kernels, other blocks and another order of sums come to."""
+HALF = Limits(equal=1e-4, mean=0.02, largest=0.3)
+"""16 bits: ratios within 2 % on average, 35 % at the worst."""
+
+
+def limits_of(dtype: torch.dtype) -> Limits:
+    """The limits for weights of this type."""
+    return HALF if dtype.itemsize <= 2 else FULL
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """|log p_engine - log p_trainer| over all drawn tokens, in nats."""
+    """|engine - trainer| over all drawn tokens, in nats; not a number where one of the two is not."""
 
     num_tokens: int
     mean: float
     p99: float
     largest: float
 
-    @property
-    def verdict(self) -> Verdict:
+    @classmethod
+    def of(cls, gaps_N: Tensor) -> Gap:
+        """The figures of [N] float64 distances."""
+        return cls(gaps_N.numel(), float(gaps_N.mean()), float(gaps_N.quantile(0.99)), float(gaps_N.max()))
+
+    def verdict(self, limits: Limits) -> Verdict:
         """What explains a gap of this size."""
-        if self.largest <= EQUAL:
+        if self.largest <= limits.equal:
             return "equal"
-        return "close" if self.mean <= CLOSE[0] and self.largest <= CLOSE[1] else "apart"
+        return "close" if self.mean <= limits.mean and self.largest <= limits.largest else "apart"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGap:
+    """One drawn token with what the engine and the trainer say of it."""
+
+    prompt: int
+    sample: int
+    """Number of the sample among those of its prompt."""
+    position: int
+    """Number of the token in the completion, from 0."""
+    token_id: int
+    engine: float
+    """log p of the engine, in nats."""
+    trainer: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +96,43 @@ class Draw:
     stop_token_ids: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one draw of an engine and the trainer's forward on it came to."""
+
+    limits: Limits
+    gap: Gap
+    worst: TokenGap
+    num_beyond: int
+    """Tokens with a gap above `limits.largest`."""
+    kept_mass: Gap | None
+    """Distance of the logs of the mass that top-p kept; None where nothing was cut off or nothing was compared."""
+    worst_kept: TokenGap | None
+    """The token with the largest of these; its two numbers are logs of the kept mass."""
+    num_outside: int
+    """Drawn tokens that are not among those which the trainer's own probabilities keep."""
+    samples: tuple[tuple[int, ...], ...]
+    """The drawn tokens, prompt after prompt."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worse one of the log-probs and of the kept mass; a token from outside the kept set is apart."""
+        found: list[Verdict] = [self.gap.verdict(self.limits), "apart" if self.num_outside else "equal"]
+        if self.kept_mass is not None:
+            found.append(self.kept_mass.verdict(self.limits))
+        return max(found, key=VERDICTS.index)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    prompt: int
+    number: int
+    prompt_ids: list[int]
+    token_ids: list[int]
+    logprobs: list[float]
+    log_kept_mass: list[float]
+
+
 def measure_gap(
     engine: Engine,
     policy: Policy,
@@ -57,9 +140,11 @@ def measure_gap(
     keys: Sequence[Sequence[int]],
     draw: Draw,
     *,
+    limits: Limits = FULL,
+    logits: NextTokenLogits | None = None,
     device: torch.device | str = "cpu",
     sequences_at_once: int = 16,
-) -> Gap:
+) -> Measured:
     """Let the engine draw, score the same tokens with the trainer's forward, compare.
 
     Args:
@@ -68,12 +153,46 @@ def measure_gap(
         prompts: token ids, at least one each.
         keys: for each prompt the keys of its samples.
         draw: how.
+        limits: what the precision of the weights explains.
+        logits: whole rows of the trainer's logits, to compare the mass that top-p kept; None = it is not compared.
         device: where the policy is.
         sequences_at_once: sequences of one forward.
-
-    Returns:
-        The gap over all tokens of all samples.
     """
+    samples = _drawn(engine, prompts, keys, draw)
+    scored: list[Tensor] = []
+    kept: list[_Kept] = []
+    for first in range(0, len(samples), sequences_at_once):
+        chosen = samples[first : first + sequences_at_once]
+        pack = _pack([(sample.prompt_ids, sample.token_ids) for sample in chosen], device)
+        scored.append(_logprobs(policy, pack, draw.temperature))
+        if logits is not None and draw.top_p < 1.0:
+            mass_N = _flat([sample.log_kept_mass for sample in chosen])
+            kept.append(_kept_masses(logits, pack, draw, mass_N, limits.mean))
+    trainer_N, engine_N = torch.cat(scored), _flat([sample.logprobs for sample in samples])
+    gaps_N = (trainer_N - engine_N).abs()
+    return Measured(
+        limits=limits,
+        gap=Gap.of(gaps_N),
+        worst=_token(samples, int(gaps_N.argmax()), engine_N, trainer_N),
+        num_beyond=int((~(gaps_N <= limits.largest)).sum()),
+        kept_mass=Gap.of(torch.cat([part.gaps_N for part in kept])) if kept else None,
+        worst_kept=_worst_kept(samples, kept) if kept else None,
+        num_outside=sum(part.num_outside for part in kept),
+        samples=tuple(tuple(sample.token_ids) for sample in samples),
+    )
+
+
+def scored_tokens(
+    policy: Policy, pairs: Sequence[tuple[list[int], list[int]]], temperature: float, device: torch.device | str
+) -> list[list[float]]:
+    """For each (prompt, continuation) the policy's log-prob of every token of the continuation, in nats."""
+    values = iter(_logprobs(policy, _pack(pairs, device), temperature))
+    return [[float(next(values)) for _ in new] for _, new in pairs]
+
+
+def _drawn(
+    engine: Engine, prompts: Sequence[Sequence[int]], keys: Sequence[Sequence[int]], draw: Draw
+) -> list[_Sample]:
     found = engine.generate(
         prompts,
         keys,
@@ -82,39 +201,98 @@ def measure_gap(
         max_new_tokens=draw.max_new_tokens,
         stop_token_ids=draw.stop_token_ids,
     )
-    pairs = [
-        (list(prompt), list(completion.token_ids), list(completion.logprobs))
-        for prompt, completions in zip(prompts, found, strict=True)
-        for completion in completions
+    return [
+        _Sample(p, s, list(prompt), list(one.token_ids), list(one.logprobs), list(one.log_kept_mass))
+        for p, (prompt, completions) in enumerate(zip(prompts, found, strict=True))
+        for s, one in enumerate(completions)
     ]
-    gaps: list[Tensor] = []
-    for first in range(0, len(pairs), sequences_at_once):
-        chosen = pairs[first : first + sequences_at_once]
-        scored_T, is_new_T = _scored(policy, [(a, b) for a, b, _ in chosen], draw.temperature, device)
-        drawn = torch.tensor([value for _, _, values in chosen for value in values], dtype=torch.float64)
-        gaps.append((scored_T[is_new_T].to("cpu", torch.float64) - drawn).abs())
-    gap = torch.cat(gaps)
-    return Gap(gap.numel(), float(gap.mean()), float(gap.quantile(0.99)), float(gap.max()))
 
 
-def scored_tokens(
-    policy: Policy, pairs: Sequence[tuple[list[int], list[int]]], temperature: float, device: torch.device | str
-) -> list[list[float]]:
-    """For each (prompt, continuation) the policy's log-prob of every token of the continuation, in nats."""
-    logprobs_T, is_new_T = _scored(policy, pairs, temperature, device)
-    values = iter(logprobs_T[is_new_T].to("cpu", torch.float64))
-    return [[float(next(values)) for _ in new] for _, new in pairs]
+@dataclass(frozen=True, slots=True)
+class _Pack:
+    """Sequences laid one after another; `is_new_T` marks what was drawn."""
+
+    token_ids_T: Tensor
+    positions_T: Tensor
+    segment_ids_T: Tensor
+    is_new_T: Tensor
+
+
+def _pack(pairs: Sequence[tuple[list[int], list[int]]], device: torch.device | str) -> _Pack:
+    rows = [prompt + new for prompt, new in pairs]
+    return _Pack(
+        torch.tensor([token for row in rows for token in row], device=device),
+        torch.cat([torch.arange(len(row)) for row in rows]).to(device),
+        torch.cat([torch.full((len(row),), number) for number, row in enumerate(rows)]).to(device),
+        torch.cat([torch.arange(len(p) + len(n)) >= len(p) for p, n in pairs]).to(device),
+    )
 
 
 @torch.no_grad()
-def _scored(
-    policy: Policy, pairs: Sequence[tuple[list[int], list[int]]], temperature: float, device: torch.device | str
-) -> tuple[Tensor, Tensor]:
-    """([T] log-probs of the packed sequences, [T] bool: the token was drawn)."""
-    ids = [prompt + new for prompt, new in pairs]
-    token_ids_T = torch.tensor([token for row in ids for token in row], device=device)
-    positions_T = torch.cat([torch.arange(len(row)) for row in ids]).to(device)
-    segment_ids_T = torch.cat([torch.full((len(row),), number) for number, row in enumerate(ids)]).to(device)
-    is_new_T = torch.cat([torch.arange(len(p) + len(n)) >= len(p) for p, n in pairs]).to(device)
-    logprobs_T, _ = policy.token_logprobs(token_ids_T, positions_T, segment_ids_T, is_new_T, temperature=temperature)
-    return logprobs_T, is_new_T
+def _logprobs(policy: Policy, pack: _Pack, temperature: float) -> Tensor:
+    """[N] float64 on the host: the policy's log-prob of every drawn token."""
+    logprobs_T, _ = policy.token_logprobs(
+        pack.token_ids_T, pack.positions_T, pack.segment_ids_T, pack.is_new_T, temperature=temperature
+    )
+    return logprobs_T[pack.is_new_T].to("cpu", torch.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """The log mass that the trainer's probabilities keep, [N] float64, and the engine's distance from it."""
+
+    gaps_N: Tensor
+    trainer_N: Tensor
+    num_outside: int
+
+
+def _flat(rows: Sequence[Sequence[float]]) -> Tensor:
+    return torch.tensor([value for row in rows for value in row], dtype=torch.float64)
+
+
+@torch.no_grad()
+def _kept_masses(logits: NextTokenLogits, pack: _Pack, draw: Draw, mass_N: Tensor, slack: float) -> _Kept:
+    """What top-p keeps of the trainer's probabilities, beside the engine's [N] logs of the kept mass.
+
+    Where top-p cuts is a jump: a token more or less is kept when rounding moves a sum across the bound.
+    So the engine's mass is held against the kept sets at top-p and at top-p -/+ `slack`; the nearest counts,
+    and a drawn token is outside where the largest of the three lacks it.
+    """
+    bounds = [max(draw.top_p - slack, 1e-9), draw.top_p, min(draw.top_p + slack, 1.0)]
+    drawn_N = pack.token_ids_T[pack.is_new_T]
+    found: list[Tensor] = []
+    outside, start = 0, 0
+    for logits_RV in logits(pack.token_ids_T, pack.positions_T, pack.segment_ids_T, pack.is_new_T):
+        logprobs_RV = temperature_scaled_logprobs(logits_RV, draw.temperature)
+        kept = [kept_tokens(logprobs_RV, bound, 0, 0.0) for bound in bounds]
+        found.append(torch.stack([_log_mass(logprobs_RV, kept_RV) for kept_RV in kept], dim=1))
+        rows = slice(start, start + logits_RV.shape[0])
+        outside += int((~kept[-1].gather(1, drawn_N[rows, None])).sum())
+        start = rows.stop
+    assert start == mass_N.numel(), f"{start} rows of logits for {mass_N.numel()} tokens"
+    masses_N3 = torch.cat(found)
+    nearest_N1 = (masses_N3 - mass_N[:, None]).abs().argmin(1, keepdim=True)
+    trainer_N = masses_N3.gather(1, nearest_N1)[:, 0]
+    return _Kept((trainer_N - mass_N).abs(), trainer_N, outside)
+
+
+def _log_mass(logprobs_RV: Tensor, kept_RV: Tensor) -> Tensor:
+    """[R] float64 on the host; 0 where everything is kept."""
+    return logprobs_RV.double().masked_fill(~kept_RV, -math.inf).logsumexp(1).clamp(max=0.0).cpu()
+
+
+def _worst_kept(samples: Sequence[_Sample], kept: Sequence[_Kept]) -> TokenGap:
+    place = int(torch.cat([part.gaps_N for part in kept]).argmax())
+    engine_N = _flat([sample.log_kept_mass for sample in samples])
+    return _token(samples, place, engine_N, torch.cat([part.trainer_N for part in kept]))
+
+
+def _token(samples: Sequence[_Sample], place: int, engine_N: Tensor, trainer_N: Tensor) -> TokenGap:
+    """The token at `place` among all drawn ones."""
+    left = place
+    for sample in samples:
+        if left < len(sample.token_ids):
+            token = sample.token_ids[left]
+            return TokenGap(sample.prompt, sample.number, left, token, float(engine_N[place]), float(trainer_N[place]))
+        left -= len(sample.token_ids)
+    raise AssertionError("unreachable")

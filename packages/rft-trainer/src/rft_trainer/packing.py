@@ -12,6 +12,7 @@ from itertools import chain
 import torch
 
 from rft_algos.errors import OptionsError
+from rft_trainer.protocols import Collectives
 from rft_trainer.records import Counts, TokenBatch, TrainingSample
 
 
@@ -79,6 +80,28 @@ def own_micro_batches(
     mine = assign_to_ranks([sample.num_tokens for sample in samples], world_size)[rank]
     share = [samples[index] for index in mine]
     return [[share[i] for i in indices] for indices in cut([sample.num_tokens for sample in share])]
+
+
+def num_idle_turns(
+    num_tokens: Sequence[int], rank: int, world_size: int, cut: Callable[[Sequence[int]], list[list[int]]]
+) -> int:
+    """How many micro-batches fewer this rank has than the one that has most; every rank computes it by itself."""
+    shares = assign_to_ranks(num_tokens, world_size)
+    turns = [len(cut([num_tokens[index] for index in share])) for share in shares]
+    return max(turns) - turns[rank]
+
+
+def idle_batches(
+    samples: Sequence[TrainingSample],
+    ranks: Collectives,
+    cut: Callable[[Sequence[int]], list[list[int]]],
+    device: torch.device | str,
+) -> list[TokenBatch]:
+    """A short batch for every micro-batch that another rank has more, for forwards that are exchanges."""
+    if not samples:
+        return []
+    turns = num_idle_turns([sample.num_tokens for sample in samples], ranks.rank, ranks.world_size, cut)
+    return [pack([min(samples, key=lambda sample: sample.num_tokens)], device)] * turns
 
 
 def _check_fits(num_tokens: Sequence[int], max_tokens: int) -> None:

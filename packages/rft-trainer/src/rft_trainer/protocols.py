@@ -179,7 +179,10 @@ class StepOutcome(Protocol):
 class Optimizer(Protocol):
     """Gradients summed over ranks, clipped, refused when not finite, then applied."""
 
-    def backward(self, loss: Tensor) -> None: ...
+    def backward(self, loss: Tensor, *, last: bool = False) -> None:
+        """Add the gradient of a micro-batch; `last`: none comes after it before `step`."""
+        ...
+
     def step(self, learning_rate: float) -> StepOutcome: ...
     def state_tensors(self) -> dict[str, Tensor]: ...
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None: ...
@@ -204,14 +207,25 @@ class ResponseDecoder(Protocol):
 
 
 class CheckpointWriter(Protocol):
-    """Writes one checkpoint so that a kill at any instant leaves the old one or the new one."""
+    """Writes one checkpoint so that a kill at any instant leaves the old one or the new one; called on every rank."""
 
     def save(
         self,
         step: int,
         *,
-        tensors: Mapping[str, Mapping[str, Tensor]],
+        tensors: Mapping[str, object],
         records: Mapping[str, object],
         policy: SavablePolicy,
         metadata: Mapping[str, object],
-    ) -> None: ...
+    ) -> None:
+        """Take the state as it is now; it may be written after the call."""
+        ...
+
+    @property
+    def failed(self) -> bool:
+        """Whether what was taken could not be written."""
+        ...
+
+    def wait(self) -> None:
+        """Until what was taken is written and verified; raises what went wrong."""
+        ...

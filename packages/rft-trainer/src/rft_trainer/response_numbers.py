@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rft_trainer.packing import assign_to_ranks, cut_in_order
+from rft_trainer.packing import assign_to_ranks, cut_in_order, num_idle_turns
 from rft_trainer.protocols import Collectives
 from rft_trainer.records import RolloutGroup, TrainingSample
 from rft_trainer.samples import build_samples, flat_rollouts
@@ -19,7 +19,17 @@ Forward = Callable[[Sequence[TrainingSample]], Tensor]
 class ResponseNumbers:
     """Runs a forward on this rank's share of the rollouts and exchanges what it gives."""
 
-    def __init__(self, forward: Forward, collectives: Collectives, *, max_sequences: int, max_tokens: int) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        collectives: Collectives,
+        *,
+        max_sequences: int,
+        max_tokens: int,
+        in_step: bool = False,
+    ) -> None:
+        """`in_step`: every forward is an exchange, so all ranks must make equally many."""
+        self._in_step = in_step
         self._forward = forward
         self._collectives = collectives
         self._max_sequences = max_sequences
@@ -33,17 +43,27 @@ class ResponseNumbers:
         mine = assign_to_ranks([s.num_tokens for s in samples], self._collectives.world_size)
         share = mine[self._collectives.rank]
         found = dict(zip(share, self._of_share([samples[i] for i in share]), strict=True))
+        if self._in_step and samples:
+            self._keep_in_step(samples)
         if self._collectives.world_size > 1:
             found = self._exchange(samples, mine, found)
         return [found[i] for i in range(len(samples))]
 
     def _of_share(self, samples: Sequence[TrainingSample]) -> list[tuple[float, ...]]:
         result: list[tuple[float, ...]] = []
-        for cut in cut_in_order([s.num_tokens for s in samples], self._max_sequences, self._max_tokens):
+        for cut in self._cut([s.num_tokens for s in samples]):
             chosen = [samples[i] for i in cut]
             rows = self._forward(chosen).cpu().split([s.num_tokens for s in chosen])
             result += [tuple(row[s.prompt_length :].tolist()) for row, s in zip(rows, chosen, strict=True)]
         return result
+
+    def _cut(self, num_tokens: Sequence[int]) -> list[list[int]]:
+        return cut_in_order(num_tokens, self._max_sequences, self._max_tokens)
+
+    def _keep_in_step(self, samples: Sequence[TrainingSample]) -> None:
+        ranks, lengths = self._collectives, [s.num_tokens for s in samples]
+        for _ in range(num_idle_turns(lengths, ranks.rank, ranks.world_size, self._cut)):
+            self._forward([min(samples, key=lambda s: s.num_tokens)])
 
     def _exchange(
         self, samples: Sequence[TrainingSample], mine: list[list[int]], found: dict[int, tuple[float, ...]]

@@ -6,7 +6,7 @@ backward pass: one forward more without gradient, except where the step is one m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,9 +35,11 @@ class BalancedForward:
         self._counts_E: Tensor | None = None
         self._last: BalanceShare | None = None
 
-    def begin(self, micro_batches: Iterable[TokenBatch]) -> None:
-        """Count this rank's micro-batches of a step and add up over ranks; every rank calls it, also one without."""
-        batches = list(micro_batches)
+    def begin(self, batches: Sequence[TokenBatch], idle: Sequence[TokenBatch] = ()) -> None:
+        """Count this rank's micro-batches of a step and add up over ranks; every rank calls it, also one without.
+
+        `idle` ones are computed and not counted, where every forward is an exchange.
+        """
         self._counts_E = None
         if len(batches) == 1 and self._collectives.world_size == 1:
             return
@@ -47,6 +49,8 @@ class BalancedForward:
                 batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T
             )
             counts_E += found_E.cpu()
+        for batch in idle:
+            self._policy.expert_counts(batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T)
         self._counts_E = self._collectives.sum(counts_E)
 
     def token_logprobs(self, *batch: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:

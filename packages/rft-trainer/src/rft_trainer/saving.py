@@ -1,22 +1,30 @@
-"""When a run is saved, and what of it: every part that changes while training is in the checkpoint."""
+"""When a run is saved, and what of it: every part that changes while training is in the checkpoint.
+
+A save may be written while training goes on; what went wrong with it is raised at the next step
+boundary, on all ranks, and before the run says that it has ended or was saved.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from torch import Tensor
 
-from rft_algos.errors import CheckpointError
+from rft_algos.errors import CheckpointError, PeerError, RftError
 from rft_trainer.finite import refuse_non_finite_weights
 from rft_trainer.protocols import CheckpointWriter, Collectives, Optimizer, SavablePolicy
 from rft_trainer.stopping import agree
 
 
 class StatefulTensors(Protocol):
-    """A part of the run that changes while training and is tensors by name."""
+    """A part of the run that changes while training and is tensors by name.
+
+    One that is shared out over the ranks has `shards()` beside it, which gives this rank's blocks.
+    """
 
     def state_tensors(self) -> dict[str, Tensor]: ...
 
@@ -67,7 +75,7 @@ class SaveSchedule:
 
 
 class Saver:
-    """Collects the state of every registered part and hands it to the checkpoint writer on rank 0."""
+    """Collects the state of every registered part and hands it to the checkpoint writer, on every rank."""
 
     def __init__(
         self,
@@ -96,9 +104,14 @@ class Saver:
         self.saved_step: int | None = None
 
     def due(self, step: int, *, ended_episode: int | None) -> bool:
-        """Whether to save after `step`; time is rank 0's, so that ranks agree."""
+        """Whether to save after `step`; time is rank 0's, so that ranks agree.
+
+        Raises, on every rank, what went wrong with a save that was under way.
+        """
         late = bool(self._schedule.every_seconds) and self._clock() - self._saved_at >= self._schedule.every_seconds
-        (late,) = agree(self._collectives, late and self._collectives.rank == 0)
+        late, failed = agree(self._collectives, late and self._collectives.rank == 0, self._writer.failed)
+        if failed:
+            self._writer.wait()
         by_step = bool(self._schedule.every_steps) and step % self._schedule.every_steps == 0
         every = self._schedule.every_episodes
         by_episode = ended_episode is not None and bool(every) and ended_episode % every == 0
@@ -114,23 +127,43 @@ class Saver:
         refuse_non_finite_weights(
             self._policy.named_parameters(), step=step, last_good=self.saved_step, do=self._resume_command
         )
-        if self._collectives.rank == 0:
+        is_first = self._collectives.rank == 0
+        if is_first:
             self._before_save()
-            self._writer.save(
-                step,
-                tensors={name: part.state_tensors() for name, part in self._tensor_parts.items()},
-                records={name: part.state() for name, part in self._parts.items()},
-                policy=self._policy,
-                metadata={"episode": episode},
-            )
+        self._writer.save(
+            step,
+            tensors={name: _tensors_of(part) for name, part in self._tensor_parts.items()},
+            records={name: part.state() for name, part in self._parts.items()} if is_first else {},
+            policy=self._policy,
+            metadata={"episode": episode},
+        )
         self.saved_step = step
         self._saved_at = self._clock()
+
+    def wait(self) -> None:
+        """Until the last save is on the disk and verified; raises what went wrong with it."""
+        self._writer.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Wait at the end of a run; a run that stops at once, or has lost a rank, does not."""
+        del trace
+        if kind is None:
+            self.wait()
+        elif not isinstance(error, KeyboardInterrupt | PeerError):
+            try:
+                self.wait()
+            except RftError as late:
+                print(f"besides, the last save failed: {late}", file=sys.stderr)
 
     def save_again(self, *, episode: int) -> None:
         """Save the restored step once more, so that it comes after every other checkpoint in the order of saving."""
         step, self.saved_step = self.saved_step, None
         assert step is not None, "nothing was restored"
         self.save(step, episode=episode)
+        self.wait()
 
     def restore(self, step: int, records: Mapping[str, Mapping[str, Any]]) -> None:
         """Hand every part its saved state; a part without one, or a state without a part, is an error."""
@@ -146,3 +179,9 @@ class Saver:
         for name, part in self._parts.items():
             part.load_state(records[name])
         self.saved_step = step
+
+
+def _tensors_of(part: StatefulTensors) -> object:
+    """This rank's blocks of a part that is shared out, all tensors of one that is not."""
+    shards = getattr(part, "shards", None)
+    return part.state_tensors() if shards is None else shards()

@@ -148,7 +148,7 @@ class PlainOptimizer:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = list(parameters)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, *, last: bool = False) -> None:
         """Add to the gradients."""
         loss.backward()
 
@@ -204,6 +204,8 @@ class DigitDecoder:
 class MemoryWriter:
     """Keeps checkpoints in a list instead of on disk."""
 
+    failed = False
+
     def __init__(self) -> None:
         self.saved: list[tuple[int, dict[str, object]]] = []
 
@@ -211,7 +213,7 @@ class MemoryWriter:
         self,
         step: int,
         *,
-        tensors: Mapping[str, Mapping[str, Tensor]],
+        tensors: Mapping[str, object],
         records: Mapping[str, object],
         policy: object,
         metadata: Mapping[str, object],
@@ -219,3 +221,6 @@ class MemoryWriter:
         """Remember the step and its records."""
         del tensors, policy, metadata
         self.saved.append((step, dict(records)))
+
+    def wait(self) -> None:
+        """Nothing is under way."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from typing import Protocol
 
 
 class Phase(StrEnum):
@@ -21,12 +22,25 @@ class Phase(StrEnum):
     SAVE = "save"
 
 
+class PhaseListener(Protocol):
+    """Who wants to know what a rank is doing while it does it."""
+
+    def enter_phase(self, name: str | None) -> None:
+        """The phase from now on; None: between phases."""
+        ...
+
+    def end_step(self) -> None:
+        """A step has ended."""
+        ...
+
+
 class PhaseTimer:
     """Attributes every second to one phase.
 
     A phase inside another takes its seconds from the outer one, so the phases and "other" sum to
     the step. `synchronize` is called at both ends of a phase (a device that runs ahead of the
-    host would otherwise charge its work to a later phase); `clock` gives seconds.
+    host would otherwise charge its work to a later phase); `clock` gives seconds. `listener` is told of
+    every phase when it begins and ends.
 
     Example::
 
@@ -41,7 +55,9 @@ class PhaseTimer:
         *,
         clock: Callable[[], float] = time.perf_counter,
         synchronize: Callable[[], None] | None = None,
+        listener: PhaseListener | None = None,
     ) -> None:
+        self._listener = listener
         self._clock = clock
         self._synchronize = synchronize or (lambda: None)
         self._stack: list[Phase] = []
@@ -54,12 +70,14 @@ class PhaseTimer:
         self._synchronize()
         self._charge()
         self._stack.append(phase)
+        self._tell()
         try:
             yield
             self._synchronize()
         finally:
             self._charge()
             self._stack.pop()
+            self._tell()
 
     def step(self, *, num_samples: int, num_tokens: int) -> dict[str, float]:
         """Metrics of the step that ends now, and the start of the next.
@@ -81,7 +99,13 @@ class PhaseTimer:
             metrics["time/tokens_per_second"] = num_tokens / total
         self._seconds = dict.fromkeys(Phase, 0.0)
         self._started = self._marked = now
+        if self._listener is not None:
+            self._listener.end_step()
         return metrics
+
+    def _tell(self) -> None:
+        if self._listener is not None:
+            self._listener.enter_phase(self._stack[-1] if self._stack else None)
 
     def _charge(self) -> None:
         now = self._clock()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rft_trainer.gap_watch import GapWatch
 from rft_trainer.metrics import MetricTotals
-from rft_trainer.packing import count, cut_by_tokens, cut_in_order, own_micro_batches, pack
+from rft_trainer.packing import count, cut_by_tokens, cut_in_order, idle_batches, own_micro_batches, pack
 from rft_trainer.protocols import Collectives, FusedPolicy, Optimizer, Policy
 from rft_trainer.records import Counts, TokenBatch, TrainingSample
 from rft_trainer.router_balance import BalancedForward
@@ -88,7 +88,10 @@ class Updater:
         pin_memory: bool = False,
         balanced: BalancedForward | None = None,
         fused: FusedPolicy | None = None,
+        in_step: bool = False,
     ) -> None:
+        """`in_step`: every forward and backward is an exchange, so all ranks must make equally many."""
+        self._in_step = in_step
         self._policy = policy
         self._balanced = balanced
         self._fused = fused
@@ -123,15 +126,19 @@ class Updater:
         counts = counts or count(samples)
         ranks = self._collectives
         micro_batches = own_micro_batches(samples, ranks.rank, ranks.world_size, self._micro_batching.cut)
+        idle = idle_batches(samples, ranks, self._micro_batching.cut, self._device) if self._in_step else []
+        turns = len(micro_batches) + len(idle)
         if self._balanced is not None:
-            self._balanced.begin(pack(chosen, self._device) for chosen in micro_batches)
-        for chosen in micro_batches:
+            self._balanced.begin([pack(chosen, self._device) for chosen in micro_batches], idle)
+        for number, chosen in enumerate(micro_batches, start=1):
             batch = pack(chosen, self._device, pin_memory=self._pin_memory)
-            logprobs_T = self._backward(batch, counts, totals)
+            logprobs_T = self._backward(batch, counts, totals, last=number == turns)
             if batch.behaviour_logprobs_T is not None:
                 _add_gap(batch, logprobs_T, totals)
             if gaps is not None:
                 gaps.add(chosen, batch, logprobs_T)
+        for number, batch in enumerate(idle, start=1 + len(micro_batches)):
+            self._take_part(batch, last=number == turns)
         if gaps is not None:
             gaps.judge()
         if self._collectives.rank == 0:
@@ -140,6 +147,13 @@ class Updater:
         outcome = self._optimizer.step(learning_rate)
         return UpdateOutcome(outcome.gradient_norm, outcome.applied, learning_rate, len(micro_batches))
 
+    def _take_part(self, batch: TokenBatch, *, last: bool) -> None:
+        """A forward and a backward that add nothing."""
+        logprobs_T, _ = self._policy.token_logprobs(
+            batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T, temperature=self._temperature
+        )
+        self._optimizer.backward(logprobs_T.sum() * 0.0, last=last)
+
     def _count_left_out(self, samples: Sequence[TrainingSample], counts: Counts, totals: MetricTotals) -> None:
         """Samples that were left out add 0 to the loss and their share to its count, so that its mean is the loss."""
         missing = counts.num_loss_tokens - count(samples).num_loss_tokens
@@ -147,10 +161,10 @@ class Updater:
             pair = torch.zeros(()), torch.tensor(missing / counts.num_loss_tokens, dtype=torch.float64)
             totals.add({"policy/loss": pair, "policy/surrogate": pair})
 
-    def _backward(self, batch: TokenBatch, counts: Counts, totals: MetricTotals) -> Tensor:
+    def _backward(self, batch: TokenBatch, counts: Counts, totals: MetricTotals, *, last: bool) -> Tensor:
         """Add the gradient of a micro-batch; its log-probs [T]."""
         if self._fused is not None and self._fuses(self._fused, batch):
-            return self._backward_fused(self._fused, batch, counts, totals)
+            return self._backward_fused(self._fused, batch, counts, totals, last=last)
         forward = self._policy.token_logprobs if self._balanced is None else self._balanced.token_logprobs
         logprobs_T, entropy_T = forward(
             batch.token_ids_T,
@@ -165,7 +179,7 @@ class Updater:
         loss = output.loss
         if self._balanced is not None:
             loss = loss + self._balanced.term(batch, counts, totals)
-        self._optimizer.backward(loss)
+        self._optimizer.backward(loss, last=last)
         totals.add(output.metrics)
         return logprobs_T
 
@@ -175,7 +189,9 @@ class Updater:
         num_loss_tokens = int(batch.loss_mask_T.sum())
         return num_loss_tokens > 0 and policy.prefers_fused_loss(num_loss_tokens)
 
-    def _backward_fused(self, policy: FusedPolicy, batch: TokenBatch, counts: Counts, totals: MetricTotals) -> Tensor:
+    def _backward_fused(
+        self, policy: FusedPolicy, batch: TokenBatch, counts: Counts, totals: MetricTotals, *, last: bool
+    ) -> Tensor:
         """As `_backward`, with the gradient of every token made where its logits are."""
         found = policy.fused_loss(
             batch.token_ids_T,
@@ -187,7 +203,7 @@ class Updater:
         )
         with torch.no_grad():
             metrics = self._objective(batch, found.logprobs, found.entropy, counts).metrics
-        self._optimizer.backward(found.loss)
+        self._optimizer.backward(found.loss, last=last)
         totals.add(metrics)
         return found.logprobs
 

@@ -13,7 +13,6 @@ from rft_cli.engines import make_engine
 from rft_cli.machine import open_machine
 from rft_cli.model_choice import codec_of, weights_dtype
 from rft_cli.prompt_files import renderer_for
-from rft_cli.settings import GenerateSettings
 from rft_models.load import load_policy
 from rft_models.text import HfTextCodec
 from rft_trainer.data.prompts import PromptRow, prompts_from_rows
@@ -21,6 +20,7 @@ from rft_trainer.data.readers import read_rows
 from rft_trainer.records import Prompt, Sampling
 from rft_trainer.report import rollout_row
 from rft_trainer.rollouts import sample_responses
+from rft_trainer.settings import GenerateDataSettings
 
 
 def run(argv: list[str]) -> int:
@@ -29,7 +29,7 @@ def run(argv: list[str]) -> int:
     settings = resolve("generate", words).settings
     with open_machine(settings.model.device) as machine:
         codec = codec_of(settings.model)
-        prompts = _prompts(settings, codec)
+        prompts = prompts_of(settings.data, codec, settings.sampling.prompt_max_len)
         policy = load_policy(
             settings.model.pretrain, dtype=weights_dtype(settings.model.bf16), device=machine.device
         ).eval()
@@ -60,8 +60,12 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _prompts(settings: GenerateSettings, codec: HfTextCodec) -> list[Prompt]:
-    data = settings.data
+def prompts_of(data: GenerateDataSettings, codec: HfTextCodec, prompt_max_len: int) -> list[Prompt]:
+    """The one prompt that is given as text, or those of a file.
+
+    Raises:
+        OptionsError: both or neither are given, or a prompt has more than `prompt_max_len` tokens.
+    """
     if bool(data.prompt) == bool(data.prompt_data):
         raise OptionsError(
             code="generate.one_source",
@@ -77,12 +81,11 @@ def _prompts(settings: GenerateSettings, codec: HfTextCodec) -> list[Prompt]:
         rows = prompts_from_rows(found, source=Path(data.prompt_data).stem, input_key=data.input_key)
     rows = rows[: data.max_samples] if data.max_samples else rows
     rendered = [renderer_for(data, codec).render(row) for row in rows]
-    too_long = [r for r in rendered if len(r.token_ids) > settings.sampling.prompt_max_len]
+    too_long = [r for r in rendered if len(r.token_ids) > prompt_max_len]
     if too_long:
         raise OptionsError(
             code="generate.prompt_too_long",
-            what=f"{too_long[0].prompt_id} has {len(too_long[0].token_ids)} tokens, "
-            f"prompt_max_len = {settings.sampling.prompt_max_len}",
+            what=f"{too_long[0].prompt_id} has {len(too_long[0].token_ids)} tokens, prompt_max_len = {prompt_max_len}",
             where="--prompt_max_len",
             why="a prompt is used whole or not at all",
             do=f"--prompt_max_len {max(len(r.token_ids) for r in too_long)}",

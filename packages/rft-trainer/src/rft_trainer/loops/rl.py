@@ -118,8 +118,9 @@ class Reinforcement:
     timer: PhaseTimer
     resume_command: str
     sleep_engine: bool
-    check_engine: Callable[[], dict[str, tuple[float, float]]] | None = None
-    """After every load of weights, awake: whether the engine serves them; metrics as (total, count), or an error."""
+    check_engine: Callable[[int], dict[str, tuple[float, float]]] | None = None
+    """After every load of weights of a version, awake: whether the engine serves them; metrics as (total, count), or
+    an error."""
     gaps: GapWatch | None = None
     """Whether the samples are the policy's own, seen at the first update of a step."""
 
@@ -223,7 +224,7 @@ class Reinforcement:
             merged = totals.merged(self.collectives) | credited
         with self.timer.phase(Phase.SYNC):
             self.engine.load_weights(self.progress.step + 1)
-            checked = self._checked_engine()
+            checked = self._checked_engine(self.progress.step + 1)
         return {
             **checked,
             **rollout_metrics(groups, kept),
@@ -255,11 +256,11 @@ class Reinforcement:
                     do=self.resume_command,
                 )
 
-    def _checked_engine(self) -> dict[str, float]:
+    def _checked_engine(self, version: int) -> dict[str, float]:
         if self.check_engine is None:
             return {}
         self.engine.wake()
-        return {name: total / number for name, (total, number) in self.check_engine().items()}
+        return {name: total / number for name, (total, number) in self.check_engine(version).items()}
 
     def _keep(self, groups: Sequence[RolloutGroup]) -> Kept:
         controlled = self.control(groups) if self.control else groups
@@ -340,6 +341,7 @@ class Reinforcement:
     def _save_and_stop(self, signals: StopSignals) -> None:
         """Save the last whole step; prompts of an unfinished one go back to the ledger."""
         self.saver.save(self.progress.step, episode=self.ledger.epoch)
+        self.saver.wait()
         raise SavedAfterSignal(
             code="run.stopped",
             what=f"{signals.received or 'a signal on another rank'} received; saved at step {self.progress.step}",

@@ -267,6 +267,7 @@ class SupervisedRun:
 
     def _save_and_stop(self, signals: StopSignals) -> None:
         self.saver.save(self.progress.step, episode=self.ledger.epoch)
+        self.saver.wait()
         raise SavedAfterSignal(
             code="run.stopped",
             what=f"{signals.received or 'a signal on another rank'} received; saved at step {self.progress.step}",

@@ -110,10 +110,10 @@ def is_tied(model_dir: Path) -> bool:
     path = model_dir / "config.json"
     if not path.exists():
         raise OptionsError(
-            code="engine.vllm.model_dir",
+            code="engine.model_dir",
             what=f"{path} does not exist",
-            where="vLLM engine (model_dir)",
-            why="vLLM builds the model from a Hugging Face directory: config.json and safetensors",
+            where="engine with a copy of the weights (model_dir)",
+            why="the engine builds its model from a Hugging Face directory: config.json and safetensors",
             state="nothing was started",
             do="write the policy with its tokenizer to a directory, and give that",
         )

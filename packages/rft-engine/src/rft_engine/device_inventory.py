@@ -1,0 +1,91 @@
+"""Who holds the memory of the GPUs, in the words of `nvidia-smi`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+_GPU_FIELDS = "index,uuid,memory.total,memory.free"
+_PROCESS_FIELDS = "gpu_uuid,pid,process_name,used_gpu_memory"
+_SECONDS = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProcess:
+    """One process on one GPU."""
+
+    pid: int
+    name: str
+    used_mib: int
+    uuid: str = ""
+    """Of the GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU and the processes that are known to hold some of it."""
+
+    index: int
+    uuid: str
+    total_mib: int
+    free_mib: int
+    processes: tuple[DeviceProcess, ...] = ()
+
+    @property
+    def hidden_mib(self) -> int:
+        """Used, and by no process that can be seen from here (another container's, or the driver's own)."""
+        return max(self.total_mib - self.free_mib - sum(process.used_mib for process in self.processes), 0)
+
+
+Inventory: TypeAlias = Callable[[], Sequence[Device]]
+"""The GPUs of this machine; empty where there is none or nothing that tells."""
+
+
+def nvidia_inventory() -> list[Device]:
+    """The GPUs that `nvidia-smi` lists, in its order."""
+    gpus = _asked(f"--query-gpu={_GPU_FIELDS}")
+    return parse_inventory(gpus, _asked(f"--query-compute-apps={_PROCESS_FIELDS}")) if gpus else []
+
+
+def parse_inventory(gpus: str, processes: str) -> list[Device]:
+    """GPUs and processes from the two tables of `nvidia-smi`, as CSV without header and units."""
+    holders = [
+        DeviceProcess(int(pid), name, _number(used), uuid)
+        for uuid, pid, name, used in (_cells(line, 4) for line in processes.splitlines() if line.strip())
+    ]
+    return [
+        Device(int(index), uuid, _number(total), _number(free), tuple(p for p in holders if p.uuid == uuid))
+        for index, uuid, total, free in (_cells(line, 4) for line in gpus.splitlines() if line.strip())
+    ]
+
+
+def visible_device(
+    devices: Sequence[Device], number: int, environment: Mapping[str, str] | None = None
+) -> Device | None:
+    """The GPU that this process calls `cuda:number`; None where that cannot be told."""
+    shown = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
+    names = [str(device.index) for device in devices] if shown is None else shown.split(",")
+    name = names[number].strip() if number < len(names) else ""
+    found = [device for device in devices if name and (str(device.index) == name or device.uuid.startswith(name))]
+    return found[0] if len(found) == 1 else None
+
+
+def _asked(query: str) -> str:
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _cells(line: str, num: int) -> list[str]:
+    """Cells of a line; a name with a comma in it is one cell, the last but one."""
+    cells = [cell.strip() for cell in line.split(",")]
+    return [*cells[: num - 2], ", ".join(cells[num - 2 : -1]), cells[-1]]
+
+
+def _number(cell: str) -> int:
+    return int(cell) if cell.isdigit() else 0  # "[N/A]" where the driver does not tell

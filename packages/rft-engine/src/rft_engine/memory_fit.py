@@ -1,0 +1,165 @@
+"""How many sequences the free memory holds: solved for before a cache is made, not found out by dying.
+
+A model that can say how large a cache is (`SizedCaches`) is asked; one that cannot is trusted. On a
+CPU what is free is the least of what the system can hand out and what the control groups of this
+process leave; on a GPU the device's free memory and what torch holds without using it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol, TypeAlias, runtime_checkable
+
+import torch
+
+from rft_algos.errors import PreflightError
+
+FreeMemory: TypeAlias = Callable[[torch.device], int | None]
+"""Bytes that may be taken on a device; None = unknown."""
+
+_MARGIN_SHARE, _MOST_MARGIN = 64, 2**28  # a 64th of what is free, at most 256 MiB, is left to everything else
+_LOGIT_COPIES = 4  # [rows, vocabulary] float32 at once: logits, scaled, log-probs, cumulative mass
+_MIB = 2**20
+
+
+@runtime_checkable
+class SizedCaches(Protocol):
+    """A `DecodableModel` that knows how large its caches become."""
+
+    def cache_bytes(self, max_rows: int, max_len: int, *, num_prompts: int, prompt_len: int) -> int:
+        """Bytes of keys and values at their peak, copies of a step included.
+
+        Args:
+            max_rows, max_len: as of `new_cache`.
+            num_prompts, prompt_len: prompts in use at once, and tokens of the longest.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDemand:
+    """What a call wants to decode at once."""
+
+    rows: int
+    length: int
+    """Tokens of the longest sequence, prompt included."""
+    num_prompts: int
+    prompt_len: int
+
+    def bytes_of(self, model: SizedCaches, vocab_size: int) -> int:
+        """Keys, values and the logits of a step."""
+        prompts = min(self.num_prompts, self.rows)  # a prompt stays as long as one of its rows
+        kept = model.cache_bytes(self.rows, self.length, num_prompts=prompts, prompt_len=self.prompt_len)
+        return kept + self.rows * vocab_size * 4 * _LOGIT_COPIES
+
+
+def fitting_rows(model: object, vocab_size: int, demand: CacheDemand, device: torch.device, free: FreeMemory) -> int:
+    """The most rows, up to those of the demand, that fit into the free memory.
+
+    Raises:
+        PreflightError: not even one sequence fits.
+    """
+    available = free(device) if isinstance(model, SizedCaches) else None
+    if available is None or not isinstance(model, SizedCaches):
+        return demand.rows
+    available -= min(available // _MARGIN_SHARE, _MOST_MARGIN)
+    rows = _most(demand.rows, lambda rows: replace(demand, rows=rows).bytes_of(model, vocab_size) <= available)
+    if rows:
+        return rows
+    one = replace(demand, rows=1)
+
+    def fits(length: int) -> bool:
+        shorter = replace(one, length=length, prompt_len=min(one.prompt_len, length))
+        return shorter.bytes_of(model, vocab_size) <= available
+
+    raise too_little(one, one.bytes_of(model, vocab_size), available, _most(one.length, fits), device)
+
+
+def _most(largest: int, fits: Callable[[int], bool]) -> int:
+    """The largest number of 1 .. `largest` that fits, 0 where none does; what is below one that fits does too."""
+    low, high = 0, largest
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def too_little(one: CacheDemand, needed: int, available: int, fitting_len: int, device: torch.device) -> PreflightError:
+    """No sequence of this length can be decoded here."""
+    shorter = f"--max_len {fitting_len}" if fitting_len >= 2 else "a smaller model, or another device"
+    return PreflightError(
+        code="engine.memory",
+        what=f"1 sequence of {one.length} tokens needs {needed / _MIB:.1f} MiB for keys, values and logits, "
+        f"{available / _MIB:.1f} MiB are free; {fitting_len} tokens would fit",
+        where=f"in-process engine on {device}",
+        why="keys and values of a sequence stay until its last token is drawn",
+        state="nothing was generated",
+        do=f"{shorter}, or free memory on {device}",
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator refused: torch has a type for it on a GPU and words on a CPU."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that this process may still take on a device; None where the system does not tell."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    return free_host_memory() if device.type == "cpu" else None
+
+
+def free_host_memory(root: Path = Path("/")) -> int | None:
+    """What Linux calls available, or what the control groups leave where that is less; None on another system.
+
+    Args:
+        root: of the file system, for tests.
+    """
+    rooms = [room for room in (_available(root), *_group_rooms(root)) if room is not None]
+    return max(min(rooms), 0) if rooms else None
+
+
+def _available(root: Path) -> int | None:
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _group_rooms(root: Path) -> Iterator[int | None]:
+    """Limit less use of every group that this process is in, pages of files that can be dropped not counted as used."""
+    names = {1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")}
+    names[2] = ("memory.max", "memory.current", "inactive_file")
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        version = 1 if controllers else 2
+        top = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
+        inner = Path(path.strip("/"))
+        for group in (inner, *inner.parents):
+            yield _room(top / group, *names[version])
+
+
+def _room(group: Path, limit: str, usage: str, droppable: str) -> int | None:
+    most, used = _number(group / limit), _number(group / usage)
+    if most is None or used is None:
+        return None
+    dropped = next((int(line.split()[1]) for line in _lines(group / "memory.stat") if line.split()[0] == droppable), 0)
+    return most - used + dropped
+
+
+def _number(path: Path) -> int | None:
+    words = _lines(path)
+    return int(words[0]) if words and words[0].strip().isdigit() else None  # "max" = no limit
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

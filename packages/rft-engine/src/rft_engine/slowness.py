@@ -1,0 +1,69 @@
+"""Which of an engine's figures limits it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rft_engine.records import EngineStats
+
+LONG_TAIL = 3.0
+"""Longest over median completion, above which idle rows are the tail's doing."""
+_SHARE = 0.3  # of the wall time that a cause must take before it is named
+_PREEMPTED = 0.05  # preemptions for each row that are worth naming
+
+Cause = Literal["nothing", "preemptions", "prefill", "tail", "memory", "occupancy", "forward"]
+
+
+@dataclass(frozen=True, slots=True)
+class SlowestReason:
+    """The limiting number."""
+
+    cause: Cause
+    value: float
+    """Of the figure that the cause is read from."""
+    text: str
+    """The figure with its value, and what would help."""
+
+
+def slowest_reason(stats: EngineStats) -> SlowestReason:
+    """What took most of the time that a call lost.
+
+    Prefill costs its share of the wall time. Of the rest, idle rows cost 1 - occupancy, which is laid to a long tail
+    where the longest completion is `LONG_TAIL` times the median, to the memory where it held fewer rows than asked,
+    and else to too few samples. A cause of less than three tenths is not named: then the forward itself is the limit.
+
+    Args:
+        stats: of one `generate`.
+
+    Returns:
+        The cause with its figure.
+    """
+    if not stats.num_generated_tokens:
+        return SlowestReason("nothing", 0.0, "no tokens were generated")
+    if stats.num_preemptions and stats.num_preemptions > _PREEMPTED * max(stats.rows, 1):
+        words = f"{stats.num_preemptions} preemptions: the cache is too small for its rows; fewer rows or more memory"
+        return SlowestReason("preemptions", float(stats.num_preemptions), words)
+    prefill = _prefill_share(stats)
+    idle = (1.0 - prefill) * (1.0 - stats.mean_occupancy) if stats.num_decode_steps else 0.0
+    if prefill >= max(idle, _SHARE):
+        words = f"prefill share {prefill:.2f}: prompts cost more than drawing; more samples a prompt share one prefill"
+        return SlowestReason("prefill", prefill, words)
+    if idle >= _SHARE and stats.tail_ratio >= LONG_TAIL:
+        words = f"tail ratio {stats.tail_ratio:.1f}: most rows wait for the longest; a smaller budget, or more samples"
+        return SlowestReason("tail", stats.tail_ratio, words)
+    if stats.rows < stats.rows_asked:
+        words = f"{stats.rows} rows of {stats.rows_asked} fit: free memory, or a smaller length"
+        return SlowestReason("memory", stats.rows / stats.rows_asked, words)
+    if idle >= _SHARE:
+        words = f"occupancy {stats.mean_occupancy:.2f}: rows are idle; more samples at once"
+        return SlowestReason("occupancy", stats.mean_occupancy, words)
+    words = f"{stats.tokens_per_second:.0f} tokens per second with {stats.mean_occupancy:.2f} of the rows at work"
+    return SlowestReason("forward", stats.tokens_per_second, f"{words}: the model's forward is the limit")
+
+
+def _prefill_share(stats: EngineStats) -> float:
+    """Of the wall time where it is known, else of the tokens that went through the model."""
+    if stats.prefill_seconds is not None and stats.seconds:
+        return min(stats.prefill_seconds / stats.seconds, 1.0)
+    return stats.num_prefill_tokens / (stats.num_prefill_tokens + stats.num_generated_tokens)

@@ -1,0 +1,231 @@
+"""A second set of weights: the same logits to the bit, written in place, complete or refused, and really freed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rft_algos.errors import PreflightError, ServiceError
+from rft_models import patches
+from rft_models.engine_copy import EngineCopy, is_sharded, needs_copy
+from rft_models.families import FAST_DECODE_FAMILIES, PACKED_FAMILIES
+from rft_models.freezing import FreezeRules
+from rft_models.load import make_policy
+from rft_models.policy import CausalPolicy
+
+Build = Callable[..., Any]
+EVERY = sorted({*PACKED_FAMILIES, "gpt2"})
+
+
+def policy_of(tiny_model: Build, model_type: str, **changes: Any) -> CausalPolicy:
+    return make_policy(tiny_model(model_type, **changes), None, packed=model_type in PACKED_FAMILIES)
+
+
+def fill(twin: EngineCopy, policy: CausalPolicy) -> None:
+    twin.begin()
+    for name, tensor in policy.named_parameters():
+        twin.write(name, tensor)
+    twin.finish()
+
+
+def change(policy: CausalPolicy) -> None:
+    """Every parameter moves, as after a step."""
+    with torch.no_grad():
+        for _, parameter in policy.named_parameters():
+            parameter.add_(torch.linspace(-0.1, 0.1, parameter.numel()).view_as(parameter).to(parameter.dtype))
+
+
+def logits(model: Any) -> Tensor:
+    """[5, V]: two prompts, one of them twice, then a step of three rows."""
+    cache = model.new_cache(4, 16)
+    first = model.prefill(cache, torch.tensor([[3, 5, 7, 9], [4, 6, 0, 0]]), torch.tensor([4, 2]), [2, 1])
+    return torch.cat([first, model.step(cache, torch.tensor([11, 12, 13]))])
+
+
+def own_logits(policy: CausalPolicy) -> Tensor:
+    return logits(policy.decoder())
+
+
+@pytest.mark.parametrize("model_type", EVERY)
+def test_the_copy_computes_what_the_policy_computes(tiny_model: Build, model_type: str) -> None:
+    policy = policy_of(tiny_model, model_type)
+    twin = EngineCopy(policy)
+    fill(twin, policy)
+    first = own_logits(policy)
+    assert torch.equal(logits(twin), first)
+    places = {name: tensor.data_ptr() for name, tensor in twin.named_tensors()}
+    assert list(places) == [name for name, _ in policy.named_parameters()]
+    change(policy)
+    assert torch.equal(logits(twin), first), "it has weights of its own"
+    fill(twin, policy)
+    assert torch.equal(logits(twin), own_logits(policy))
+    assert not torch.equal(logits(twin), first)
+    assert {name: tensor.data_ptr() for name, tensor in twin.named_tensors()} == places, "written in place"
+    assert not any(tensor.requires_grad for _, tensor in twin.named_tensors())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("model_type", ["qwen2", "gpt2"])
+def test_memory_is_that_of_the_parameters_and_nothing_twice(tiny_model: Build, model_type: str, tied: bool) -> None:
+    policy = policy_of(tiny_model, model_type, tie_word_embeddings=tied)
+    num_bytes = sum(4 * parameter.numel() for _, parameter in policy.named_parameters())
+    twin = EngineCopy(policy)
+    assert twin.num_bytes == 0
+    fill(twin, policy)
+    assert twin.num_bytes == num_bytes
+    assert len(dict(twin.named_tensors())) == len(dict(policy.named_parameters()))
+    twin.drop()
+    assert twin.num_bytes == 0
+    fill(twin, policy)
+    assert twin.num_bytes == num_bytes
+    assert torch.equal(logits(twin), own_logits(policy))
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "gemma2", "gpt2"])
+def test_a_copy_of_another_type_is_the_policy_rounded(tiny_model: Build, model_type: str) -> None:
+    policy = policy_of(tiny_model, model_type)
+    twin = EngineCopy(policy, dtype=torch.bfloat16)
+    fill(twin, policy)
+    assert twin.dtype is torch.bfloat16
+    assert {tensor.dtype for _, tensor in twin.named_tensors()} == {torch.bfloat16}
+    rounded = policy_of(tiny_model, model_type, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for (_, ours), (_, theirs) in zip(policy.named_parameters(), rounded.named_parameters(), strict=True):
+            theirs.copy_(ours)
+    assert torch.equal(logits(twin), own_logits(rounded))
+    assert {parameter.dtype for _, parameter in policy.named_parameters()} == {torch.float32}
+
+
+def test_tied_matrices_are_one_under_either_name(tiny_model: Build) -> None:
+    policy = policy_of(tiny_model, "qwen2", tie_word_embeddings=True)
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+    twin = EngineCopy(policy)
+    tensors = dict(policy.named_parameters())
+    for names in ([embedding], [head], [embedding, head], [head, embedding]):
+        twin.drop()
+        twin.begin()
+        written = [twin.write(name, tensors[embedding]) for name in names]
+        assert {name for name, _ in written} == {embedding} == {twin.own_name(name) for name in names}
+        for name, tensor in tensors.items():
+            if name != embedding:
+                twin.write(name, tensor)
+        twin.finish()
+        assert torch.equal(logits(twin), own_logits(policy))
+
+
+def test_what_is_not_the_model_is_refused_by_name(tiny_model: Build) -> None:
+    policy = policy_of(tiny_model, "qwen2")
+    twin = EngineCopy(policy)
+    tensors = dict(policy.named_parameters())
+    norm = "model.norm.weight"
+
+    def write_all(writes: Sequence[tuple[str, Tensor]]) -> None:
+        twin.begin()
+        for name, tensor in writes:
+            twin.write(name, tensor)
+        twin.finish()
+
+    def refused(*writes: tuple[str, Tensor]) -> str:
+        with pytest.raises(ServiceError) as caught:
+            write_all(writes)
+        assert caught.value.problem.code == "engine.weights.incomplete"
+        return caught.value.problem.what
+
+    assert "model.nrom.weight is not a tensor" in refused(("model.nrom.weight", tensors[norm]))
+    assert f"{norm} came twice" in refused((norm, tensors[norm]), (norm, tensors[norm]))
+    assert "[33], the model's has [32]" in refused((norm, torch.ones(33)))
+    assert "[32, 1], the model's has [32]" in refused((norm, torch.ones(32, 1)))
+    missing = refused(*((name, tensor) for name, tensor in tensors.items() if name != norm))
+    assert f"1 of {len(tensors)} tensors did not come: {norm}" in missing
+    assert f"and {len(tensors) - 5} more" in refused()
+
+
+def test_buffers_are_those_of_the_policy_at_every_load(tiny_model: Build) -> None:
+    policy = policy_of(tiny_model, "qwen2")
+    policy.model.model.rotary_emb.inv_freq.mul_(0.5)
+    twin = EngineCopy(policy)
+    fill(twin, policy)
+    assert torch.equal(logits(twin), own_logits(policy))
+    assert not torch.equal(logits(twin), own_logits(policy_of(tiny_model, "qwen2")))
+    policy = policy_of(tiny_model, "gemma")
+    twin = EngineCopy(policy)
+    fill(twin, policy)
+    policy.model.model.embed_tokens.embed_scale.mul_(2.0)
+    fill(twin, policy)
+    assert torch.equal(logits(twin), own_logits(policy))
+
+
+def test_frozen_parameters_are_copied_like_all(tiny_model: Build) -> None:
+    policy = policy_of(tiny_model, "qwen2")
+    policy.freeze(FreezeRules(prefixes=("model.embed_tokens",)))
+    twin = EngineCopy(policy)
+    fill(twin, policy)
+    assert torch.equal(logits(twin), own_logits(policy))
+
+
+def test_a_patch_acts_on_the_copy_too(tiny_model: Build) -> None:
+    def scale(model: Any) -> None:
+        model.model.norm.variance_epsilon = 0.5
+
+    patches.register_patch("qwen2", scale)
+    try:
+        policy = make_policy(patches.apply(tiny_model("qwen2")), None, packed=True)
+        twin = EngineCopy(policy)
+    finally:
+        patches.unregister_patch("qwen2", scale)
+    fill(twin, policy)
+    assert torch.equal(logits(twin), own_logits(policy))
+    assert not torch.equal(logits(twin), own_logits(policy_of(tiny_model, "qwen2")))
+
+
+def test_a_model_that_its_configuration_does_not_describe_is_refused(tiny_model: Build) -> None:
+    policy = policy_of(tiny_model, "qwen2")
+    policy.model.model.layers[0].self_attn.extra = torch.nn.Linear(2, 2)
+    with pytest.raises(PreflightError, match=r"layers\.0\.self_attn\.extra\.weight") as caught:
+        EngineCopy(policy)
+    assert caught.value.problem.code == "models.no_engine_copy"
+
+
+def test_nothing_is_drawn_from_the_global_generator(tiny_model: Build) -> None:
+    policy = policy_of(tiny_model, "qwen2")
+    before = torch.get_rng_state()
+    fill(EngineCopy(policy), policy)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Shard(torch.nn.Parameter):
+    """As torch's DTensor says where it is."""
+
+    placements: tuple[Any, ...] = (SimpleNamespace(is_replicate=lambda: False),)
+
+
+def test_a_copy_is_wanted_for_shards_and_for_another_type(tiny_model: Build) -> None:
+    policy = policy_of(tiny_model, "qwen2")
+    assert not needs_copy(policy)
+    assert not needs_copy(policy, torch.float32)
+    assert needs_copy(policy, torch.bfloat16)
+    whole = policy.model.model.norm.weight
+    whole.placements = (SimpleNamespace(is_replicate=lambda: True),)
+    assert not needs_copy(policy), "replicated"
+    policy.model.model.norm.weight = Shard(whole.detach())
+    assert needs_copy(policy)
+    assert is_sharded(policy.model.model.norm.weight)
+    twin = EngineCopy(policy)
+    twin.begin()
+    with pytest.raises(AssertionError, match=r"shard of model\.norm"):
+        twin.write("model.norm.weight", policy.model.model.norm.weight)
+
+
+def test_the_fast_path_is_taken_where_the_policy_takes_it(tiny_model: Build) -> None:
+    for model_type in EVERY:
+        policy = policy_of(tiny_model, model_type)
+        twin = EngineCopy(policy)
+        fill(twin, policy)
+        kind = type(policy.decoder().new_cache(1, 8))
+        assert type(twin.new_cache(1, 8)) is kind, model_type
+        assert (kind.__name__ == "StaticCache") == (model_type in FAST_DECODE_FAMILIES)

@@ -1,0 +1,179 @@
+"""The program of one rank: the same optimizer step of GRPO under every strategy, from the same weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rft_algos.algorithms import Grpo
+from rft_algos.keyed_random import integers, uniforms
+from rft_dist.collectives import Collectives
+from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
+from rft_dist.replicated import ReplicatedOptimizer
+from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
+from rft_dist.strategies.sequence import DataRanks, SequenceGroup
+from rft_models.load import load_policy
+from rft_models.policy import CausalPolicy
+from rft_trainer.annotate import LogprobAnnotator
+from rft_trainer.metrics import MetricTotals
+from rft_trainer.objective import PolicyObjective
+from rft_trainer.records import Prompt, Rollout, RolloutGroup, TrainingSample
+from rft_trainer.rewards.records import RewardStatus
+from rft_trainer.update import MicroBatching, Updater
+
+torch.set_num_threads(1)
+CPU = torch.device("cpu")
+ADAM: dict[str, Any] = {"betas": (0.0, 0.95), "epsilon": 1e-8, "weight_decay": 0.1, "max_norm": 0.5}
+"""With a first beta of 0, `exp_avg` is the clipped gradient itself."""
+RECORD = Grpo(kl_place="loss", kl_coef=0.02, entropy_coef=0.01)
+VOCABULARY = 48
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to lie on the ranks, and to cut."""
+
+    name: str
+    fsdp: bool = False
+    shard_size: int | None = None
+    sp_size: int = 1
+    zero_stage: int = 0
+    cut: MicroBatching = MicroBatching(3, 0, False)  # noqa: RUF009
+
+
+def cases(world_size: int) -> list[Case]:
+    """What the number of ranks allows."""
+    found = [
+        Case("replicated"),
+        Case("replicated one by one", cut=MicroBatching(1, 0, False)),
+        Case("replicated packed", cut=MicroBatching(2, 40, True)),
+        Case("fsdp", fsdp=True),
+        Case("fsdp one by one", fsdp=True, cut=MicroBatching(1, 0, False)),
+    ]
+    if world_size > 1:
+        found += [Case("sp 2", sp_size=2), Case("sp 2 fsdp", sp_size=2, fsdp=True, cut=MicroBatching(2, 40, True))]
+    if world_size == 4:
+        found += [Case("sp 4", sp_size=4), Case("hybrid", fsdp=True, shard_size=2)]
+    return found
+
+
+def samples() -> list[TrainingSample]:
+    """Groups that share a prompt, of uneven lengths; more on some ranks than on others."""
+    made = []
+    for index in range(11):
+        prompt = integers(index // 3, 4 + index % 3, 1, VOCABULARY).tolist()
+        response = integers(100 + index, 9, 1, VOCABULARY).tolist()[: 1 + index % 9]
+        behaviour = (-3.0 * uniforms([index], len(response))[0]).tolist()
+        reference = [value - 0.1 for value in behaviour]
+        made.append(
+            TrainingSample(
+                f"s{index}",
+                (*prompt, *response),
+                len(prompt),
+                float(index % 5) - 2.0,
+                behaviour_logprobs=tuple(behaviour),
+                old_logprobs=tuple(behaviour),
+                reference_logprobs=tuple(reference),
+            )
+        )
+    return made
+
+
+def groups() -> list[RolloutGroup]:
+    """The same as rollouts, for the forward without gradient."""
+    return [
+        RolloutGroup(
+            Prompt(sample.sample_id, sample.token_ids[: sample.prompt_length], "", None, "generated"),
+            0,
+            index,
+            (
+                Rollout(
+                    prompt_id=sample.sample_id,
+                    sample_index=0,
+                    completion_ids=sample.token_ids[sample.prompt_length :],
+                    behaviour_logprobs=sample.behaviour_logprobs,
+                    log_kept_mass=(0.0,) * len(sample.behaviour_logprobs),
+                    finish_reason="stop",
+                    weight_version=0,
+                    response_text="",
+                    reward=0.0,
+                    status=RewardStatus.OK,
+                ),
+            ),
+        )
+        for index, sample in enumerate(samples())
+    ]
+
+
+Weights = Callable[[], Iterable[tuple[str, Tensor]]]
+
+
+def distributed(policy: CausalPolicy, case: Case, ranks: Collectives) -> tuple[Any, Weights]:
+    """(optimizer, provider of whole weights) of a policy that lies on the ranks as the case says."""
+    if case.fsdp:
+        spread = FullyShardedModel(policy.model, policy.layers, ranks, device=CPU, shard_size=case.shard_size)
+        policy.compute_through(spread.compute)
+        return ShardedOptimizer(policy.trainable_parameters(), ranks, **ADAM), spread.whole_tensors
+    return ReplicatedOptimizer(policy.trainable_parameters(), ranks, **ADAM), policy.named_parameters
+
+
+def run(case: Case, model: Path, ranks: Collectives, out: Path) -> dict[str, Any]:
+    """One step; gradients (by way of a moment) and weights into files."""
+    policy = load_policy(model, codec=object()).train()  # type: ignore[arg-type]
+    sequence = SequenceGroup(ranks, case.sp_size)
+    data = DataRanks(ranks, sequence)
+    policy.split_sequences(sequence)
+    optimizer, weights = distributed(policy, case, ranks)
+    in_step = case.fsdp or case.zero_stage > 0
+    annotator = LogprobAnnotator(policy, data, max_sequences=2, max_tokens=0, temperature=0.9, in_step=in_step)
+    scored = annotator(groups())
+    updater = Updater(
+        policy,
+        optimizer,
+        PolicyObjective(RECORD),
+        data,
+        micro_batching=case.cut,
+        learning_rate=lambda update: 1e-2,
+        temperature=0.9,
+        in_step=in_step,
+    )
+    totals = MetricTotals()
+    outcome = updater(samples(), 0, totals)
+    gradients = {name: tensor for name, tensor in optimizer.state_tensors().items() if name.startswith("exp_avg/")}
+    file = case.name.replace(" ", "_")
+    save_file({name: t.clone() for name, t in gradients.items()}, out / f"gradients_{file}_{ranks.rank}.safetensors")
+    save_file({name: t.detach().clone() for name, t in weights()}, out / f"weights_{file}_{ranks.rank}.safetensors")
+    merged = totals.merged(data)
+    return {"norm": outcome.gradient_norm, "metrics": merged, "scored": scored, "turns": outcome.num_micro_batches}
+
+
+def main() -> None:
+    out, models = Path(sys.argv[1]), [Path(name) for name in sys.argv[2:]]
+    ranks = start_process_group(ranks_from_environment(), CPU)
+    found = {
+        f"{model.name}/{case.name}": run(case, model, ranks, _made(out / model.name))
+        for model in models
+        for case in cases(ranks.world_size)
+    }
+    (out / f"rank_{ranks.rank}.json").write_text(json.dumps(found))
+    stop_process_group()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+if __name__ == "__main__":
+    main()
