@@ -1,0 +1,1 @@
+"""How the weights of one model lie on the ranks, and how each form takes the same optimizer step."""

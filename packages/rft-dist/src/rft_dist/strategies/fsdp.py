@@ -1,0 +1,217 @@
+"""Fully sharded data parallel (FSDP2): every rank keeps a block of each weight, gradient and moment.
+
+Before a block of layers computes, its weights are gathered; afterwards they are dropped again, so
+that at any moment one block of layers is whole. Gradients are summed over the ranks and each keeps
+its block of the sum (Zhao et al., "PyTorch FSDP", VLDB 2023). With `shard_size` below the number of
+ranks, blocks are spread over so many neighbours and repeated (hybrid sharding): less memory saved,
+less traffic between machines.
+
+Bytes of a rank for P parameters over S ranks, float32 AdamW: 16 P / S, and the gathered block.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+
+from rft_algos.errors import OptionsError
+from rft_dist.adamw import LocalAdamW, StepOutcome, nothing_to_train, squared_norm
+from rft_dist.collectives import Collectives
+from rft_dist.strategies.blocks import local, num_copies, whole_tensors
+
+_METHOD = "rft_compute"
+
+
+class FullyShardedModel:
+    """A module whose weights are spread over the ranks, in place.
+
+    Example::
+
+        sharded = FullyShardedModel(model, model.layers, collectives, device=torch.device("cpu"))
+        loss = sharded.compute(lambda tokens: model(tokens).sum(), tokens)    # in place of calling it
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[nn.Module],
+        collectives: Collectives,
+        *,
+        device: torch.device,
+        shard_size: int | None = None,
+        compute_dtype: torch.dtype | None = None,
+        cpu_offload: bool = False,
+        reshard_after_forward: bool = True,
+    ) -> None:
+        """
+        Args:
+            model: its parameters become distributed tensors; every rank must hold the same.
+            layers: modules that are gathered one at a time, in the order of the forward; the rest is one group.
+            collectives: the ranks.
+            device: where it computes.
+            shard_size: ranks that a weight is spread over, a divisor of their number; None = all.
+            compute_dtype: weights are gathered in this type, while blocks, sums of gradients and moments keep theirs.
+            cpu_offload: keep blocks, gradients and moments in host memory, and step there.
+            reshard_after_forward: drop gathered weights between forward and backward.
+
+        Raises:
+            OptionsError: `shard_size` does not divide the number of ranks.
+        """
+        self.model = model
+        options: dict[str, Any] = {
+            "mesh": _mesh(device, collectives.world_size, shard_size),
+            "reshard_after_forward": reshard_after_forward,
+            "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=_reduce_dtype(compute_dtype)),
+            "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda") if cpu_offload else OffloadPolicy(),
+        }
+        for layer in layers:
+            fully_shard(layer, **options)
+        fully_shard(model, **options)
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)  # a loss carries its global denominator: sums, not means
+                module.set_force_sum_reduction_for_comms(True)
+        setattr(model, _METHOD, types.MethodType(_call, model))
+        register_fsdp_forward_method(model, _METHOD)
+
+    def compute(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call a function that uses the model, with the weights outside of its layers gathered.
+
+        Every rank must call as often as the others, forward and backward. The results are a tensor or a
+        tuple; what goes backward is among them.
+        """
+        return getattr(self.model, _METHOD)(function, *arguments, **options)
+
+    def whole_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, whole parameter) one by one, on every rank; see `blocks.whole_tensors`."""
+        return whole_tensors(self.model.named_parameters())
+
+
+def _call(_: nn.Module, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    return function(*arguments, **options)
+
+
+def _mesh(device: torch.device, world_size: int, shard_size: int | None) -> DeviceMesh:
+    if world_size == 1 and not dist.is_initialized():  # torch's meshes want a group, also of one
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        atexit.register(_leave)
+    if shard_size is None or shard_size == world_size:
+        return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
+    if shard_size < 1 or world_size % shard_size:
+        divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
+        raise OptionsError(
+            code="fsdp.shard_size",
+            what=f"shard_size = {shard_size}, {world_size} ranks",
+            where="--shard_size",
+            why=f"weights are spread over equal groups of ranks; allowed: {', '.join(map(str, divisors))}",
+            do=f"--shard_size {min(divisors, key=lambda size: abs(size - shard_size))}",
+        )
+    shape = (world_size // shard_size, shard_size)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _reduce_dtype(compute_dtype: torch.dtype | None) -> torch.dtype | None:
+    return None if compute_dtype is None else torch.float32
+
+
+class ShardedOptimizer:
+    """AdamW over blocks: each rank steps on what it holds, with the norm of the whole gradient.
+
+    The same equations as `ReplicatedOptimizer`; gradients arrive summed from the backward pass.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        collectives: Collectives,
+        *,
+        betas: tuple[float, float],
+        epsilon: float,
+        weight_decay: float,
+        max_norm: float,
+        master: bool = False,
+        offload: bool = False,
+    ) -> None:
+        """`master` and `offload` as in `LocalAdamW`."""
+        everything = dict(named_parameters)
+        self._parameters = {name: everything[name] for name in sorted(everything) if everything[name].requires_grad}
+        if not self._parameters:
+            raise nothing_to_train(len(everything))
+        self._collectives = collectives
+        self._max_norm = max_norm
+        self._blocks = {name: local(parameter.detach()) for name, parameter in self._parameters.items()}
+        self._adamw = LocalAdamW(
+            {name: block for name, block in self._blocks.items() if block.numel()},
+            betas=betas,
+            epsilon=epsilon,
+            weight_decay=weight_decay,
+            master=master,
+            offload=offload,
+        )
+
+    def backward(self, loss: Tensor, *, last: bool = False) -> None:
+        """Add the gradients of one micro-batch, summed over the ranks; every rank must call it as often.
+
+        They are summed at once, also before the `last`: what is kept between two of them is a block, not the whole.
+        """
+        loss.backward()
+
+    def step(self, learning_rate: float) -> StepOutcome:
+        """Clip by the norm over all ranks, update, clear the gradients; all ranks or none."""
+        assert 0 <= learning_rate < math.inf, f"learning rate {learning_rate}"
+        gradients = {name: self._gradient(name) for name in self._blocks}
+        norm = self._norm(gradients)
+        applied = math.isfinite(norm)  # of a sum that has the same bits on every rank
+        if applied:
+            if 0 < self._max_norm < norm:
+                for gradient in gradients.values():
+                    gradient.mul_(self._max_norm / norm)
+            self._adamw.update(gradients, learning_rate)
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        return StepOutcome(norm, applied)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """This rank's blocks of "exp_avg/<name>", "exp_avg_sq/<name>", "step/<name>", see `LocalAdamW`."""
+        return self._adamw.state_tensors()
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back blocks that `state_tensors` gave on this rank."""
+        self._adamw.load_state_tensors(tensors)
+
+    def _gradient(self, name: str) -> Tensor:
+        gradient = self._parameters[name].grad
+        return torch.zeros_like(self._blocks[name]) if gradient is None else local(gradient)
+
+    def _norm(self, gradients: Mapping[str, Tensor]) -> float:
+        """L2 norm of the whole gradient: blocks that several ranks hold count once."""
+        squares = torch.zeros((), dtype=torch.float64)
+        for name, gradient in gradients.items():
+            own = squared_norm(gradient)
+            if not bool(own.isfinite()):  # squares of finite numbers above 1e19 overflow float32
+                own = torch.linalg.vector_norm(gradient, dtype=torch.float64).square()
+            squares += own.to("cpu") / num_copies(self._parameters[name], self._collectives.world_size)
+        return math.sqrt(value) if (value := float(self._collectives.sum(squares))) == value else math.nan

@@ -1,0 +1,129 @@
+"""Weights spread over ranks: the same steps as replicas of them, at a share of the memory.
+
+One launch of two processes and one of four run every case of `sharded_ranks.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+pytestmark = pytest.mark.xdist_group("sharded")
+PROGRAM = Path(__file__).with_name("sharded_ranks.py")
+EXACT = ("fsdp", "kept", "offload")
+
+
+@dataclass(frozen=True)
+class Found:
+    folder: Path
+    world_size: int
+
+    def results(self) -> list[dict]:
+        return [json.loads((self.folder / f"rank_{rank}.json").read_text()) for rank in range(self.world_size)]
+
+    def weights(self, name: str, rank: int = 0) -> dict[str, Tensor]:
+        return load_file(self.folder / f"{name}_{rank}.safetensors")
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What all ranks wrote."""
+    world_size, out = request.param, tmp_path_factory.mktemp("sharded")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": f"{port}",
+        "WORLD_SIZE": f"{world_size}",
+        "NCCL_TIMEOUT": "120",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(out)],
+            env={**os.environ, **shared, "OMP_NUM_THREADS": "1", "RANK": f"{rank}"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * world_size, "\n".join(errors)
+    return Found(out, world_size)
+
+
+def distance(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
+    """Largest relative L2 distance of two sets of tensors."""
+    assert sorted(first) == sorted(second)
+    return max(float((first[n] - second[n]).norm() / second[n].norm().clamp(min=1e-12)) for n in second)
+
+
+def test_three_steps_are_those_of_replicas(found: Found) -> None:
+    expected = found.weights("replicated")
+    for name in (*EXACT, *(["hybrid"] if found.world_size == 4 else [])):
+        assert distance(found.weights(name), expected) < 1e-4, name
+        for result in found.results():
+            assert result[name]["norms"] == pytest.approx(result["replicated"]["norms"], rel=1e-6)
+
+
+def test_every_rank_puts_together_the_same_weights(found: Found) -> None:
+    for rank in range(1, found.world_size):
+        for name in EXACT:
+            assert distance(found.weights(name, rank), found.weights(name)) == 0
+
+
+def test_each_rank_holds_its_share_of_weights_and_moments(found: Found) -> None:
+    for result in found.results():
+        assert result["fsdp"]["sharded"]
+        assert result["fsdp"]["held"] <= result["fsdp"]["total"] / found.world_size * 1.35
+        assert result["fsdp"]["moments"] <= result["fsdp"]["held"]
+    assert sum(result["fsdp"]["held"] for result in found.results()) == found.results()[0]["fsdp"]["total"]
+
+
+def test_blocks_lie_side_by_side_and_one_rank_writes_each(found: Found) -> None:
+    results = [result["fsdp"] for result in found.results()]
+    for name in results[0]["blocks"]:
+        end = 0
+        for result in results:
+            start, shape = result["blocks"][name]
+            if shape[0]:
+                assert start[0] == end
+                end += shape[0]
+        assert end == len(found.weights("fsdp")[name])
+        assert all(name in result["writes"] for result in results)
+    if found.world_size == 4:
+        hybrid = [result["hybrid"] for result in found.results()]
+        assert [len(result["writes"]) > 0 for result in hybrid] == [True, True, False, False]
+        assert hybrid[0]["blocks"] == hybrid[2]["blocks"] != hybrid[1]["blocks"]
+
+
+def test_computing_in_bfloat16_keeps_weights_and_sums_in_float32(found: Found) -> None:
+    exact, rounded = found.weights("fsdp"), found.weights("bfloat16")
+    assert all(tensor.dtype == torch.float32 for tensor in rounded.values())
+    assert 1e-6 < distance(rounded, exact) < 0.05
+
+
+def test_a_step_after_loading_equals_the_uninterrupted_one_to_the_bit(found: Found) -> None:
+    assert all(result["resumed"]["equal"] for result in found.results())
+
+
+def test_what_is_not_finite_on_one_rank_is_refused_on_all(found: Found) -> None:
+    for result in found.results():
+        assert result["not_finite"] == {"refused": True, "unchanged": True, "large": True}
+
+
+def test_groups_that_do_not_divide_the_ranks_are_refused_with_those_that_do(found: Found) -> None:
+    divisors = {2: "1, 2", 4: "1, 2, 4"}[found.world_size]
+    for result in found.results():
+        assert f"allowed: {divisors}" in result["shard_size"]["why"]
+        assert result["shard_size"]["do"] == "--shard_size 2"
