@@ -79,7 +79,7 @@ class Side:
         self._process.wait()
         self._log.seek(0)
         lines = [line.strip() for line in self._log if line.strip()]
-        return lines[-1] if lines else f"ended with {self._process.returncode}"
+        return f"{lines[-1] if lines else 'no words'} (ended with {self._process.returncode})"
 
 
 def measured(number: int, arguments: argparse.Namespace, rates: tuple[float, float]) -> dict[str, Any]:
@@ -154,7 +154,10 @@ def main() -> None:
     if output is not None:
         setting = {"threads": arguments.threads, "rounds": arguments.rounds, "flop_rate": rates[0], "bytes": rates[1]}
         output.write_text(json.dumps({"setting": setting, "cases": rows}, indent=1) + "\n")
-    ratio, peer, place = min((ratio, peer, row["case"]) for row in rows for peer, ratio in row["ratios"].items())
+    found = [(ratio, peer, row["case"]) for row in rows for peer, ratio in row["ratios"].items()]
+    if not found:
+        sys.exit("no peer ran")
+    ratio, peer, place = min(found)
     print(f"worst_ratio={ratio:.2f} against {peer} at {place}")
 
 

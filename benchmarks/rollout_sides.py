@@ -63,15 +63,21 @@ def hf(case: Case, directory: Path) -> Rollout:
 
 
 def hf_continuous(case: Case, directory: Path) -> Rollout:
-    """transformers' continuous batching, `generate_batch`; one length for all of a call, so tails go in two calls."""
+    """transformers' continuous batching, `generate_batch`; one length for all of a call, so tails go in two calls.
+
+    Its cache has room for every sample at its longest, as ours; left to itself it takes most of the machine's memory.
+    """
     import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="sdpa").eval()
     prompts = [prompt for prompt in case.prompt_ids() for _ in range(case.samples)]
     lengths = [budget for budgets in case.budgets() for budget in budgets]
+    page = 16
+    num_blocks = len(prompts) * -(-(PROMPT_TOKENS + case.longest) // page)
+    batching = ContinuousBatchingConfig(page_size=page, num_blocks=num_blocks, max_batch_tokens=len(prompts))
 
-    @torch.inference_mode()
+    @torch.no_grad()  # it computes in a thread of its own, which an inference mode of this one does not reach
     def rollout(number: int) -> list[int]:
         torch.manual_seed(number)
         made = [0] * len(prompts)
@@ -80,7 +86,11 @@ def hf_continuous(case: Case, directory: Path) -> Rollout:
             settings = GenerationConfig(
                 do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=length, eos_token_id=-1
             )
-            found = model.generate_batch([prompts[place] for place in chosen], generation_config=settings)
+            found = model.generate_batch(
+                [prompts[place] for place in chosen],
+                generation_config=settings,
+                continuous_batching_config=batching,
+            )
             errors = {output.error for output in found.values()} - {None}
             if errors:
                 raise RuntimeError(f"generate_batch: {sorted(errors)[0]}")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from rft_algos.errors import DataError
 
@@ -102,9 +105,14 @@ def _refuse_missing_weights(path: Path) -> None:
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Keep transformers from drawing bars on stderr while it reads or writes weights."""
+    """Keep transformers from drawing bars on stderr while it reads or writes weights, and DeepSpeed from a warning.
+
+    Where DeepSpeed is installed, accelerate imports it to write any model, and it says that there is no GPU.
+    """
     from transformers.utils import logging
 
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     were_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -262,7 +262,7 @@ def _skeleton(policy: CausalPolicy) -> Any:
         model = patches.apply(model)
     expected, found = (dict(m.named_parameters(remove_duplicate=False)) for m in (source, model))
     differing = sorted(expected.keys() ^ found.keys())
-    differing += [name for name in expected.keys() & found.keys() if expected[name].shape != found[name].shape]
+    differing += [name for name in expected.keys() & found.keys() if _whole_shape(expected[name]) != found[name].shape]
     if differing:
         raise PreflightError(
             code="models.no_engine_copy",
@@ -274,6 +274,11 @@ def _skeleton(policy: CausalPolicy) -> Any:
         )
     prepare(model, packed=policy.packed)
     return model
+
+
+def _whole_shape(parameter: Tensor) -> torch.Size:
+    """Also of one that DeepSpeed has taken apart, which keeps an empty tensor in its place."""
+    return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def _first_names(model: Any) -> dict[str, str]:

@@ -61,6 +61,7 @@ class CausalPolicy:
         self.head_chunk_size = head_chunk_size
         self.where = where
         self.head = head_of(model, where)
+        self._vocab_size = self.head.weight.shape[0]  # read here: a weight that lies in parts may be empty later
         self._backbone = Backbone(model.get_decoder(), packed=packed, kernel=kernel)
         self._trained_rows = TrainedRows()
         self._compute: Compute = _directly
@@ -138,7 +139,7 @@ class CausalPolicy:
         added up chunk after chunk of rows, it saves 4 to 7 % at twice the memory (2048 x 512 x 32000; in bfloat16
         19 %), so it is left out.
         """
-        forms_them_twice = self.head_chunk_size is not None or num_rows * self.head.weight.shape[0] > KEPT_LOGITS
+        forms_them_twice = self.head_chunk_size is not None or num_rows * self._vocab_size > KEPT_LOGITS
         return forms_them_twice and (self.device.type != "cpu" or self.dtype in (torch.bfloat16, torch.float16))
 
     def fused_loss(
@@ -350,6 +351,15 @@ class CausalPolicy:
         """`save_pretrained` of the weights as they are now: each is copied by `copy(name, tensor)`."""
         weights = {name: copy(name, tensor) for name, tensor in self.model.state_dict().items()}
         return lambda directory: self.save_pretrained(directory, weights)
+
+    def save_description(self, directory: str | Path) -> None:
+        """Write what a Hugging Face directory holds besides the weights: configuration, tokenizer."""
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        self.model.config.save_pretrained(str(directory))
+        if self.model.can_generate():
+            self.model.generation_config.save_pretrained(str(directory))
+        if self.codec is not None:
+            self.codec.save_pretrained(directory)
 
     @property
     def num_parameters(self) -> int:
