@@ -5,11 +5,14 @@ another process sends is ever executed. All ranks must make the same calls in th
 
 A sum over floats gives the same bits on every rank and, with the same number of ranks, in every
 run: gloo's ring adds the ranks of a position in a fixed order. NCCL does so for one topology.
+
+Every collective has a number, a shape and the line that asked for it, which the watch of this process
+publishes (`rft_dist.watch`), and which may be compared over the ranks before it is joined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -19,6 +22,7 @@ from torch import Tensor
 
 from rft_algos.errors import PeerError
 from rft_algos.fault_points import declare, fault_point
+from rft_dist.watch.activity import Activity, Call
 
 _BEFORE = {
     name: declare(f"collective.{name}.before", f"this rank is about to join a {name}")
@@ -103,15 +107,24 @@ class TorchCollectives:
 
     `device` is where the backend wants its tensors (CUDA for nccl, CPU for gloo); tensors from
     elsewhere are copied there and back. A peer that dies or does not come in time is a
-    `PeerError` with the number and shape of the collective.
+    `PeerError` with the number and shape of the collective. `activity` is told of every one; `compare`
+    is called with it before it is joined.
     """
 
-    def __init__(self, device: torch.device, *, where: str = "") -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        where: str = "",
+        activity: Activity | None = None,
+        compare: Callable[[Call], None] | None = None,
+    ) -> None:
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self._device = device
         self._where = where or f"rank {self.rank}"
-        self._num_calls = 0
+        self._activity = activity or Activity()
+        self._compare = compare
 
     def sum(self, tensor: Tensor) -> Tensor:
         """A new tensor on the device of `tensor`: the sum over ranks."""
@@ -186,20 +199,27 @@ class TorchCollectives:
 
     @contextmanager
     def _joined(self, name: str, tensor: Tensor) -> Iterator[None]:
-        self._num_calls += 1
         fault_point(_BEFORE[name])
+        call = self._activity.enter(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         try:
+            if self._compare is not None:
+                self._compare(call)
             yield
         except RuntimeError as error:  # every error of torch.distributed is one
             raise PeerError(
                 code="collective.failed",
-                what=f"collective #{self._num_calls} {name} {list(tensor.shape)} {tensor.dtype} did not finish",
+                what=f"collective {call.describe()} did not finish",
                 where=self._where,
-                why=f"another rank died, hung or called something else: {str(error).splitlines()[0][:300]}",
+                why=f"another rank died, hung or called something else: {_first_line(error)}",
                 state="this step is lost; the last checkpoint is untouched",
                 do="read the first error among logs/rank_*.log, then resume from the last checkpoint",
             ) from error
+        self._activity.leave(call)
         fault_point(_AFTER[name])
+
+
+def _first_line(error: RuntimeError) -> str:
+    return (str(error).splitlines() or ["no reason was given"])[0][:300]
 
 
 def _bytes_to_tensor(data: bytes) -> Tensor:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from rft_algos.errors import PeerError, PreflightError
 from rft_dist.collectives import Collectives, SingleProcess, TorchCollectives
@@ -21,17 +22,34 @@ from rft_dist.environment import (
     requested_backend,
     timeout_seconds,
 )
-from rft_dist.rendezvous import meet, this_process
+from rft_dist.rendezvous import another_client, meet, serves_store, this_process
+from rft_dist.settings import WatchSettings
+from rft_dist.watch.activity import Activity
+from rft_dist.watch.fingerprints import FingerprintCheck
+from rft_dist.watch.libraries import record_flights
+from rft_dist.watch.watch import BEAT_SECONDS, Watch
 
 __all__ = [
     "RankInfo",
+    "Watched",
     "backend_for",
     "environment_report",
     "ranks_from_environment",
     "start_process_group",
+    "start_watch",
     "stop_process_group",
     "timeout_seconds",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What a run that is watched brings along: the record of what it does, and the limits."""
+
+    activity: Activity
+    settings: WatchSettings
+    always_compares: bool = False
+    """Compare every collective over the ranks, not only those of the first steps."""
 
 
 def backend_for(device: torch.device, environment: Mapping[str, str] | None = None) -> str:
@@ -52,12 +70,19 @@ def backend_for(device: torch.device, environment: Mapping[str, str] | None = No
 
 
 def start_process_group(
-    info: RankInfo, device: torch.device, *, environment: Mapping[str, str] | None = None
+    info: RankInfo,
+    device: torch.device,
+    *,
+    environment: Mapping[str, str] | None = None,
+    compare: Callable[[Store], None] | None = None,
+    watched: Watched | None = None,
 ) -> Collectives:
     """Join the other ranks and give the exchanges between them; a single process joins nothing.
 
     Waits at most NCCL_TIMEOUT seconds (600 by default) for the others, here and in every
-    collective afterwards. Raises PeerError naming the ranks that did not come.
+    collective afterwards; `watched` collectives, which the watch ends, wait for as long as it allows.
+    Raises PeerError naming the ranks that did not come. `compare` is called with
+    a store that all ranks share, between the meeting and the first connection of the backend.
     """
     if info.world_size == 1:
         return SingleProcess()
@@ -66,13 +91,18 @@ def start_process_group(
     atexit.register(stop_process_group)
     backend, seconds = backend_for(device, values), timeout_seconds(values)
     store = meet(info, seconds, values)
+    if compare is not None:
+        compare(PrefixStore("preflight", store))
+    patience = seconds if values.get("NCCL_TIMEOUT") or watched is None else max(seconds, _patience(watched.settings))
+    if backend == "nccl":
+        record_flights()
     try:
         dist.init_process_group(
             backend,
             store=PrefixStore("group", store),
             rank=info.rank,
             world_size=info.world_size,
-            timeout=timedelta(seconds=seconds),
+            timeout=timedelta(seconds=patience),
             device_id=device if backend == "nccl" else None,
         )
     except RuntimeError as error:
@@ -83,7 +113,56 @@ def start_process_group(
             why=(str(error).splitlines() or ["no reason was given"])[0][:300],
             do="export TORCH_DISTRIBUTED_DEBUG=DETAIL",
         ) from error
-    return TorchCollectives(device if backend == "nccl" else torch.device("cpu"), where=this_process(info))
+    carrier = device if backend == "nccl" else torch.device("cpu")
+    if watched is None:
+        return TorchCollectives(carrier, where=this_process(info))
+    check = FingerprintCheck(
+        PrefixStore("calls", another_client(info, values)),
+        watched.activity,
+        rank=info.rank,
+        steps=watched.settings.fingerprint_steps,
+        always=watched.always_compares,
+    )
+    return TorchCollectives(carrier, where=this_process(info), activity=watched.activity, compare=check.compare)
+
+
+def start_watch(
+    info: RankInfo,
+    watched: Watched,
+    *,
+    environment: Mapping[str, str] | None = None,
+    scrub: Callable[[str], str] = str,
+    beat: float = BEAT_SECONDS,
+) -> Watch:
+    """The watch over this process, and over the others once the group has started.
+
+    `scrub` removes secrets from what is stored; `beat` is the time between two heartbeats, in seconds.
+
+    Call `close` or `failed` of it before `stop_process_group`: with that, rank 0 stops serving the store.
+    """
+    values = os.environ if environment is None else environment
+    alone = info.world_size == 1
+    watch = Watch(
+        watched.activity,
+        watched.settings,
+        rank=info.rank,
+        world_size=info.world_size,
+        store=None if alone else PrefixStore("watch", another_client(info, values)),
+        serves_store=not alone and serves_store(info, values),
+        scrub=scrub,
+        beat=beat,
+    )
+    watch.start()
+    return watch
+
+
+def _patience(settings: WatchSettings) -> float:
+    """Longest wait in one collective, in seconds: the watch, which can name who is missing, comes first."""
+    limits = (settings.watchdog_seconds, settings.watchdog_first_seconds, settings.watchdog_collective_seconds)
+    return _WEEK if 0 in limits else max(limits) + 60.0
+
+
+_WEEK = 7 * 86400.0
 
 
 def stop_process_group() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from datetime import timedelta
@@ -55,22 +56,102 @@ def meet(info: RankInfo, seconds: float, environment: Mapping[str, str]) -> Stor
 
 
 def _connect(info: RankInfo, seconds: float, environment: Mapping[str, str]) -> Store:
-    agent_serves = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     fault_point(_CONNECT)
+    serves = serves_store(info, environment)
+    start = time.monotonic()
+    if not serves:
+        _wait_for_master(info, seconds)
+    left = max(1.0, seconds - (time.monotonic() - start))
+    return PrefixStore(_prefix(environment), _open(info, seconds if serves else left, serves=serves))
+
+
+def _open(info: RankInfo, seconds: float, *, serves: bool) -> TCPStore:
+    """The store at the master's address. A client of torch waits without a limit for whatever listens there."""
+    opened: list[TCPStore] = []
+    refused: list[RuntimeError] = []
+
+    def attempt() -> None:
+        limit = timedelta(seconds=seconds)
+        place = (info.master_addr, info.master_port, info.world_size)
+        try:
+            opened.append(TCPStore(*place, serves, limit, wait_for_workers=False, multi_tenant=True))
+        except RuntimeError as error:  # torch.distributed.DistError and its kinds
+            refused.append(error)
+
+    thread = threading.Thread(target=attempt, daemon=True)
+    start = time.monotonic()
+    thread.start()
+    while thread.is_alive() and time.monotonic() - start < seconds:
+        thread.join(min(_REPORT_EVERY_SECONDS, seconds))
+        if thread.is_alive():
+            address = f"{info.master_addr}:{info.master_port}"
+            _LOG.warning("%s is connected to %s and gets no answer: %s", this_process(info), address, _NO_STORE)
+    if opened:
+        return opened[0]
+    raise _unreachable(info, seconds, _first_line(refused[0]) if refused else _NO_STORE)
+
+
+_NO_STORE = "what listens there is not the ranks' store (another program has the port), or rank 0 is stopped"
+
+
+def _wait_for_master(info: RankInfo, seconds: float) -> None:
+    """Return once something listens at the master's address; meanwhile say why not, about every ten seconds.
+
+    torch would try for as long, and say nothing.
+    """
+    start = time.monotonic()
+    next_report = start + _REPORT_EVERY_SECONDS
+    while True:
+        reason = _obstacle(info)
+        now = time.monotonic()
+        if not reason:
+            return
+        if now - start >= seconds:
+            raise _unreachable(info, seconds, reason)
+        if now >= next_report:
+            address = f"{info.master_addr}:{info.master_port}"
+            _LOG.warning("%s waits for rank 0 at %s since %.0f s: %s", this_process(info), address, now - start, reason)
+            next_report = now + _REPORT_EVERY_SECONDS
+        time.sleep(0.1)
+
+
+def _obstacle(info: RankInfo) -> str:
+    """Why nothing can be reached at the master's address now; empty where something listens."""
     try:
-        store: Store = TCPStore(
-            info.master_addr,
-            info.master_port,
-            info.world_size,
-            is_master=info.rank == 0 and not agent_serves,
-            timeout=timedelta(seconds=seconds),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
-    except RuntimeError as error:  # torch.distributed.DistError and its kinds
-        raise _unreachable(info, seconds, _first_line(error)) from error
-    attempt = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"rft/attempt_{attempt}", store)
+        with socket.create_connection((info.master_addr, info.master_port), timeout=_PROBE_SECONDS):
+            return ""
+    except socket.gaierror as error:
+        return f"the name {info.master_addr} has no address ({error.strerror})"
+    except TimeoutError:
+        return "no answer: the address is wrong, or a firewall drops what is sent there"
+    except ConnectionRefusedError:
+        return "refused: the machine answers, and nothing listens at this port (yet)"
+    except OSError as error:
+        return error.strerror or type(error).__name__
+
+
+_PROBE_SECONDS = 3.0
+
+
+def serves_store(info: RankInfo, environment: Mapping[str, str]) -> bool:
+    """Whether this process serves the store: rank 0, unless torchrun does."""
+    return info.rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
+
+def another_client(info: RankInfo, environment: Mapping[str, str]) -> Store:
+    """A connection of its own to the store at which the ranks have met.
+
+    A client answers one call at a time, and a call that waits keeps the others out.
+    """
+    return PrefixStore(_prefix(environment), _open(info, _CLIENT_SECONDS, serves=False))
+
+
+_CLIENT_SECONDS = 60.0
+
+
+def _prefix(environment: Mapping[str, str]) -> str:
+    """Keys of one attempt: a restart under torchrun finds the store of the attempts before it."""
+    return f"rft/attempt_{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def _unreachable(info: RankInfo, seconds: float, reason: str) -> PeerError:

@@ -1,0 +1,218 @@
+"""Ten ways in which ranks do not find one another: each is named, and while it lasts it is told."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from rft_algos.errors import PeerError
+from rft_dist import rendezvous
+from rft_dist.environment import RankInfo, ranks_from_environment
+
+ANOTHER = """
+import sys
+from rft_dist.environment import ranks_from_environment
+from rft_dist.rendezvous import meet
+names = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
+try:
+    meet(ranks_from_environment(dict(zip(names, sys.argv[1:5]))), float(sys.argv[5]), {})
+except Exception as error:
+    print(error)
+"""
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """What is told every ten seconds is told after a moment."""
+    monkeypatch.setattr(rendezvous, "_REPORT_EVERY_SECONDS", 0.3)
+    monkeypatch.setattr(rendezvous, "_PROBE_SECONDS", 0.3)
+    caplog.set_level(logging.INFO, logger="rft_dist")
+
+
+def info(rank: int, world_size: int, port: int, address: str = "127.0.0.1") -> RankInfo:
+    """As four variables by hand give it."""
+    values = {"MASTER_ADDR": address, "MASTER_PORT": f"{port}", "RANK": f"{rank}", "WORLD_SIZE": f"{world_size}"}
+    return ranks_from_environment(values)
+
+
+def has_ipv6() -> bool:
+    """Whether this machine can be reached by IPv6 at all."""
+    try:
+        with socket.socket(socket.AF_INET6) as listener:
+            listener.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+def refused(place: RankInfo, seconds: float = 1.0, environment: dict[str, str] | None = None) -> str:
+    """What the error says, with its reason; it comes soon after `seconds`."""
+    started = time.monotonic()
+    with pytest.raises(PeerError) as caught:
+        rendezvous.meet(place, seconds, environment or {})
+    assert time.monotonic() - started < seconds + 10
+    return f"{caught.value.problem.what} | {caught.value.problem.why}"
+
+
+class Joining(threading.Thread):
+    """A rank that tries to meet the others in a thread of its own."""
+
+    def __init__(self, place: RankInfo, seconds: float = 5.0, after: float = 0.0) -> None:
+        super().__init__(daemon=True)
+        self.place, self.seconds, self.after = place, seconds, after
+        self.told = ""
+        self.store: object = None
+        self.start()
+
+    def run(self) -> None:
+        time.sleep(self.after)
+        try:
+            self.store = rendezvous.meet(self.place, self.seconds, {})
+        except PeerError as error:
+            self.told = error.problem.what
+
+
+@pytest.fixture
+def full_queue() -> Iterator[int]:
+    """A port at which connections are neither taken nor refused, as behind a firewall that drops them."""
+    with ExitStack() as sockets:
+        listener = sockets.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port = listener.getsockname()[1]
+        for _ in range(4):
+            waiting = sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.1", port))
+        yield port
+
+
+def test_a_missing_rank_is_told_while_the_others_wait_and_named_at_the_end(
+    free_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = refused(info(0, 3, free_port))
+    assert "present 0, missing 1, 2" in told
+    assert "waiting for ranks 1, 2" in caplog.text
+
+
+def test_a_duplicate_rank_is_refused_at_once(free_port: int) -> None:
+    first = [Joining(info(rank, 3, free_port), 2.0) for rank in (0, 1)]
+    time.sleep(0.5)
+    assert "RANK = 1 is claimed by two processes" in refused(info(1, 3, free_port))
+    for each in first:
+        each.join()
+
+
+def test_a_port_where_nothing_listens_is_told_as_refused(free_port: int, caplog: pytest.LogCaptureFixture) -> None:
+    assert "refused: the machine answers, and nothing listens" in refused(info(1, 2, free_port))
+    assert f"waits for rank 0 at 127.0.0.1:{free_port} since" in caplog.text
+
+
+def test_a_port_of_another_program_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        assert "what listens there is not the ranks' store" in refused(info(1, 2, other.getsockname()[1]))
+    assert "gets no answer" in caplog.text
+
+
+def test_an_address_that_swallows_everything_is_told(full_queue: int, caplog: pytest.LogCaptureFixture) -> None:
+    assert "no answer: the address is wrong, or a firewall" in refused(info(1, 2, full_queue))
+    assert "no answer" in caplog.text
+
+
+def test_two_masters_of_one_address_are_told(free_port: int) -> None:
+    words = ["127.0.0.1", f"{free_port}", "0", "2"]
+    first = subprocess.Popen([sys.executable, "-c", ANOTHER, *words, "60"], stdout=subprocess.PIPE)
+    try:
+        until = time.monotonic() + 60
+        while rendezvous._obstacle(info(1, 2, free_port)) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert f"cannot listen at 127.0.0.1:{free_port}" in refused(info(0, 2, free_port))
+    finally:
+        first.kill()
+        first.communicate()
+
+
+def test_unequal_world_sizes_are_told_by_both(free_port: int) -> None:
+    other = Joining(info(0, 2, free_port), 2.0)
+    assert "WORLD_SIZE = 3 on rank 1, 2 on rank 0" in refused(info(1, 3, free_port))
+    other.join()
+    assert "WORLD_SIZE = 2 on rank 0, 3 on rank 1" in other.told
+
+
+def test_an_address_of_ipv6_works_and_a_name_without_an_address_is_told(free_port: int) -> None:
+    here = "::1" if has_ipv6() else "127.0.0.1"
+    ranks = [Joining(info(rank, 2, free_port, here)) for rank in range(2)]
+    for each in ranks:
+        each.join()
+        assert each.store is not None, each.told
+    assert "no-such-host.invalid has no address" in refused(info(1, 2, free_port, "no-such-host.invalid"))
+
+
+def test_a_store_that_an_earlier_run_left_is_told_as_claimed(free_port: int) -> None:
+    earlier = [Joining(info(rank, 2, free_port)) for rank in range(2)]
+    for each in earlier:
+        each.join()
+    assert "RANK = 1 is claimed by two processes" in refused(info(1, 2, free_port))
+    assert all(each.store is not None for each in earlier)
+
+
+def test_a_restart_under_torchrun_does_not_see_the_keys_of_the_attempt_before(free_port: int) -> None:
+    earlier = [Joining(info(rank, 2, free_port)) for rank in range(2)]
+    for each in earlier:
+        each.join()
+    again = {"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert "missing 0" in refused(info(1, 2, free_port), environment=again)
+
+
+def test_a_rank_that_comes_late_is_told_as_missing_and_then_taken_in(
+    free_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    late = Joining(info(1, 2, free_port), after=1.0)
+    assert rendezvous.meet(info(0, 2, free_port), 10.0, {}) is not None
+    late.join()
+    assert late.store is not None
+    assert "waiting for ranks 1 since" in caplog.text
+
+
+@pytest.mark.full
+def test_twenty_faults_are_told_within_fifteen_seconds(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, full_queue: int
+) -> None:
+    """D3, with the intervals of production, all at once; what is told names the address, so that none hides another."""
+    monkeypatch.setattr(rendezvous, "_REPORT_EVERY_SECONDS", 10.0)
+    monkeypatch.setattr(rendezvous, "_PROBE_SECONDS", 3.0)
+    with ExitStack() as held:
+        free, taken = [], []
+        for _ in range(8):
+            listener = held.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            free.append(listener.getsockname()[1])
+        for _ in range(6):
+            listener = held.enter_context(socket.socket())
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            taken.append(listener.getsockname()[1])
+        cases = [(info(1, 2 + number, port), "refused") for number, port in enumerate(free[:8])]
+        cases += [(info(1, 2, port), "gets no answer") for port in taken]
+        cases += [(info(1, 2, full_queue), "no answer: the address is wrong")]
+        cases += [(info(1, 2, 29500, f"no-such-host-{number}.invalid"), "has no address") for number in range(5)]
+        started = time.monotonic()
+        threads = [Joining(place, 40.0) for place, _ in cases]
+        time.sleep(15.0 - (time.monotonic() - started))
+        told = [record.getMessage() for record in caplog.records]
+        for place, word in cases:
+            address = f"{place.master_addr}:{place.master_port}"
+            assert any(address in line and word in line for line in told), f"{address} {word}: {told}"
+        print(f"{len(cases)} of {len(cases)} told within 15 s")
+    for thread in threads:
+        thread.join(timeout=0.1)

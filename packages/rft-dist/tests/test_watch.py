@@ -1,0 +1,268 @@
+"""What the heartbeats of all ranks say, without threads, clocks or a store."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rft_algos.errors import PeerError
+from rft_dist.watch import cause as causes
+from rft_dist.watch import status as statuses
+from rft_dist.watch import verdict
+from rft_dist.watch.activity import Activity, Call
+from rft_dist.watch.cause import Cause
+from rft_dist.watch.endings import comes_from_peers
+from rft_dist.watch.processes import ALIVE, GONE, STOPPED, process_state, this_machine
+from rft_dist.watch.run_folder import RunFolder
+from rft_dist.watch.status import Seen, Status
+from rft_dist.watch.table import page
+
+LIMITS = verdict.Limits(silence=7.0, phase=300.0, first=600.0, collective=60.0)
+NOW = 1000.0
+
+
+def call(number: int, name: str = "sum", shape: tuple[int, ...] = (3,), site: str = "a.py:10 (step)") -> Call:
+    return Call(number, name, shape, "float32", site)
+
+
+def seen(rank: int, made: Call | None = None, **fields) -> Seen:
+    """A heartbeat read half a second ago, of a rank that has ended a step and is in no collective."""
+    base = {
+        "host": f"node{rank}",
+        "machine": "m",
+        "pid": 100 + rank,
+        "beat": 5,
+        "phase": "train",
+        "phase_seconds": 2.0,
+        "step": 3,
+        "steps_done": 2,
+        "inside": False,
+        "call_seconds": 1.0,
+        "idle_seconds": 1.0,
+        "library_calls": 0,
+        "stack": ("loop.py:5 (run)",),
+    }
+    at = fields.pop("at", NOW - 0.5)
+    return Seen(Status(rank=rank, call=made, **(base | fields)), at)
+
+
+def waits(rank: int, number: int, seconds: float = 10.0, **fields) -> Seen:
+    return seen(rank, call(number), inside=True, call_seconds=seconds, idle_seconds=seconds, **fields)
+
+
+def judged(*ranks: Seen, **more) -> Cause | None:
+    return verdict.of_all({each.status.rank: each for each in ranks}, LIMITS, NOW, **more)
+
+
+def test_ranks_at_work_are_no_reason_to_end() -> None:
+    assert judged(seen(0), seen(1, call(4), idle_seconds=299.0)) is None
+    assert (
+        judged(waits(0, 5, 250.0), seen(1, call(4), phase="rollout", phase_seconds=250.0, idle_seconds=250.0)) is None
+    )
+    assert judged(waits(0, 5, 59.0), waits(1, 5, 59.0)) is None
+
+
+def test_a_rank_that_waits_is_never_the_culprit_of_a_long_phase() -> None:
+    slow = seen(1, call(4), phase="rollout", phase_seconds=312.0, idle_seconds=312.0)
+    found = judged(waits(0, 5, 312.0), slow)
+    assert found is not None
+    assert (found.kind, found.rank) == ("late", 1)
+    assert "still in phase rollout of step 3 for 312 s" in found.what
+    assert "did not reach collective #5 sum [3] float32 at a.py:10 (step), in which ranks 0 wait" in found.what
+    assert "at most 300 s" in found.why
+    assert found.where == "loop.py:5 (run)"
+
+
+def test_before_the_first_step_has_ended_the_other_limit_holds() -> None:
+    assert judged(seen(0), seen(1, steps_done=0, idle_seconds=599.0)) is None
+    found = judged(seen(0), seen(1, steps_done=0, idle_seconds=601.0))
+    assert found is not None
+    assert "--watchdog_first_seconds" in found.why
+    unlimited = verdict.Limits(silence=7.0, phase=300.0, first=0.0, collective=60.0)
+    assert verdict.of_all({1: seen(1, steps_done=0, idle_seconds=1e6)}, unlimited, NOW) is None
+
+
+def test_inside_libraries_the_rank_with_the_fewest_collectives_is_at_fault() -> None:
+    found = judged(*(seen(rank, library_calls=count, idle_seconds=400.0) for rank, count in enumerate((9, 9, 8, 9))))
+    assert found is not None
+    assert (found.kind, found.rank) == ("late", 2)
+
+
+def test_a_silent_rank_is_named_unless_its_process_can_be_seen_to_run() -> None:
+    silent = seen(1, call(4), at=NOW - 7.5)
+    found = judged(waits(0, 5), silent)
+    assert found is not None
+    assert (found.kind, found.rank) == ("silent", 1)
+    assert "node1, pid 101" in found.what
+    assert judged(waits(0, 5), seen(1, call(4), at=NOW - 6.5)) is None
+    assert judged(waits(0, 5), silent, neighbours={1: ALIVE}) is None
+    assert judged(waits(0, 5), seen(1, call(4), at=NOW - 60.0, ended="finished"), compares_calls=True) is not None
+
+
+def test_a_rank_that_is_alive_and_holds_the_lock_is_judged_by_its_phase() -> None:
+    holds = seen(1, call(4), at=NOW - 301.0)
+    found = judged(waits(0, 5), holds, neighbours={1: ALIVE})
+    assert found is not None
+    assert found.kind == "late"
+    assert judged(waits(0, 5), holds, neighbours={1: STOPPED}) is None
+
+
+def test_all_ranks_in_one_collective_for_too_long() -> None:
+    found = judged(waits(0, 5, 61.0), waits(1, 5, 62.0))
+    assert found is not None
+    assert (found.kind, found.rank) == ("stuck", -1)
+    assert "all 2 ranks are in collective #5" in found.what
+    assert judged(waits(0, 5, 61.0), waits(1, 6, 62.0)) is None
+    assert judged(waits(0, 5, 61.0), waits(1, 5, 62.0), world_size=4) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        call(5, "max"),
+        call(5, shape=(4,)),
+        call(5, shape=(3, 1)),
+        Call(5, "sum", (3,), "float64", "a.py:10 (step)"),
+        call(5, site="a.py:11 (step)"),
+    ],
+)
+def test_two_calls_of_one_number_that_differ_are_named_with_both_lines(other: Call) -> None:
+    found = judged(waits(0, 5), seen(1, other, inside=True), compares_calls=True)
+    assert found is not None
+    assert (found.kind, found.rank) == ("mismatch", 1)
+    assert call(5).describe() in found.what
+    assert other.describe() in found.what
+    assert judged(waits(0, 5), seen(1, other, inside=True)) is None
+
+
+def test_the_two_sides_of_a_broadcast_may_stand_on_two_lines_of_one_function() -> None:
+    first, second = (call(5, "broadcast", site=f"a.py:{line} (find)") for line in (10, 14))
+    assert first.matches(second)
+    assert not first.matches(call(5, "broadcast", site="a.py:14 (other)"))
+    assert not first.matches(call(5, "broadcast", (4,), site="a.py:14 (find)"))
+
+
+def test_a_rank_that_left_is_named_only_after_a_moment_and_only_if_somebody_waits() -> None:
+    gone = seen(1, call(4), ended="finished", at=NOW - 5.0)
+    found = judged(waits(0, 5), gone)
+    assert found is not None
+    assert (found.kind, found.rank) == ("left", 1)
+    assert judged(waits(0, 5), seen(1, call(4), ended="finished", at=NOW - 1.0)) is None
+    assert judged(seen(0, call(4)), gone) is None
+
+
+def test_a_neighbour_whose_process_ended_or_stopped_is_named_after_a_moment() -> None:
+    both = {0: waits(0, 5), 1: seen(1, call(4))}
+    for state, kind, enough, short in ((GONE, "gone", 1.5, 0.5), (STOPPED, "stopped", 3.5, 2.5)):
+        found = verdict.of_neighbours({1: (state, NOW - enough)}, both, NOW)
+        assert found is not None
+        assert (found.kind, found.rank) == (kind, 1)
+        assert "did not reach collective #5" in found.what
+        assert verdict.of_neighbours({1: (state, NOW - short)}, both, NOW) is None
+    ended = {0: seen(0), 1: seen(1, ended="finished")}
+    assert verdict.of_neighbours({1: (GONE, NOW - 60.0)}, ended, NOW) is None
+    assert verdict.of_neighbours({1: (ALIVE, NOW - 60.0)}, both, NOW) is None
+
+
+def test_who_is_waited_for_is_told_before_any_limit() -> None:
+    both = {0: waits(0, 5, 9.0), 1: seen(1, call(4), phase="data")}
+    told = verdict.waiting_for(both, NOW, 8.0)
+    assert told.startswith(
+        "ranks 0 wait in collective #5 sum [3] float32 at a.py:10 (step) since 10 s for rank 1 (node1"
+    )
+    assert "in phase data of step 3" in told
+    assert verdict.waiting_for(both, NOW, 60.0) == ""
+    assert verdict.waiting_for({0: waits(0, 5), 1: waits(1, 5)}, NOW, 1.0) == ""
+
+
+def test_a_status_and_a_cause_come_back_from_json_as_they_went_in() -> None:
+    status = waits(3, 7).status
+    assert statuses.decode(status.encode()) == status
+    assert statuses.decode(seen(1).status.encode()) == seen(1).status
+    cause = Cause("failure", 2, "what", "why", "where", 2, {"step": 4})
+    assert causes.decode(cause.encode()) == cause
+
+
+def test_the_page_shows_every_rank_and_the_stack_of_the_one_at_fault() -> None:
+    ranks = {0: waits(0, 5), 1: seen(1, call(4), phase="data", stack=("data.py:9 (read)", "loop.py:5 (run)"))}
+    text = page(Cause("late", 1, "rank 1 is late", "limit"), ranks, NOW)
+    lines = text.splitlines()
+    assert lines[0] == "the run ends: rank 1 is late"
+    row = next(line for line in lines if "node1" in line)
+    assert "data 2 s" in row
+    assert "#4 sum [3] float32 at a.py:10 (step)" in row
+    assert "done" in row
+    assert "inside" in next(line for line in lines if "node0" in line)
+    assert lines[-2:] == ["    data.py:9 (read)", "    loop.py:5 (run)"]
+    many = {rank: seen(rank) for rank in range(200)}
+    shown = page(Cause("late", 199, "rank 199 is late", "limit"), many, NOW)
+    assert "node199" in shown
+    assert "and 136 more ranks" in shown
+
+
+def test_an_activity_numbers_its_collectives_and_knows_where_they_come_from() -> None:
+    clock = iter(float(second) for second in range(100))
+    activity = Activity(clock=lambda: next(clock))
+    first = activity.enter("sum", (2, 3), "float32")
+    assert activity.last is not None
+    assert activity.last.inside
+    activity.leave(first)
+    assert not activity.last.inside
+    second = activity.enter("max", (), "int64")
+    assert (first.number, second.number) == (1, 2)
+    assert first.site.startswith("tests/test_watch.py:")
+    assert first.site.endswith("(test_an_activity_numbers_its_collectives_and_knows_where_they_come_from)")
+    assert activity.moved == 4.0  # two readings at the start, one at each entry and exit
+
+
+def test_the_stack_of_the_main_thread_begins_where_it_is() -> None:
+    assert Activity().stack()[0].endswith("(test_the_stack_of_the_main_thread_begins_where_it_is)")
+
+
+def test_the_state_of_a_process_is_what_the_system_says(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        assert process_state(child.pid) == ALIVE
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # not reaped yet
+        assert process_state(child.pid) == GONE
+    finally:
+        child.wait()
+    assert process_state(child.pid) == GONE
+    (tmp_path / "7").mkdir()
+    for letter, state in (("T", STOPPED), ("t", STOPPED), ("R", ALIVE), ("D", ALIVE), ("Z", GONE)):
+        (tmp_path / "7" / "stat").write_text(f"7 (a ) Z (b) {letter} 1 7 7 0")
+        assert process_state(7, tmp_path) == state
+    assert process_state(8, tmp_path) == GONE
+    assert this_machine() == this_machine()
+    assert this_machine(tmp_path / "nothing") != this_machine()
+
+
+def test_what_a_broken_collective_raises_is_told_from_errors_of_ones_own() -> None:
+    def peer(code: str) -> PeerError:
+        return PeerError(code=code, what="w", where="r", why="y")
+
+    assert comes_from_peers(peer("collective.failed"))
+    assert not comes_from_peers(peer("replicas.weights_differ"))
+    assert comes_from_peers(RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:537] Connection closed by peer"))
+    assert not comes_from_peers(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not comes_from_peers(ValueError("gloo/"))
+
+
+def test_the_first_error_is_kept_in_the_run_folder_and_a_new_start_takes_it_away(tmp_path: Path) -> None:
+    folder = RunFolder()
+    folder.write_error(Cause("gone", 1, "before the folder is known", ""))
+    folder.attach(tmp_path, "rft-train resume run")
+    (tmp_path / "logs").mkdir()
+    folder.write_error(Cause("gone", 1, "first", ""))
+    folder.write_error(Cause("stopped", 2, "second", ""))
+    folder.write_page("page\n")
+    assert json.loads((tmp_path / "error.json").read_text())["what"] == "first"
+    assert (tmp_path / "logs/stopped.txt").read_text() == "page\n"
+    folder.clear()
+    assert [path.name for path in tmp_path.rglob("*")] == ["logs"]
