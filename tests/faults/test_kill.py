@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import random
-import signal
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from support.compare import checkpoints, differences
+from support.kills import Kills
 from support.references import KILLED, References, Restarts
-from support.runs import Child, ForkServer
+from support.runs import ForkServer
 from support.setup import TinyTask
 
 pytestmark = pytest.mark.xdist_group("faults")
 
 NUM_KILLS, NUM_RUNS, KILLS_A_RUN = 20, 5, 4
 NUM_STEPS = 12
-OFTEN = ("--max_steps", f"{NUM_STEPS}", "--save_steps", "1", "--eval_steps", "3")
 SHORT = ("--max_steps", "4", "--save_steps", "2", "--eval_steps", "2", "--rollout_log_interval", "1")
 IN_A_SAVE = (
     ("checkpoint.file.write.before", 3),
@@ -50,85 +47,24 @@ PROMISED = (
 )
 
 
-def phase_of(file: Path) -> str:
-    """The phase that a child was in when it died."""
-    return file.read_bytes().rstrip(b"\0 ").decode() if file.exists() else "start"
-
-
-def table(instants: list[tuple[int, float, str, int]], restarts: list[Restarts]) -> str:
-    """The kills by phase, and each of them."""
-    counts = Counter(phase for _, _, phase, _ in instants)
-    lines = ["kills by phase: " + ", ".join(f"{name} {count}" for name, count in counts.most_common())]
-    lines += ["run  second  phase     newest checkpoint after it"]
-    lines += [f"{run:>3}  {second:>6.2f}  {phase:<8}  {step}" for run, second, phase, step in instants]
-    resumes, fresh = sum(r.resumes for r in restarts), sum(r.fresh_starts for r in restarts)
-    again = fresh - len(restarts)
-    lines += [
-        f"{len(instants)} kills of {len(restarts)} runs: {resumes} resumes, {again} fresh starts for want of a save"
-    ]
-    return "\n".join(lines)
-
-
-def kill_after(child: Child, seconds: float) -> bool:
-    """Whether the child was still there to be killed."""
-    time.sleep(seconds)
-    child.send(signal.SIGKILL)
-    return child.wait().code == KILLED
-
-
 def newest_step(run: Path) -> int:
     """-1 where nothing is committed."""
     return max((int(path.name.removeprefix("step_")) for path in checkpoints(run)), default=-1)
 
 
-def is_over(run: Path) -> bool:
-    """Whether the run has said that it finished."""
-    summary = run / "summary.json"
-    return summary.is_file() and json.loads(summary.read_text())["outcome"] == "finished"
-
-
 def test_twenty_kills_at_any_time_change_no_bit(
     server: ForkServer, task: TinyTask, references: References, runs: Path, tmp_path: Path
 ) -> None:
-    expected, seconds = references.run("rl", *OFTEN), references.seconds("rl", *OFTEN)
-    to_start = max(0.0, seconds - json.loads((expected / "summary.json").read_text())["seconds"])
-    draw = random.Random(20)
-    instants: list[tuple[int, float, str, int]] = []
-    every: list[Restarts] = []
-
-    def add_run() -> Restarts:
-        run = runs / f"run_{len(every)}"
-        every.append(Restarts(server, task.words("rl", run, *OFTEN), run))
-        return every[-1]
-
-    def note(instant: float, phase_file: Path) -> None:
-        instants.append((len(every) - 1, instant, phase_of(phase_file), newest_step(every[-1].run)))
-
-    while len(instants) < NUM_KILLS or len(every) < NUM_RUNS:
-        restarts, phase_file = add_run(), runs / f"phase_{len(every)}"
-        for _ in range(KILLS_A_RUN):
-            left = to_start + (seconds - to_start) * (1.0 - max(newest_step(restarts.run), 0) / NUM_STEPS)
-            instant = draw.uniform(0.0, left)
-            if not kill_after(restarts.start([("record_phase", [str(phase_file)])]), instant):
-                break  # it was faster than the instant, and has finished
-            note(instant, phase_file)
-            if is_over(restarts.run):
-                break  # killed after its last record, before the process had left
-        else:
-            restarts.finish()
-    for point, nth in IN_A_SAVE:
-        restarts, phase_file = add_run(), runs / f"phase_{point}"
-        preludes = [("record_phase", [str(phase_file)]), ("signal_at", [point, nth, "SIGKILL"])]
-        assert restarts.start(preludes).wait().code == KILLED
-        note(float("nan"), phase_file)
-        restarts.finish()
-    page = table(instants, every)
+    words = ("--max_steps", f"{NUM_STEPS}", "--save_steps", "1", "--eval_steps", "3")
+    kills = Kills(server, task, references, runs, words, NUM_STEPS)
+    kills.at_random(NUM_KILLS, NUM_RUNS, KILLS_A_RUN)
+    kills.at_points(IN_A_SAVE)
+    page = kills.page()
     print(f"\n{page}")
     (tmp_path / "kills.txt").write_text(page + "\n")
-    assert len(instants) >= NUM_KILLS + len(IN_A_SAVE)
-    assert sum(phase == "save" for _, _, phase, _ in instants) >= 3
-    for restarts in every:
-        assert differences(expected, restarts.run) == [], f"{restarts.run.name}\n{page}"
+    assert len(kills.instants) >= NUM_KILLS + len(IN_A_SAVE)
+    assert kills.in_a_save >= 3
+    assert kills.differences() == [], page
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import mmap
 import os
 import resource
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -150,6 +151,18 @@ def refuse_at(point: str, nth: int, name: str) -> None:
         raise OSError(number, os.strerror(number), "injected")
 
     _at(point, nth, refuse)
+
+
+def refuse_rank_at(rank: int, point: str, nth: int, name: str) -> None:
+    """`refuse_at` in one of the ranks."""
+    if os.environ["RANK"] == str(rank):
+        refuse_at(point, nth, name)
+
+
+def sleep_rank_at(rank: int, point: str, nth: int, seconds: float) -> None:
+    """One of the ranks sleeps at the nth pass of a point."""
+    if os.environ["RANK"] == str(rank):
+        _at(point, nth, lambda: time.sleep(seconds))
 
 
 def limit_file_size(num_bytes: int) -> None:

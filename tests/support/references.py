@@ -21,19 +21,19 @@ class References:
     folder: Path
     _made: dict[tuple[str, ...], tuple[Path, float]] = field(default_factory=dict)
 
-    def run(self, variant: str, *more: str) -> Path:
+    def run(self, variant: str, *more: str, num_ranks: int = 1) -> Path:
         """Its directory."""
-        return self._get(variant, more)[0]
+        return self._get(variant, more, num_ranks)[0]
 
-    def seconds(self, variant: str, *more: str) -> float:
+    def seconds(self, variant: str, *more: str, num_ranks: int = 1) -> float:
         """How long it took."""
-        return self._get(variant, more)[1]
+        return self._get(variant, more, num_ranks)[1]
 
-    def _get(self, variant: str, more: tuple[str, ...]) -> tuple[Path, float]:
-        key = (variant, *more)
+    def _get(self, variant: str, more: tuple[str, ...], num_ranks: int) -> tuple[Path, float]:
+        key = (variant, *more, f"{num_ranks}")
         if key not in self._made:
             path = self.folder / f"reference_{len(self._made)}_{variant}"
-            ended = self.server.must_finish(*self.task.words(variant, path, *more))
+            ended = self.server.must_finish(*self.task.words(variant, path, *more), num_ranks=num_ranks)
             self._made[key] = (path, ended.seconds)
         return self._made[key]
 
@@ -47,17 +47,18 @@ class Restarts:
     run: Path
     fresh_starts: int = 0
     resumes: int = 0
+    num_ranks: int = 1
 
     def start(self, preludes: list[Prelude] | None = None) -> Child:
         """`resume` where something was committed, else the first command, after what is there was removed."""
         folder = self.run / "checkpoints"
         if any((*folder.glob("step_*/manifest.json"), *folder.glob("dead_replaced_step_*/manifest.json"))):
             self.resumes += 1
-            return self.server.start("resume", str(self.run), preludes=preludes or ())
+            return self.server.start("resume", str(self.run), preludes=preludes or (), num_ranks=self.num_ranks)
         if self.run.exists():
             shutil.rmtree(self.run)
         self.fresh_starts += 1
-        return self.server.start(*self.words, preludes=preludes or ())
+        return self.server.start(*self.words, preludes=preludes or (), num_ranks=self.num_ranks)
 
     def finish(self, allowed: tuple[int, ...] = ()) -> Ended:
         """Start without interruption; it must finish."""

@@ -38,9 +38,10 @@ class Child:
         self._started = time.monotonic()
         self._ended: Ended | None = None
 
-    def send(self, number: signal.Signals) -> None:
-        """Send a signal to every process of it; one that has ended already is left alone."""
-        for pid in self.pids if self._ended is None else []:
+    def send(self, number: signal.Signals, ranks: Sequence[int] | None = None) -> None:
+        """Send a signal to its processes, all or those of `ranks`; one that has ended already is left alone."""
+        chosen = self.pids if ranks is None else [self.pids[rank] for rank in ranks]
+        for pid in chosen if self._ended is None else []:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 

@@ -16,8 +16,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from rft_algos import fault_points
+from rft_dist.checkpoints.background import BackgroundSaves, Copy
 from rft_dist.checkpoints.reader import Checkpoint
+from rft_dist.checkpoints.shards import Shard, whole
 from rft_dist.checkpoints.store import CheckpointInfo, CheckpointStore
+from rft_dist.checkpoints.testing import ThreadExchange, run_ranks
 
 torch.set_num_threads(1)
 
@@ -38,7 +41,11 @@ class SmallRun:
         self.run_id = run_id
 
     def store(
-        self, keep_last: int | None = None, keep_bytes: int | None = None, run_id: str | None = None
+        self,
+        keep_last: int | None = None,
+        keep_bytes: int | None = None,
+        run_id: str | None = None,
+        exchange: ThreadExchange | None = None,
     ) -> CheckpointStore:
         """A store on the run's folder."""
         return CheckpointStore(
@@ -47,6 +54,7 @@ class SmallRun:
             keep_bytes=keep_bytes,
             run_id=run_id or self.run_id,
             components=COMPONENTS,
+            exchange=exchange,
         )
 
     @staticmethod
@@ -75,9 +83,7 @@ class SmallRun:
         def write(directory: Path) -> None:
             weights = {"weight": torch.full((5, 5), float(1000 * step + salt)), "bias": torch.arange(3.0)}
             (directory / "model.safetensors").write_bytes(save(weights))
-            (directory / "config.json").write_text(json.dumps({"step": step, "salt": salt}))
-            (directory / "extra").mkdir()
-            (directory / "extra" / "notes.txt").write_text(f"{step} {salt}")
+            SmallRun.describe(step, salt)(directory)
 
         return write
 
@@ -91,6 +97,68 @@ class SmallRun:
             metadata=metadata,
         )
 
+    def save_by_ranks(self, num_ranks: int, step: int, salt: int = 0, **limits: Any) -> list[Any]:
+        """One save by ranks that share the rows of every tensor; the outcome of each."""
+
+        def save(exchange: ThreadExchange) -> CheckpointInfo:
+            rank = exchange.rank
+            weights = {"weight": torch.full((5, 5), float(1000 * step + salt)), "bias": torch.arange(3.0)}
+            owners = {"weight": 0, "bias": num_ranks - 1}
+            return self.store(exchange=exchange, **limits).save(
+                step,
+                tensors={"optimizer": self.rows(rank, num_ranks, step, salt)},
+                records=self.records(step, salt) if rank == 0 else {},
+                model_writer=self.describe(step, salt),
+                model_tensors={name: value for name, value in weights.items() if owners[name] == rank},
+                metadata={},
+            )
+
+        return run_ranks(num_ranks, save)
+
+    def save_beside(self, store: CheckpointStore, step: int, salt: int = 0, size: int = 37) -> CheckpointInfo | None:
+        """One save in the background, while the tensors change."""
+        tensors = self.tensors(step, salt, size)
+        weights = {"weight": torch.full((5, 5), float(1000 * step + salt)), "bias": torch.arange(3.0)}
+
+        def snapshot(copy: Copy) -> Callable[[Path], None]:
+            copied = {name: copy(name, value) for name, value in weights.items()}
+
+            def write(directory: Path) -> None:
+                self.describe(step, salt)(directory)
+                (directory / "model.safetensors").write_bytes(save(copied))
+
+            return write
+
+        saves = BackgroundSaves(store)
+        saves.begin(step, tensors=tensors, records=self.records(step, salt), snapshot=snapshot, metadata={})
+        for tensor in (*tensors["optimizer"].values(), *weights.values()):
+            tensor.zero_()
+        return saves.wait()
+
+    def rows(self, rank: int, num_ranks: int, step: int, salt: int = 0) -> list[Shard]:
+        """A rank's rows of every tensor; scalars and what is empty are rank 0's."""
+        found: list[Shard] = []
+        for name, tensor in self.tensors(step, salt)["optimizer"].items():
+            if not tensor.ndim or not tensor.numel():
+                found += [whole(name, tensor)] if rank == 0 else []
+                continue
+            size = -(-tensor.shape[0] // num_ranks)
+            piece = tensor[rank * size : (rank + 1) * size]
+            start = (min(rank * size, tensor.shape[0]), *(0,) * (tensor.ndim - 1))
+            found += [Shard(name, tuple(tensor.shape), start, piece)] if piece.numel() else []
+        return found
+
+    @staticmethod
+    def describe(step: int, salt: int) -> Callable[[Path], None]:
+        """Fills a model directory with all but its weights."""
+
+        def write(directory: Path) -> None:
+            (directory / "config.json").write_text(json.dumps({"step": step, "salt": salt}))
+            (directory / "extra").mkdir()
+            (directory / "extra" / "notes.txt").write_text(f"{step} {salt}")
+
+        return write
+
     def state_of(self, checkpoint: Checkpoint) -> tuple[int, int]:
         """The (step, salt) of a checkpoint; fails where any part of it is not of that one state."""
         ledger = checkpoint.records("ledger")
@@ -103,11 +171,14 @@ class SmallRun:
         assert all(torch.equal(found[name], want[name]) and found[name].dtype == want[name].dtype for name in want)
         assert json.loads((checkpoint.model_directory / "config.json").read_text()) == {"step": step, "salt": salt}
         assert (checkpoint.model_directory / "extra" / "notes.txt").read_text() == f"{step} {salt}"
+        weights = checkpoint.model_blocks()
+        assert set(weights.table) == {"weight", "bias"}
+        assert torch.equal(weights.whole("weight"), torch.full((5, 5), float(1000 * step + salt)))
         return step, salt
 
     def names(self) -> list[str]:
-        """What the folder holds."""
-        return sorted(path.name for path in self.directory.iterdir())
+        """What the folder holds; nothing where there is none."""
+        return sorted(path.name for path in self.directory.iterdir()) if self.directory.is_dir() else []
 
 
 @pytest.fixture

@@ -88,22 +88,48 @@ DAMAGES: dict[Callable[[Path, random.Random], None], int] = {
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Filled by the first test that has a run at hand."""
-    return tmp_path_factory.mktemp("pristine") / "checkpoints"
+    return tmp_path_factory.mktemp("pristine")
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 def test_damage_is_noticed_and_the_checkpoint_before_is_used(
     make_run, pristine: Path, memory_path: Path, damage
 ) -> None:
-    if not pristine.exists():
-        run = make_run(pristine)
-        run.save(run.store(), 1)
-        run.save(run.store(), 2)
-    files = sorted(path.relative_to(pristine) for path in (pristine / "step_000002").rglob("*") if path.is_file())
-    for number in range(DAMAGES[damage]):
+    damage_many(make_run, pristine, memory_path, damage, DAMAGES[damage], num_ranks=1)
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_damage_to_the_files_of_two_ranks_is_noticed(make_run, pristine: Path, memory_path: Path, damage) -> None:
+    damage_many(make_run, pristine, memory_path, damage, 10, num_ranks=2)
+
+
+@pytest.mark.full
+def test_a_thousand_damaged_files_are_noticed(make_run, pristine: Path, memory_path: Path) -> None:
+    """R5."""
+    total = 0
+    for num_ranks in (1, 2):
+        for damage, count in DAMAGES.items():
+            damage_many(make_run, pristine, memory_path, damage, 2 * count, num_ranks)
+            total += 2 * count
+    print(f"\nR5: {total} damaged files, all noticed, the checkpoint before used at once")
+    assert total >= 1000
+
+
+def damage_many(make_run, pristine: Path, memory_path: Path, damage, count: int, num_ranks: int) -> None:
+    """Damage a copy of step 2 `count` times: each time it is noticed, and step 1 is used."""
+    origin = pristine / f"{num_ranks}" / "checkpoints"
+    if not origin.exists():
+        run = make_run(origin)
+        for step in (1, 2):
+            run.save(run.store(), step) if num_ranks == 1 else run.save_by_ranks(num_ranks, step)
+    places = sorted(path for path in (origin / "step_000002").rglob("*") if path.is_file())
+    earlier = [Path(str(path).replace("step_000002", "step_000001")).read_bytes() for path in places]
+    pairs = zip(places, earlier, strict=True)
+    files = [path.relative_to(origin) for path, other in pairs if path.read_bytes() != other]  # a constant tensor's
+    for number in range(count):
         chance = random.Random(f"{damage.__name__} {number}")
         run = make_run(memory_path / f"{number}" / "checkpoints")
-        shutil.copytree(pristine, run.directory)
+        shutil.copytree(origin, run.directory)
         file = files[number % len(files)]
         damage(run.directory / file, chance)
         _, problems = inspect(run.directory / "step_000002")
@@ -235,6 +261,42 @@ def test_a_file_name_that_leaves_the_directory_is_refused(path: str) -> None:
 def test_a_manifest_of_another_form_is_refused(changes: dict) -> None:
     with pytest.raises(ManifestFault):
         parse_manifest(forged(changes))
+
+
+def test_a_checkpoint_of_a_later_form_is_left_where_it_is(small_run) -> None:
+    small_run.save(small_run.store(), 1)
+    info = small_run.save(small_run.store(), 2)
+    (info.path / "manifest.json").write_bytes(forged({"format_version": 3, "step": 2}))
+    search = newest_verified(small_run.directory)
+    assert search.checkpoint is not None
+    assert search.checkpoint.step == 1
+    assert "format version 3, this program reads up to 2" in str(search.findings[0])
+    assert info.path.is_dir(), "it is not damaged"
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {},
+        [],
+        {"optimizer": {"w": ["F32", [4], [["../../x", [0], [4]]]]}},
+        {"optimizer": {"w": ["F32", [4], [["model/b", [0], [4]]]]}},
+        {"other": {"w": ["F32", [4], [["model/a", [0], [4]]]]}},
+        {"optimizer": {"w": ["F33", [4], [["model/a", [0], [4]]]]}},
+        {"optimizer": {"w": ["F32", [4], [["model/a", [1], [4]]]]}},
+        {"optimizer": {"w": ["F32", [-4], [["model/a", [0], [4]]]]}},
+        {"optimizer": {"w": ["F32", [True], [["model/a", [0], [1]]]]}},
+        {"optimizer": {"w": ["F32", [4], [["model/a", [0, 0], [4]]]]}},
+        {"optimizer": {"w": ["F32", [4]]}},
+        {"optimizer": {"w": 1}},
+    ],
+)
+def test_a_table_of_blocks_of_another_form_is_refused(table) -> None:
+    good = {"optimizer": {"w": ["F32", [4], [["model/a", [0], [4]]]]}}
+    form = {"components": ["optimizer"], "format_version": 2}
+    assert parse_manifest(forged({**form, "sharded": good})).sharded["optimizer"]["w"].shape == (4,)
+    with pytest.raises(ManifestFault):
+        parse_manifest(forged({**form, "sharded": table}))
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,10 @@ def open_and_save(run) -> None:
     run.save(run.store(keep_last=1), 2)
 
 
+def open_and_save_beside(run) -> None:
+    run.save_beside(run.store(keep_last=1), 2)
+
+
 def newest_state(run, directory: Path | None = None) -> tuple[int, int] | None:
     checkpoint = newest_verified(directory or run.directory).checkpoint
     return None if checkpoint is None else run.state_of(checkpoint)
@@ -114,19 +118,22 @@ def prepared(make_run, memory_path: Path, prepare: Callable, name: str):
     return run
 
 
+@pytest.mark.parametrize("way", [open_and_save, open_and_save_beside], ids=["now", "beside"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_process_that_ends_at_any_instant_of_a_save_leaves_the_old_state_or_the_new(
-    make_run, memory_path: Path, scenario: str
+    make_run, memory_path: Path, scenario: str, way: Callable
 ) -> None:
+    """R3, one rank."""
     prepare, allowed = SCENARIOS[scenario]
     untouched = prepared(make_run, memory_path, prepare, "count")
-    total = len(count_events(lambda: open_and_save(untouched)))
+    total = len(count_events(lambda: way(untouched)))
     assert total >= 40
+    print(f"\nR3: {total} instants, {scenario}, {way.__name__}")
     for number in range(total):
         run = prepared(make_run, memory_path, prepare, f"crash_{number}")
         fail_at(number, raise_killed(run.Killed))
         with pytest.raises(run.Killed):
-            open_and_save(run)
+            way(run)
         fault_points.install(None)
         state = newest_state(run)
         assert state in allowed, f"event {number}: {state}"
@@ -205,7 +212,14 @@ def test_what_a_living_process_is_writing_is_left_alone(small_run) -> None:
     assert same_run.is_dir()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+REFUSALS = [
+    errno.ENOSPC,
+    errno.EIO,
+    *(pytest.param(number, marks=pytest.mark.full) for number in (errno.EDQUOT, errno.EROFS, errno.EINTR)),
+]
+
+
+@pytest.mark.parametrize("number", REFUSALS)
 @pytest.mark.parametrize("lasting", [False, True])
 def test_an_operation_that_the_system_refuses_loses_no_checkpoint(
     make_run, memory_path: Path, number: int, lasting: bool
@@ -236,12 +250,22 @@ def test_an_operation_that_the_system_refuses_loses_no_checkpoint(
         run.save(store, 3)
         assert run.names() == ["step_000003"], f"event {event}"
         shutil.rmtree(run.directory.parent)
+    print(f"\nR6: {total} refusals ({errno.errorcode[number]}), {len(refusals)} of them errors of the save")
     assert len(refusals) > total // 2
     for refusal in refusals:
         assert refusal.problem.what.startswith("cannot save step 2: ")
         assert f"({errno.errorcode[number]}, quota not read)" in refusal.problem.what
         assert refusal.problem.where.startswith("/")
         assert "last good step 1 untouched" in refusal.problem.state
+
+
+def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_them_all(small_run, monkeypatch) -> None:
+    taken = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: taken(file, bytes(data[:7])))
+    store = small_run.store()
+    small_run.save(store, 1)
+    monkeypatch.undo()
+    assert newest_state(small_run) == (1, 0)
 
 
 def test_a_refused_removal_does_not_undo_the_save(small_run) -> None:

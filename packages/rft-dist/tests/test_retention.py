@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -62,25 +64,55 @@ events = st.one_of(
 )
 
 
-@settings(
-    max_examples=25,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],  # they hold no state
-)
+def walk(num: int):
+    """Settings of a walk through `num` schedules."""
+    return settings(
+        max_examples=num,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],  # they hold no state
+    )
+
+
+@walk(25)
 @given(schedule=st.lists(events, min_size=3, max_size=10))
 def test_no_schedule_of_saves_crashes_and_restarts_loses_what_was_acknowledged(
     make_run, memory_path: Path, schedule
 ) -> None:
+    play(make_run, memory_path, schedule)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3000)
+def test_no_schedule_of_five_thousand_loses_what_was_acknowledged(make_run, memory_path: Path) -> None:
+    """R7, with saves at once and beside training."""
+    played: Counter[str] = Counter()
+
+    @walk(5000)
+    @given(schedule=st.lists(events, min_size=3, max_size=10), way=st.sampled_from(WAYS))
+    def every(schedule, way) -> None:
+        play(make_run, memory_path, schedule, way)
+        played.update([way])
+
+    every()
+    print(f"\nR7: {played.total()} schedules {dict(played)}, nothing lost")
+    assert played.total() >= 5000
+
+
+WAYS = ("at once", "beside training")
+
+
+def play(make_run, memory_path: Path, schedule, way: str = "at once") -> None:
     with tempfile.TemporaryDirectory(dir=memory_path) as folder:
-        Schedule(make_run(Path(folder) / "checkpoints")).play(schedule)
+        Schedule(make_run(Path(folder) / "checkpoints"), way).play(schedule)
 
 
 class Schedule:
     """Plays events on one folder and compares it, after each, with what must hold."""
 
-    def __init__(self, run) -> None:
+    def __init__(self, run, way: str) -> None:
         self.run = run
+        self.way = way
         self.limits = (2, None)
         self.store = run.store(*self.limits)
         self.step = 0
@@ -106,7 +138,7 @@ class Schedule:
 
     def save(self, size: int) -> None:
         self.step += 1
-        info = self.run.save(self.store, self.step, size=size)
+        info = self.write(size)
         self.acknowledged.append(self.step)
         kept = self.store.list()
         protected = self.pinned | ({self.best} if self.best else set()) | {info.step}
@@ -115,6 +147,12 @@ class Schedule:
             assert self.limits[1] is None or sum(entry.num_bytes for entry in kept) <= self.limits[1]
         names = {name for name in self.run.names() if name.startswith(("dead_", ".staging"))}
         assert names <= self.others
+
+    def write(self, size: int):
+        """One save of the present step; what it says."""
+        if self.way == "beside training":
+            return self.run.save_beside(self.store, self.step, size=size)
+        return self.run.save(self.store, self.step, size=size)
 
     def crash(self, number: int) -> None:
         passed = [0]
@@ -127,7 +165,7 @@ class Schedule:
         self.step += 1
         fault_points.install(hook)
         try:
-            self.run.save(self.store, self.step)
+            self.write(37)
             self.acknowledged.append(self.step)
         except self.run.Killed:
             pass

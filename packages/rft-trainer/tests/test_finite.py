@@ -50,10 +50,10 @@ def test_a_sampled_token_without_a_probability_is_named(value: float) -> None:
 def test_a_weight_that_is_not_finite_is_named(value: float) -> None:
     weights = {"a": torch.ones(3), "b": torch.tensor([0.0, value])}
     with pytest.raises(NumericsError, match=r"1 of 2 weights .*: b") as caught:
-        refuse_non_finite_weights(weights.items(), step=4, last_good=2, do="go back")
+        refuse_non_finite_weights(weights.items(), OneRank(), step=4, last_good=2, do="go back")
     assert "step 2" in caught.value.problem.state
     weights["b"] = torch.full((2,), torch.finfo(torch.float32).max)
-    refuse_non_finite_weights(weights.items(), step=4, last_good=2, do="go back")
+    refuse_non_finite_weights(weights.items(), OneRank(), step=4, last_good=2, do="go back")
 
 
 def test_a_model_that_is_not_finite_is_not_saved() -> None:

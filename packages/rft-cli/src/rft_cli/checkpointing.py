@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from torch import Tensor
 
+from rft_dist.checkpoints.background import BackgroundSaves, Copy, Snapshot
+from rft_dist.checkpoints.exchange import Exchange, StoreExchange
 from rft_dist.checkpoints.reader import Checkpoint
-from rft_dist.checkpoints.store import CheckpointStore
+from rft_dist.checkpoints.store import CheckpointStore, Tensors
+from rft_dist.collectives import SingleProcess
 from rft_dist.settings import CheckpointSettings
 from rft_trainer.protocols import SavablePolicy
 from rft_trainer.run_directory import RunDirectory
@@ -19,44 +23,114 @@ from rft_trainer.saving import SaveSchedule
 GIGABYTE = 10**9
 
 
-class StoreWriter:
-    """Writes checkpoints through the store, with what identifies the run in every manifest."""
+class PolicyWithShards(Protocol):
+    """A policy whose weights are shared out over the ranks; a strategy gives it."""
 
-    def __init__(self, open_store: Callable[[], CheckpointStore], metadata: Mapping[str, Any]) -> None:
+    def own_weights(self) -> Mapping[str, Tensor]:
+        """Whole weights that this rank writes, by their names in the Hugging Face directory; all ranks call it."""
+        ...
+
+    def save_description(self, directory: Path) -> None:
+        """Configuration and tokenizer."""
+        ...
+
+
+class StoreWriter:
+    """Writes checkpoints through the store, with what identifies the run in every manifest.
+
+    Every rank has one. What every rank holds is written by rank 0; of what is shared out each writes its own.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[Exchange], CheckpointStore],
+        metadata: Mapping[str, Any],
+        collectives: Exchange | None = None,
+        *,
+        in_background: bool = False,
+    ) -> None:
         """`open_store` is called at the first save: opening makes a folder, and a run that cannot start makes none."""
         self._open_store = open_store
-        self._store: CheckpointStore | None = None
         self._metadata = dict(metadata)
+        self._collectives: Exchange = collectives or SingleProcess()
+        self._in_background = in_background
+        self._store: CheckpointStore | None = None
+        self._saves: BackgroundSaves | None = None
 
     def save(
         self,
         step: int,
         *,
-        tensors: Mapping[str, Mapping[str, Tensor]],
+        tensors: Mapping[str, object],
         records: Mapping[str, object],
         policy: SavablePolicy,
         metadata: Mapping[str, object],
     ) -> None:
-        """Returns when the checkpoint is on disk and read back."""
-        self._store = self._store or self._open_store()
+        """Returns when the checkpoint is on disk and read back, or is being written from a copy."""
+        shared: Any = policy if hasattr(policy, "own_weights") else None
+        if shared:
+            snapshot = cast(Snapshot, lambda _: shared.save_description)  # pyright: ignore[reportUnknownLambdaType]
+        else:
+            snapshot = cast(Snapshotable, policy).snapshot
+        parts: dict[str, Tensors] = {name: self._given(cast(Tensors, part)) for name, part in tensors.items()}
+        more = self._metadata | dict(metadata)
+        weights = shared.own_weights() if shared else None
+        if self._in_background:
+            saves = self._opened_saves()
+            saves.begin(step, tensors=parts, records=records, snapshot=snapshot, metadata=more, model_tensors=weights)
+            return
+        self._store = self._store or self._open_store(self._collectives)
+        writer = shared.save_description if shared else policy.save_pretrained
         self._store.save(
-            step,
-            tensors=tensors,
-            records=dict(records),
-            model_writer=policy.save_pretrained,
-            metadata=self._metadata | dict(metadata),
+            step, tensors=parts, records=records, model_writer=writer, metadata=more, model_tensors=weights
         )
 
+    @property
+    def failed(self) -> bool:
+        """Whether a save in the background has failed."""
+        return self._saves is not None and self._saves.failed
 
-class NoWriter:
-    """What ranks other than the first write."""
+    def wait(self) -> None:
+        """Until nothing is being written; raises what failed."""
+        if self._saves is not None:
+            self._saves.wait()
 
-    def save(self, step: int, **parts: object) -> None:
-        """Nothing: every rank has the same state, and rank 0 writes it."""
+    def _given(self, part: Tensors) -> Tensors:
+        """What this rank gives of a part: of one that every rank holds, rank 0 all."""
+        return part if self._collectives.rank == 0 or not isinstance(part, Mapping) else {}
+
+    def _opened_saves(self) -> BackgroundSaves:
+        """Ranks need a channel that training does not use: two threads would order its exchanges differently."""
+        if self._saves is None:
+            one = self._collectives.world_size == 1
+            exchange = self._collectives if one else StoreExchange.beside(self._collectives)
+            self._saves = BackgroundSaves(self._open_store(exchange))
+        return self._saves
+
+
+class Snapshotable(Protocol):
+    """A policy whose weights can be copied and written later."""
+
+    def snapshot(self, copy: Copy) -> Callable[[Path], None]: ...
+
+
+def make_writer(
+    directory: RunDirectory,
+    settings: CheckpointSettings,
+    metadata: Mapping[str, Any],
+    collectives: Exchange,
+    restored: Restored | None,
+) -> StoreWriter:
+    """What saves the run, as the settings say."""
+    opened = partial(open_store, directory, settings, restored)
+    return StoreWriter(opened, metadata, collectives, in_background=settings.async_save)
 
 
 def open_store(
-    directory: RunDirectory, settings: CheckpointSettings, restored: Restored | None = None
+    directory: RunDirectory,
+    settings: CheckpointSettings,
+    restored: Restored | None = None,
+    exchange: Exchange | None = None,
 ) -> CheckpointStore:
     """The run's checkpoints, kept within the settings' limits.
 
@@ -71,6 +145,7 @@ def open_store(
         keep_last=settings.max_ckpt_num,
         keep_bytes=settings.max_ckpt_mem * GIGABYTE,
         run_id=restored.checkpoint.manifest.run_id if restored and continues else directory.path.name,
+        exchange=exchange,
     )
 
 

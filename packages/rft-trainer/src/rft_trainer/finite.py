@@ -7,6 +7,7 @@ checkpoints take the place of good ones.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.errors import NumericsError
+from rft_trainer.protocols import Collectives
 from rft_trainer.records import Rollout
 
 
@@ -37,13 +39,23 @@ def refuse_non_finite_samples(sampled: Iterable[Sequence[Rollout]], *, during: s
 
 
 def refuse_non_finite_weights(
-    named_parameters: Iterable[tuple[str, Tensor]], *, step: int, last_good: int | None, do: str
+    named_parameters: Iterable[tuple[str, Tensor]],
+    collectives: Collectives,
+    *,
+    step: int,
+    last_good: int | None,
+    do: str,
 ) -> None:
-    """Raise `NumericsError` naming the first weight that is not finite; one exchange with the device in all."""
+    """Raise `NumericsError`, on every rank, naming the first weights that are not finite on any.
+
+    One exchange with the device in all, and one between ranks unless something is wrong.
+    """
     found = [(name, parameter.detach().isfinite().all()) for name, parameter in named_parameters]
-    if not found or bool(torch.stack([fine.to(found[0][1].device) for _, fine in found]).all()):
+    fine = not found or bool(torch.stack([one.to(found[0][1].device) for _, one in found]).all())
+    if not int(collectives.max(torch.tensor([0 if fine else 1]))):
         return
-    bad = [name for name, fine in found if not fine]
+    own = json.dumps([name for name, one in found if not one]).encode()
+    bad = sorted({name for part in collectives.gather_bytes(own) for name in json.loads(part)})
     saved = (
         "no checkpoint was saved before" if last_good is None else f"the last checkpoint is that of step {last_good}"
     )

@@ -125,7 +125,11 @@ class Saver:
         if self.saved_step == step:
             return
         refuse_non_finite_weights(
-            self._policy.named_parameters(), step=step, last_good=self.saved_step, do=self._resume_command
+            self._policy.named_parameters(),
+            self._collectives,
+            step=step,
+            last_good=self.saved_step,
+            do=self._resume_command,
         )
         is_first = self._collectives.rank == 0
         if is_first:

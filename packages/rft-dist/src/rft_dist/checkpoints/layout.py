@@ -3,6 +3,7 @@
     checkpoints/
       step_000100/                                   a published checkpoint
         manifest.json  model/...  state/<component>.safetensors  state/<component>.json
+        state/<component>/rank_00000-of-00004.safetensors    of a component that several ranks gave
       step_000100.pin                                an empty file: retention never removes step 100
       .staging-step_000100-<pid>-<tag>               being written by process <pid>
       dead_step_000050-<pid>-<tag>                   on its way out
@@ -96,6 +97,12 @@ def pin_path(directory: Path, step: int) -> Path:
 def is_component_name(name: str) -> bool:
     """Whether `name` can name a component: letters, digits, underscore, dot, dash; no path."""
     return _COMPONENT.fullmatch(name) is not None
+
+
+def component_of(file: str) -> str:
+    """ "optimizer" for state/optimizer.safetensors and state/optimizer/rank_00000-of-00002.safetensors."""
+    name, _, below = file.removeprefix(f"{STATE}/").partition("/")
+    return name if below else name.rsplit(".", 1)[0]
 
 
 def candidates(directory: Path) -> list[tuple[int, Path]]:

@@ -10,13 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from rft_dist.checkpoints.blocks import StoredTensor, from_json, to_json
 from rft_dist.checkpoints.layout import MANIFEST, is_component_name
 from rft_dist.checkpoints.operations import Digest
 
 FORMAT_VERSION = 1
+"""Every component that is tensors is one file, whole."""
+SHARDED_VERSION = 2
+"""Some components are in files of several ranks; the manifest has the table of their blocks."""
 MAX_BYTES = 256 * 2**20
 """A larger manifest is refused unread."""
 
@@ -25,6 +29,14 @@ _TYPE_NAMES = {str: "text", int: "an integer", list: "a list", dict: "an object"
 
 class ManifestFault(ValueError):
     """The manifest cannot be believed; the text says why."""
+
+    is_damage = True
+
+
+class UnknownVersion(ManifestFault):
+    """The manifest is whole and of a form that this program does not know."""
+
+    is_damage = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +67,13 @@ class Manifest:
     """What the run adds: hashes of configuration and data, versions, episode, best score."""
     created: str
     """UTC, ISO 8601."""
-    format_version: int = FORMAT_VERSION
+    sharded: Mapping[str, Mapping[str, StoredTensor]] = field(default_factory=dict)
+    """Component -> name -> where its blocks are, for components in files of several ranks."""
+
+    @property
+    def format_version(self) -> int:
+        """The oldest form that can say it."""
+        return SHARDED_VERSION if self.sharded else FORMAT_VERSION
 
     @property
     def num_bytes(self) -> int:
@@ -64,18 +82,10 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The file's content."""
-        body = {
+        body: dict[str, Any] = {
             "components": list(self.components),
             "created": self.created,
-            "files": [
-                {
-                    "path": entry.path,
-                    "size": entry.digest.size,
-                    "sha256": entry.digest.sha256,
-                    "crc32_blocks": list(entry.digest.crc32_blocks),
-                }
-                for entry in self.files
-            ],
+            "files": [entry_to_json(entry) for entry in self.files],
             "format_version": self.format_version,
             "metadata": dict(self.metadata),
             "parent_step": self.parent_step,
@@ -83,6 +93,8 @@ class Manifest:
             "sequence": self.sequence,
             "step": self.step,
         }
+        if self.sharded:
+            body["sharded"] = {component: to_json(table) for component, table in self.sharded.items()}
         return canonical_json({"manifest": body, "sha256": hashlib.sha256(canonical_json(body)).hexdigest()}) + b"\n"
 
 
@@ -114,15 +126,17 @@ def parse_manifest(content: bytes) -> Manifest:
 
 def _from_body(body: Any) -> Manifest:
     version = body.get("format_version") if isinstance(body, dict) else None
-    if version != FORMAT_VERSION:
-        raise ManifestFault(f"format version {version}, this program reads {FORMAT_VERSION}")
+    if type(version) is int and version > SHARDED_VERSION:
+        raise UnknownVersion(f"format version {version}, this program reads up to {SHARDED_VERSION}")
+    if version not in (FORMAT_VERSION, SHARDED_VERSION):
+        raise ManifestFault(f"format version {version} does not exist")
     parent = body.get("parent_step")
     if parent is not None and type(parent) is not int:
         raise ManifestFault("parent_step is no integer")
     components = tuple(_typed(body, "components", list))
     if not all(isinstance(name, str) and is_component_name(name) for name in components):
         raise ManifestFault("a component name is not allowed")
-    files = tuple(_file_entry(entry) for entry in _typed(body, "files", list))
+    files = tuple(entry_from_json(entry) for entry in _typed(body, "files", list))
     paths = [entry.path for entry in files]
     if paths != sorted(set(paths)):
         raise ManifestFault("files are not sorted or not unique")
@@ -135,10 +149,37 @@ def _from_body(body: Any) -> Manifest:
         files=files,
         metadata=_typed(body, "metadata", dict),
         created=_typed(body, "created", str),
+        sharded=_tables(body, version, components, set(paths)),
     )
 
 
-def _file_entry(entry: Any) -> FileEntry:
+def _tables(
+    body: Mapping[str, Any], version: int, components: tuple[str, ...], paths: set[str]
+) -> dict[str, dict[str, StoredTensor]]:
+    if version == FORMAT_VERSION:
+        return {}
+    try:
+        found = {name: from_json(table) for name, table in _typed(body, "sharded", dict).items()}
+    except ValueError as error:
+        raise ManifestFault(str(error)) from error
+    used = {block.file for table in found.values() for entry in table.values() for block in entry.blocks}
+    if not found or not set(found) <= set(components) or not used <= paths:
+        raise ManifestFault("its blocks are of components or files that it does not list")
+    return found
+
+
+def entry_to_json(entry: FileEntry) -> dict[str, Any]:
+    """A file's entry as the manifest holds it."""
+    return {
+        "path": entry.path,
+        "size": entry.digest.size,
+        "sha256": entry.digest.sha256,
+        "crc32_blocks": list(entry.digest.crc32_blocks),
+    }
+
+
+def entry_from_json(entry: Any) -> FileEntry:
+    """The entry that `entry_to_json` gave. Raises ManifestFault for any other form."""
     if not isinstance(entry, dict):
         raise ManifestFault("a file entry is no object")
     path = _typed(entry, "path", str)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rft_algos.errors import CheckpointError
-from rft_dist.checkpoints.layout import MANIFEST, MODEL, STATE, candidates, parse_step, quarantine_path, step_of
+from rft_dist.checkpoints.blocks import BlockReader, table_of_files
+from rft_dist.checkpoints.layout import (
+    MANIFEST,
+    MODEL,
+    STATE,
+    candidates,
+    component_of,
+    parse_step,
+    quarantine_path,
+    step_of,
+)
 from rft_dist.checkpoints.manifest import MAX_BYTES, FileEntry, Manifest, ManifestFault, parse_manifest
 from rft_dist.checkpoints.operations import BLOCK_BYTES, QUARANTINE, Digest, digest_file, rename
+from rft_dist.checkpoints.shards import ShardSink
 
 _NOT_A_FILE = (errno.ELOOP, errno.EISDIR, errno.EINVAL)  # a link, a directory, a device
 
@@ -67,12 +79,36 @@ class Checkpoint:
         return self.path / MODEL
 
     def tensors(self, component: str, device: str = "cpu") -> dict[str, Tensor]:
-        """The tensors of a component; CheckpointError where it has none."""
+        """The tensors of a component in full, whoever saved it; CheckpointError where it has none."""
+        if component in self.manifest.sharded:
+            reader = self.blocks(component)
+            return {name: reader.whole(name).to(device) for name in reader.table}
         path = self._file(component, ".safetensors")
         try:
             return load_file(path, device=device)
         except (OSError, SafetensorError) as error:
             raise _changed_since(path, str(error)) from error
+
+    def blocks(self, component: str) -> BlockReader:
+        """The blocks of a component, for a rank that wants other ones than those that were saved."""
+        if component in self.manifest.sharded:
+            return BlockReader(self.path, self.manifest.sharded[component])
+        file = self._file(component, ".safetensors").relative_to(self.path).as_posix()
+        return BlockReader(self.path, table_of_files(self.path, [file]))
+
+    def load(self, component: str, sink: ShardSink) -> int:
+        """Give the sink the blocks of a component that it wants, and their number.
+
+        Only those are read. Raises CheckpointError, and puts nothing, where a tensor is missing or
+        has another shape or dtype.
+        """
+        return self._reading(self.blocks(component).fill, sink)
+
+    def model_blocks(self) -> BlockReader:
+        """The blocks of the model directory's own weights, by their names there."""
+        files = [entry.path for entry in self.manifest.files]
+        weights = [file for file in files if re.fullmatch(rf"{MODEL}/[^/]+\.safetensors", file)]
+        return BlockReader(self.path, table_of_files(self.path, weights))
 
     def records(self, component: str) -> Any:
         """The JSON value of a component; CheckpointError where it has none."""
@@ -84,7 +120,7 @@ class Checkpoint:
 
     def has_tensors(self, component: str) -> bool:
         """Whether `tensors(component)` would find something."""
-        return self._lists(f"{STATE}/{component}.safetensors")
+        return component in self.manifest.sharded or self._lists(f"{STATE}/{component}.safetensors")
 
     def has_records(self, component: str) -> bool:
         """Whether `records(component)` would find something."""
@@ -93,6 +129,12 @@ class Checkpoint:
     def require_components(self, registered: Collection[str]) -> None:
         """CheckpointError naming what is missing or unexpected, unless the saved set is `registered`."""
         require_equal_components(registered, self.manifest.components, where=str(self.path))
+
+    def _reading(self, fill: Callable[[ShardSink], int], sink: ShardSink) -> int:
+        try:
+            return fill(sink)
+        except (OSError, SafetensorError) as error:
+            raise _changed_since(self.path / STATE / "*.safetensors", str(error)) from error
 
     def _lists(self, file: str) -> bool:
         return any(entry.path == file for entry in self.manifest.files)
@@ -148,22 +190,28 @@ def read_manifest(path: Path) -> Manifest:
     return parse_manifest(content)
 
 
-def inspect(path: Path) -> tuple[Manifest | None, list[Finding]]:
-    """Compare a directory with its manifest, every byte. No findings: it verifies."""
+def inspect(path: Path, *, only: Collection[str] | None = None) -> tuple[Manifest | None, list[Finding]]:
+    """Compare a directory with its manifest, every byte. No findings: it verifies.
+
+    With `only`, names and sizes of all files are compared and the content of these.
+    """
     try:
         manifest = read_manifest(path)
     except FileNotFoundError:
         return None, [Finding(path, MANIFEST, "is missing", is_damage=False)]
     except ManifestFault as fault:
-        return None, [Finding(path, MANIFEST, str(fault))]
+        return None, [Finding(path, MANIFEST, str(fault), is_damage=fault.is_damage)]
     except OSError as error:
         return None, [_unreadable(path, MANIFEST, error)]
     findings = _compare_names(path, manifest)
-    if not findings:
-        findings = [found for entry in manifest.files if (found := _compare_content(path, entry))]
-    if not findings:
-        findings = _compare_headers(path, manifest)
-    return manifest, findings
+    return manifest, findings or inspect_files(path, manifest, only)
+
+
+def inspect_files(path: Path, manifest: Manifest, only: Collection[str] | None = None) -> list[Finding]:
+    """Compare the content of the manifest's files, all or those of `only`, with what it says of them."""
+    entries = [entry for entry in manifest.files if only is None or entry.path in only]
+    findings = [found for entry in entries if (found := _compare_content(path, entry))]
+    return findings or _compare_headers(path, entries)
 
 
 def open_verified(path: Path) -> Checkpoint:
@@ -252,7 +300,7 @@ def _compare_names(path: Path, manifest: Manifest) -> list[Finding]:
         for name, size in listed.items()
         if name in present and present[name] != size
     ]
-    in_state = {name.split("/", 1)[1].rsplit(".", 1)[0] for name in listed if name.startswith(f"{STATE}/")}
+    in_state = {component_of(name) for name in listed if name.startswith(f"{STATE}/")}
     if in_state != set(manifest.components):
         findings.append(Finding(path, MANIFEST, "lists components and files that differ"))
     return findings
@@ -298,9 +346,9 @@ def _damaged_range(found: Digest, want: Digest) -> tuple[int, int]:
     return blocks[0] * BLOCK_BYTES, min((blocks[-1] + 1) * BLOCK_BYTES, want.size) - 1
 
 
-def _compare_headers(path: Path, manifest: Manifest) -> list[Finding]:
+def _compare_headers(path: Path, entries: Collection[FileEntry]) -> list[Finding]:
     findings: list[Finding] = []
-    for entry in manifest.files:
+    for entry in entries:
         if not entry.path.endswith(".safetensors"):
             continue
         try:

@@ -1,8 +1,12 @@
-"""The folder of a run's checkpoints: save, find, open, list, and keep within limits."""
+"""The folder of a run's checkpoints: save, find, open, list, and keep within limits.
+
+With several ranks each has a store on the same folder and all call `save`; rank 0 makes, renames
+and removes directories, the others write files into the one that it staged.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +14,11 @@ from typing import Any
 from torch import Tensor
 
 from rft_algos.errors import CheckpointError
+from rft_dist.checkpoints.exchange import Exchange, together
 from rft_dist.checkpoints.layout import MODEL, pin_path, published, step_name
 from rft_dist.checkpoints.manifest import Manifest, ManifestFault
 from rft_dist.checkpoints.operations import STAGE, sync_directory
+from rft_dist.checkpoints.plan import Announcement, Plan, announce
 from rft_dist.checkpoints.reader import (
     Checkpoint,
     Search,
@@ -29,8 +35,13 @@ from rft_dist.checkpoints.retention import (
     remove_checkpoint,
     sweep,
 )
+from rft_dist.checkpoints.shards import Shard, wholes
 from rft_dist.checkpoints.storage_errors import refused_opening, refused_save
 from rft_dist.checkpoints.writer import SaveRequest, write_checkpoint
+from rft_dist.collectives import SingleProcess
+
+Tensors = Mapping[str, Tensor] | Sequence[Shard]
+"""The tensors of a component: whole ones by name, or this rank's blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +62,7 @@ class CheckpointInfo:
 
 
 class CheckpointStore:
-    """Checkpoints of one run in one folder; the only writer is rank 0 of that run.
+    """Checkpoints of one run in one folder.
 
     Example::
 
@@ -61,7 +72,8 @@ class CheckpointStore:
         found = store.newest_verified()
 
     With `components`, a save of any other set of components is refused, and so is an opened
-    checkpoint that holds another set. `keep_last` and `keep_bytes` are limits or None.
+    checkpoint that holds another set. `keep_last` and `keep_bytes` are limits or None. `exchange`
+    connects the ranks of the run, which then all make a store at the same time; without it there is one.
     """
 
     def __init__(
@@ -72,27 +84,40 @@ class CheckpointStore:
         keep_bytes: int | None,
         run_id: str,
         components: Collection[str] | None = None,
+        exchange: Exchange | None = None,
     ) -> None:
         self.directory = directory
         self.run_id = run_id
+        self._exchange: Exchange = exchange or SingleProcess()
         self._policy = RetentionPolicy(keep_last, keep_bytes)
         self._components = None if components is None else frozenset(components)
         self._protected: dict[str, int] = {}
         self._parent_step: int | None = None
+        together(self._exchange, self._open_folder)
+
+    def _open_folder(self) -> None:
+        if not self.is_first:
+            return
         try:
-            _create_folder(directory)
-            sweep(directory, run_id)
+            _create_folder(self.directory)
+            sweep(self.directory, self.run_id)
         except OSError as error:
-            raise refused_opening(directory, error) from error
+            raise refused_opening(self.directory, error) from error
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the store of rank 0."""
+        return self._exchange.rank == 0
 
     def save(
         self,
         step: int,
         *,
-        tensors: Mapping[str, Mapping[str, Tensor]],
+        tensors: Mapping[str, Tensors],
         records: Mapping[str, Any],
         model_writer: Callable[[Path], None],
         metadata: Mapping[str, Any],
+        model_tensors: Mapping[str, Tensor] | None = None,
         model_bytes: int | None = None,
     ) -> CheckpointInfo:
         """Write step `step`; returns when it is on the disk, was read back, and old ones are removed.
@@ -101,30 +126,67 @@ class CheckpointStore:
         component may have both. `model_writer` fills the directory that it is given. `model_bytes`
         is the size it will have, for the check of free space; by default that of the newest
         checkpoint. Raises StorageError or CheckpointError (`writer.write_checkpoint`).
+
+        With several ranks all call it, with the same step. Of each component a rank gives the
+        blocks that it alone gives; `records` and `model_writer` are those of rank 0. Where ranks
+        give `model_tensors`, each writes those whole weights to a file of its own, and the model
+        writer adds configuration and tokenizer only.
         """
-        if self._components is not None:
-            where = f"save of step {step}"
-            require_equal_components(self._components, {*tensors, *records}, where=where)
-        manifests = self._manifests()
-        newest = max(manifests, key=lambda entry: entry.sequence, default=None)
+        shards = {name: wholes(part) if isinstance(part, Mapping) else list(part) for name, part in tensors.items()}
+        told = announce(step, shards, model_tensors)
+        is_first = self.is_first
+
+        def opening_of() -> list[Any]:
+            return [told.to_json(), {**self._opening(step), "records": sorted(records)} if is_first else {}]
+
+        answers = together(self._exchange, opening_of)
+        plan, opening = Plan(tuple(Announcement.from_json(answer[0]) for answer in answers)), answers[0][1]
+        _require_same_step(plan)
+        components = plan.components | set(opening["records"])
+        self._require_components(components, step)
+        expected = opening["other_bytes"] if plan.num_model_bytes is not None else opening["model_bytes"]
         request = SaveRequest(
             directory=self.directory,
             run_id=self.run_id,
             step=step,
-            parent_step=self._parent_step,
-            sequence=1 + (newest.sequence if newest else 0),
-            tensors=tensors,
-            records=records,
-            model_writer=model_writer,
+            parent_step=opening["parent_step"],
+            sequence=opening["sequence"],
+            shards=shards,
+            records=records if is_first else {},
+            components=tuple(sorted(components)),
+            model_writer=model_writer if is_first else None,
+            model_tensors=model_tensors,
             metadata=metadata,
-            model_bytes=_model_bytes(newest) if model_bytes is None else model_bytes,
-            last_good=newest.step if newest else None,
+            model_bytes=expected if model_bytes is None else model_bytes,
+            last_good=opening["last_good"],
+            exchange=self._exchange,
         )
-        self._sweep(request)
-        manifest = write_checkpoint(request)
+        manifest = write_checkpoint(request, plan)
         self._parent_step = step
-        removed, problems = self._prune()
-        return _info(request.target, manifest, tuple(removed), tuple(problems))
+        pruned = together(self._exchange, self._prune_on_first)[0]
+        removed = tuple(Removal(*entry) for entry in pruned["removed"])
+        return _info(request.target, manifest, removed, tuple(pruned["problems"]))
+
+    def _require_components(self, found: Collection[str], step: int) -> None:
+        if self._components is not None:
+            require_equal_components(self._components, found, where=f"save of step {step}")
+
+    def _opening(self, step: int) -> dict[str, Any]:
+        """What rank 0 knows of the folder, after it has cleaned up behind processes that were killed."""
+        newest = max(self._manifests(), key=lambda entry: entry.sequence, default=None)
+        last_good = newest.step if newest else None
+        try:
+            sweep(self.directory, self.run_id)
+        except OSError as error:
+            raise refused_save(step, self.directory, 0, error, last_good) from error
+        weights, others = _model_bytes(newest)
+        return {
+            "sequence": 1 + (newest.sequence if newest else 0),
+            "parent_step": self._parent_step,
+            "last_good": last_good,
+            "model_bytes": weights + others,
+            "other_bytes": others,
+        }
 
     def newest_verified(self) -> Search:
         """The checkpoint of this run saved last that verifies, and findings about newer ones."""
@@ -167,12 +229,6 @@ class CheckpointStore:
         if checkpoint.path.parent.resolve() == self.directory.resolve():
             self.protect("resume source", checkpoint.step)
 
-    def _sweep(self, request: SaveRequest) -> None:
-        try:
-            sweep(self.directory, self.run_id)
-        except OSError as error:
-            raise refused_save(request.step, self.directory, 0, error, request.last_good) from error
-
     def _manifests(self) -> list[Manifest]:
         """Of this run; what has no believable manifest is left to the search for the newest."""
         found: list[Manifest] = []
@@ -184,6 +240,12 @@ class CheckpointStore:
             if manifest.run_id == self.run_id and manifest.step == step:
                 found.append(manifest)
         return found
+
+    def _prune_on_first(self) -> dict[str, Any]:
+        if not self.is_first:
+            return {}
+        removed, problems = self._prune()
+        return {"removed": [[each.step, each.num_bytes, each.reason] for each in removed], "problems": problems}
 
     def _prune(self) -> tuple[list[Removal], list[str]]:
         manifests = self._manifests()
@@ -231,9 +293,25 @@ def _num_bytes(manifest: Manifest) -> int:
     return manifest.num_bytes + len(manifest.to_bytes())
 
 
-def _model_bytes(newest: Manifest | None) -> int:
+def _model_bytes(newest: Manifest | None) -> tuple[int, int]:
+    """Bytes of the model directory's weights, and of its other files."""
     files = () if newest is None else newest.files
-    return sum(entry.digest.size for entry in files if entry.path.startswith(f"{MODEL}/"))
+    model = [entry for entry in files if entry.path.startswith(f"{MODEL}/")]
+    weights = sum(entry.digest.size for entry in model if entry.path.endswith(".safetensors"))
+    return weights, sum(entry.digest.size for entry in model) - weights
+
+
+def _require_same_step(plan: Plan) -> None:
+    steps = [each.step for each in plan.announced]
+    if len(set(steps)) > 1:
+        raise CheckpointError(
+            code="checkpoint.other_step",
+            what="ranks save different steps: " + ", ".join(f"rank {r} {step}" for r, step in enumerate(steps)),
+            where="save of a checkpoint by all ranks",
+            why="a checkpoint is the state of one step on every rank",
+            state="nothing was written",
+            do="report this: the ranks of this run have come apart",
+        )
 
 
 def _missing_step(directory: Path, step: int) -> CheckpointError:

@@ -1,9 +1,9 @@
 """Tensors as a safetensors file, piece by piece: one tensor at a time is copied to the CPU.
 
 The format (https://github.com/huggingface/safetensors, "Format"): the length of the header as
-eight little-endian bytes, the header as JSON (name -> dtype, shape, offsets), then the tensors'
-bytes. The library's own writer wants the whole file in memory to hash it and refuses tensors
-that share memory; reading is the library's, which checks the header.
+eight little-endian bytes, the header as JSON (name -> dtype, shape, offsets; `__metadata__` -> text
+by text), then the tensors' bytes. The library's own writer wants the whole file in memory to hash
+it and refuses tensors that share memory; reading is the library's, which checks the header.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rft_dist.tensor_bytes import tensor_bytes
 
-_DTYPES: dict[torch.dtype, str] = {
+DTYPE_NAMES: dict[torch.dtype, str] = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -31,16 +31,24 @@ _DTYPES: dict[torch.dtype, str] = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
-def num_file_bytes(tensors: Mapping[str, Tensor]) -> int:
+def num_file_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> int:
     """Size of the file that `file_pieces` gives."""
-    return len(_header(tensors)) + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return len(_header(tensors, metadata)) + sum(map(num_tensor_bytes, tensors.values()))
 
 
-def file_pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+def num_tensor_bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor's values."""
+    return tensor.numel() * tensor.element_size()
+
+
+def file_pieces(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
     """The file in pieces, the same bytes for the same tensors: widest dtype first, then by name."""
-    yield _header(tensors)
+    yield _header(tensors, metadata)
     for name in _order(tensors):
         yield tensor_bytes(tensors[name])
 
@@ -49,14 +57,14 @@ def _order(tensors: Mapping[str, Tensor]) -> list[str]:
     return sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
 
 
-def _header(tensors: Mapping[str, Tensor]) -> bytes:
-    fields: dict[str, object] = {}
+def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> bytes:
+    fields: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
     for name in _order(tensors):
         tensor = tensors[name]
-        end = start + tensor.numel() * tensor.element_size()
-        assert tensor.dtype in _DTYPES, f"{name} has dtype {tensor.dtype}, which safetensors cannot hold"
-        fields[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        end = start + num_tensor_bytes(tensor)
+        assert tensor.dtype in DTYPE_NAMES, f"{name} has dtype {tensor.dtype}, which safetensors cannot hold"
+        fields[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
         start = end
     text = json.dumps(fields, separators=(",", ":")).encode("ascii")
     text += b" " * (-len(text) % 8)  # so that the data start at a multiple of eight

@@ -1,32 +1,38 @@
 """Writing one checkpoint: at every instant the folder holds the old state or the new one, whole.
 
-    stage    .staging-step_000100-<pid>-<tag>/ is filled; each file is hashed on the way and
-             flushed, then every directory
-    list     the manifest is written last, and flushed
-    publish  one rename to step_000100, and the folder is flushed
-    verify   everything is read back and compared; only then the save counts
+    announce  every rank says what it will write; rank 0 looks at the space for all of it
+    stage     .staging-step_000100-<pid>-<tag>/ is filled; each rank hashes its files on the way and
+              flushes them, then every directory
+    list      rank 0 writes the manifest of all files last, and flushes it
+    publish   one rename to step_000100, and the folder is flushed
+    verify    each rank reads its files back and compares; only then the save counts
 
 A process killed before the rename leaves a staging directory, which no reader looks at and the
 next save or opening removes. An earlier checkpoint of the same step is first moved aside; until
 the new one is published, readers find it under that name (`layout.published`).
+
+Each phase ends with an exchange in which the ranks tell their results or their errors
+(`exchange.together`): what fails on one rank is raised by all, and rank 0 takes the staging
+directory away. All ranks write into one directory, on a file system that they share.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from torch import Tensor
 
-from rft_algos.errors import CheckpointError, StorageError
+from rft_algos.errors import CheckpointError, RftError, StorageError
+from rft_dist.checkpoints.blocks import from_json, merged
+from rft_dist.checkpoints.exchange import Exchange, together
 from rft_dist.checkpoints.layout import (
     MANIFEST,
     MODEL,
@@ -36,79 +42,125 @@ from rft_dist.checkpoints.layout import (
     staging_name,
     step_name,
 )
-from rft_dist.checkpoints.manifest import FileEntry, Manifest, ManifestFault, canonical_json
+from rft_dist.checkpoints.manifest import Manifest, ManifestFault, canonical_json, entry_from_json
 from rft_dist.checkpoints.operations import (
     DISPLACE,
-    MODEL_WRITE,
     PUBLISH,
     RESTORE,
     SPACE,
     VERIFY,
     create_directory,
-    digest_file,
     remove_tree,
     rename,
     sync_directory,
     write_file,
 )
-from rft_dist.checkpoints.reader import Finding, inspect, quarantine, read_manifest
+from rft_dist.checkpoints.plan import Plan
+from rft_dist.checkpoints.rank_files import RankParts, write_rank
+from rft_dist.checkpoints.reader import Finding, inspect, inspect_files, quarantine, read_manifest
+from rft_dist.checkpoints.shards import Shard
 from rft_dist.checkpoints.storage_errors import free_bytes, refused_save, too_little_space
-from rft_dist.checkpoints.tensor_file import file_pieces, num_file_bytes
 
 _SLACK_BYTES = 64 * 2**10  # manifest, directories, rounding to blocks
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A component's record as the bytes that will be written, so that it can change while it is written."""
+
+    content: bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveRequest:
-    """All that one checkpoint is made of."""
+    """All that one checkpoint is made of, as one rank has it."""
 
     directory: Path
     run_id: str
     step: int
     parent_step: int | None
     sequence: int
-    tensors: Mapping[str, Mapping[str, Tensor]]
+    shards: Mapping[str, Sequence[Shard]]
+    """This rank's blocks of every component that is tensors."""
     records: Mapping[str, Any]
-    model_writer: Callable[[Path], None]
-    """Gets the path of an existing empty directory and fills it."""
+    """JSON values, or what `encode_record` made of them; on rank 0."""
+    components: tuple[str, ...]
+    """Names of all components of all ranks, sorted."""
+    model_writer: Callable[[Path], None] | None
+    """Gets the path of an existing directory and fills it; on rank 0."""
+    model_tensors: Mapping[str, Tensor] | None = None
+    """Whole weights that this rank writes where the model writer does not."""
     metadata: Mapping[str, Any]
     model_bytes: int
     """Expected size of what `model_writer` writes, for the check of free space."""
     last_good: int | None
     """Step of the newest checkpoint so far, for messages."""
-
-    @property
-    def components(self) -> tuple[str, ...]:
-        """Names of the components, sorted."""
-        return tuple(sorted({*self.tensors, *self.records}))
+    exchange: Exchange
 
     @property
     def target(self) -> Path:
         """The published directory."""
         return self.directory / step_name(self.step)
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which makes and renames directories."""
+        return self.exchange.rank == 0
 
-def write_checkpoint(request: SaveRequest) -> Manifest:
-    """Write, publish and verify; returns when the checkpoint is on the disk and read back equal.
+
+def write_checkpoint(request: SaveRequest, plan: Plan) -> Manifest:
+    """Write, publish and verify; returns on every rank when the checkpoint is on the disk and read back equal.
 
     Raises CheckpointError, before anything is written, for a record that is no JSON, a component
     name that is a path, or a step that another run saved here. Raises StorageError where the
     system refuses an operation or the disk gives back other bytes; what was staged is removed and
-    the checkpoints that were there stay.
+    the checkpoints that were there stay. What one rank raises, all raise.
     """
-    encoded = _encode_records(request)
-    _refuse_foreign_target(request)
-    need = _SLACK_BYTES + request.model_bytes + sum(len(content) for content in encoded.values())
-    need += sum(num_file_bytes(tensors) for tensors in request.tensors.values())
+    encoded: dict[str, bytes] = {}
+    need = _SLACK_BYTES + request.model_bytes + plan.num_tensor_bytes + (plan.num_model_bytes or 0)
     staging = request.directory / staging_name(request.step, request.run_id)
+
+    def opened() -> str:
+        encoded.update(_encode_records(request))
+        _refuse_foreign_target(request)
+        total = need + sum(map(len, encoded.values()))
+        with _refusals(request, total):
+            _require_space(request, total)
+            _open_staging(staging, plan)
+        return staging.name
+
+    def written() -> dict[str, Any]:
+        parts = RankParts(request.shards, encoded, request.model_writer, request.model_tensors)
+        with _refusals(request, need):
+            return write_rank(staging, request.exchange.rank, plan, parts)
+
     try:
-        _require_space(request, need)
-        manifest = _stage(request, staging, encoded)
-        _publish(request, staging)
-    except OSError as error:
-        _discard(staging)
-        raise refused_save(request.step, request.directory, need, error, request.last_good) from error
+        staging = request.directory / _on_first(request, opened)
+        answers = together(request.exchange, written)
+        manifest = _manifest(request, plan, answers)
+        displaced = _on_first(request, lambda: _list_and_publish(request, staging, manifest, need))
+        _verify(request, manifest, [_own_files(answer) for answer in answers], displaced)
+    except RftError:
+        if request.is_first:
+            _discard(staging)
+        raise
+    if request.is_first and displaced is not None:
+        _discard(request.directory / displaced)
     return manifest
+
+
+def _on_first(request: SaveRequest, work: Callable[[], Any]) -> Any:
+    """What rank 0 gives for `work`, on every rank."""
+    return together(request.exchange, lambda: work() if request.is_first else None)[0]
+
+
+@contextmanager
+def _refusals(request: SaveRequest, need: int) -> Generator[None]:
+    """The system's errors as those of this save."""
+    try:
+        yield
+    except OSError as error:
+        raise refused_save(request.step, request.directory, need, error, request.last_good) from error
 
 
 def restore_displaced(displaced: Path, target: Path) -> None:
@@ -124,26 +176,34 @@ def restore_displaced(displaced: Path, target: Path) -> None:
     rename(RESTORE, displaced, target)
 
 
+def encode_record(name: str, value: object, *, step: int, directory: Path) -> Encoded:
+    """The bytes of a component's record. Raises CheckpointError for what JSON cannot hold."""
+    try:
+        return Encoded(canonical_json(value) + b"\n")
+    except (TypeError, ValueError) as error:
+        allowed = f"JSON values with text keys and finite numbers: {error}"
+        raise _bad_component(name, allowed, step, directory) from error
+
+
 def _encode_records(request: SaveRequest) -> dict[str, bytes]:
+    def encoded(name: str, value: object) -> bytes:
+        if isinstance(value, Encoded):
+            return value.content
+        return encode_record(name, value, step=request.step, directory=request.directory).content
+
     for name in request.components:
         if not is_component_name(name):
-            raise _bad_component(request, name, "letters, digits, _ . - only, and no leading dot")
-    _encode(request, "metadata", dict(request.metadata))
-    return {name: _encode(request, name, request.records[name]) + b"\n" for name in sorted(request.records)}
+            allowed = "letters, digits, _ . - only, and no leading dot"
+            raise _bad_component(name, allowed, request.step, request.directory)
+    encoded("metadata", dict(request.metadata))
+    return {name: encoded(name, request.records[name]) for name in sorted(request.records)}
 
 
-def _encode(request: SaveRequest, name: str, value: object) -> bytes:
-    try:
-        return canonical_json(value)
-    except (TypeError, ValueError) as error:
-        raise _bad_component(request, name, f"JSON values with text keys and finite numbers: {error}") from error
-
-
-def _bad_component(request: SaveRequest, name: str, allowed: str) -> CheckpointError:
+def _bad_component(name: str, allowed: str, step: int, directory: Path) -> CheckpointError:
     return CheckpointError(
         code="checkpoint.bad_component",
-        what=f"component {name!r} of step {request.step} cannot be written",
-        where=str(request.target),
+        what=f"component {name!r} of step {step} cannot be written",
+        where=str(directory / step_name(step)),
         why=f"allowed are {allowed}",
         state="nothing was written",
         do=f"give {name!r} another name or value",
@@ -175,20 +235,24 @@ def _require_space(request: SaveRequest, need: int) -> None:
         raise too_little_space(request.step, request.directory, need, free, request.last_good)
 
 
-def _stage(request: SaveRequest, staging: Path, encoded: Mapping[str, bytes]) -> Manifest:
+def _open_staging(staging: Path, plan: Plan) -> None:
     create_directory(staging)
     create_directory(staging / STATE)
     create_directory(staging / MODEL)
-    files: list[FileEntry] = []
-    for name in sorted(request.tensors):
-        file = f"{STATE}/{name}.safetensors"
-        files.append(FileEntry(file, write_file(staging / file, file_pieces(request.tensors[name]))))
-    for name, content in encoded.items():
-        file = f"{STATE}/{name}.json"
-        files.append(FileEntry(file, write_file(staging / file, [content])))
-    sync_directory(staging / STATE)
-    files += _write_model(request, staging)
-    manifest = Manifest(
+    for component in sorted(plan.components):
+        if plan.is_sharded(component):
+            create_directory(staging / STATE / component)
+
+
+def _manifest(request: SaveRequest, plan: Plan, answers: Sequence[Mapping[str, Any]]) -> Manifest:
+    """The same on every rank but for `created` and what only rank 0 knows; rank 0 writes its own."""
+    sharded = [component for component in sorted(plan.components) if plan.is_sharded(component)]
+    tables = {
+        name: merged(name, [from_json(answer["tables"][name]) for answer in answers if name in answer["tables"]])
+        for name in sharded
+    }
+    files = [entry_from_json(entry) for answer in answers for entry in answer["files"]]
+    return Manifest(
         run_id=request.run_id,
         step=request.step,
         parent_step=request.parent_step,
@@ -197,51 +261,72 @@ def _stage(request: SaveRequest, staging: Path, encoded: Mapping[str, bytes]) ->
         files=tuple(sorted(files, key=lambda entry: entry.path)),
         metadata={"versions": _versions(), **request.metadata},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
+        sharded=tables,
     )
-    write_file(staging / MANIFEST, [manifest.to_bytes()])
-    sync_directory(staging)
-    return manifest
 
 
-def _write_model(request: SaveRequest, staging: Path) -> list[FileEntry]:
-    try:
-        with MODEL_WRITE:
-            request.model_writer(staging / MODEL)
-    except SafetensorError as error:  # the library turns the system's error into text
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number[1]) if number else 0, str(error), str(staging / MODEL)) from error
-    return _digest_tree(staging, staging / MODEL)
+def _own_files(answer: Mapping[str, Any]) -> list[str]:
+    return [entry["path"] for entry in answer["files"]]
 
 
-def _digest_tree(staging: Path, directory: Path) -> list[FileEntry]:
-    """Hash and flush everything under `directory`, and the names in it."""
-    entries: list[FileEntry] = []
-    for path in sorted(directory.iterdir()):
-        if path.is_dir() and not path.is_symlink():
-            entries += _digest_tree(staging, path)
-        else:
-            entries.append(FileEntry(path.relative_to(staging).as_posix(), digest_file(path, sync=True)))
-    sync_directory(directory)
-    return entries
+def _list_and_publish(request: SaveRequest, staging: Path, manifest: Manifest, need: int) -> str | None:
+    """Write the manifest and give the directory its name; the name of the checkpoint that was there before, if any."""
+    with _refusals(request, need):
+        _refuse_other_folders(request, staging, manifest)
+        write_file(staging / MANIFEST, [manifest.to_bytes()])
+        sync_directory(staging)
+        displaced = _make_room(request)
+        try:
+            rename(PUBLISH, staging, request.target)
+        except OSError:
+            _give_back(request, displaced)
+            raise
+    return None if displaced is None else displaced.name
 
 
-def _publish(request: SaveRequest, staging: Path) -> None:
-    displaced = _make_room(request)
-    try:
-        rename(PUBLISH, staging, request.target)
-    except OSError:
-        if displaced is not None and not os.path.lexists(request.target):
-            rename(RESTORE, displaced, request.target)
-        raise
-    with VERIFY:
-        _, problems = inspect(request.target)
-    if problems:
-        problems = quarantine(request.target, problems)
-        if displaced is not None and not os.path.lexists(request.target):
-            rename(RESTORE, displaced, request.target)
+def _refuse_other_folders(request: SaveRequest, staging: Path, manifest: Manifest) -> None:
+    """Every file that a rank says to have written is here, or the ranks do not share the file system."""
+    if request.exchange.world_size == 1:
+        return
+    missing = [entry.path for entry in manifest.files if not (staging / entry.path).is_file()]
+    if missing:
+        raise StorageError(
+            code="checkpoint.not_shared",
+            what=f"{len(missing)} files that other ranks wrote are not in {staging} of rank 0, the first {missing[0]}",
+            where=str(request.directory),
+            why="all ranks write one checkpoint: its folder must be on a file system that all machines share",
+            state="the step was not acknowledged; the checkpoints before it are untouched",
+            do="--save_path with a directory that all machines share",
+        )
+
+
+def _verify(request: SaveRequest, manifest: Manifest, files: Sequence[list[str]], displaced: str | None) -> None:
+    """Each rank reads back what it wrote; rank 0 the names too. What differs goes to quarantine."""
+
+    def compared() -> list[str]:
+        with _refusals(request, manifest.num_bytes), VERIFY:
+            if request.is_first:
+                _, problems = inspect(request.target, only=files[0])
+            else:
+                problems = inspect_files(request.target, manifest, files[request.exchange.rank])
+        return [f"{problem.file} {problem.problem}" for problem in problems]
+
+    found = [problem for problems in together(request.exchange, compared) for problem in problems]
+
+    def settled() -> None:
+        problems = quarantine(request.target, [Finding(request.target, "", problem) for problem in found])
+        if displaced is not None:
+            with _refusals(request, manifest.num_bytes):
+                _give_back(request, request.directory / displaced)
         raise _reads_back_differently(request, problems)
-    if displaced is not None:
-        _discard(displaced)
+
+    if found:
+        _on_first(request, settled)
+
+
+def _give_back(request: SaveRequest, displaced: Path | None) -> None:
+    if displaced is not None and not os.path.lexists(request.target):
+        rename(RESTORE, displaced, request.target)
 
 
 def _make_room(request: SaveRequest) -> Path | None:

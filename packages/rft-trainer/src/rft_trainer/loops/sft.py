@@ -18,7 +18,7 @@ from rft_trainer.best_weights import BestWeights
 from rft_trainer.evaluation import Evaluator
 from rft_trainer.ledger import EntryState, Ledger
 from rft_trainer.metrics import MetricTotals
-from rft_trainer.packing import assign_to_ranks, cut_in_order, pack
+from rft_trainer.packing import cut_in_order, idle_batches, own_micro_batches, pack
 from rft_trainer.protocols import Collectives, Engine, Policy
 from rft_trainer.records import Counts, TokenBatch, TrainingSample
 from rft_trainer.report import Reporter
@@ -70,17 +70,25 @@ def mean_loss(
     max_sequences: int,
     max_tokens: int,
     device: str = "cpu",
+    in_step: bool = False,
 ) -> float:
-    """Mean negative log-likelihood a response token over `samples`, in nats, over all ranks."""
-    mine = assign_to_ranks([s.num_tokens for s in samples], collectives.world_size)[collectives.rank]
-    share = [samples[i] for i in mine]
+    """Mean negative log-likelihood a response token over `samples`, in nats, over all ranks.
+
+    `in_step`: every forward is an exchange, so all ranks make equally many.
+    """
+
+    def cut(num_tokens: Sequence[int]) -> list[list[int]]:
+        return cut_in_order(num_tokens, max_sequences, max_tokens)
+
+    own = [pack(chosen, device) for chosen in own_micro_batches(samples, collectives.rank, collectives.world_size, cut)]
+    idle = idle_batches(samples, collectives, cut, device) if in_step else []
     total = torch.zeros(2, dtype=torch.float64)
-    for cut in cut_in_order([s.num_tokens for s in share], max_sequences, max_tokens):
-        batch = pack([share[i] for i in cut], device)
+    for number, batch in enumerate([*own, *idle]):
         logprobs_T, _ = policy.token_logprobs(
             batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T
         )
-        total += torch.stack([-logprobs_T.double().sum(), batch.loss_mask_T.sum().double()]).cpu()
+        if number < len(own):
+            total += torch.stack([-logprobs_T.double().sum(), batch.loss_mask_T.sum().double()]).cpu()
     summed, num_tokens = collectives.sum(total).tolist()
     return summed / num_tokens if num_tokens else math.nan
 
@@ -156,6 +164,10 @@ class SupervisedRun:
     resume_command: str
     device: str = "cpu"
     best: BestWeights | None = None
+    data_ranks: Collectives | None = None
+    """The ranks as those see them that share samples out; None = `collectives`."""
+    in_step: bool = False
+    """Whether every forward is an exchange, so that all ranks must make equally many."""
 
     def run(self, signals: StopSignals) -> None:
         """Train until the epochs, `max_steps` or patience end."""
@@ -251,10 +263,11 @@ class SupervisedRun:
                 measured["eval/loss"] = loss = mean_loss(
                     self.policy,
                     self.held_out,
-                    self.collectives,
+                    self.data_ranks or self.collectives,
                     max_sequences=self.eval_max_sequences,
                     max_tokens=self.eval_max_tokens,
                     device=self.device,
+                    in_step=self.in_step,
                 )
             if self.evaluator is not None and self.engine is not None:
                 self.engine.load_weights(self.progress.step)

@@ -1,0 +1,58 @@
+"""`rft-train export RUN DIR`: the model of a checkpoint as a Hugging Face directory, read back and compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rft_algos.errors import OptionsError
+from rft_cli.commands import arguments
+
+USAGE = """usage: rft-train export RUN DIR [--dtype float32|bfloat16|float16]
+
+Write the model of a checkpoint to DIR, a Hugging Face directory with its tokenizer, then read DIR back
+and compare: every tensor to the bit, and the log-probabilities of a probe. RUN is a run (its newest
+checkpoint that verifies), a checkpoint (RUN/checkpoints/step_100, RUN/episode_5) or a file of one. DIR
+must be empty or not there. Without --dtype the weights keep the type that they have. --pretrain DIR
+trains on from it."""
+
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def run(argv: list[str]) -> int:
+    """Resolve, write beside the target, compare, give it its name."""
+    if not argv or any(word in ("-h", "--help") for word in argv):
+        print(USAGE)
+        return 0
+    given = parse(argv)
+    if len(given.words) < 2:
+        raise _refusal("export.no_target", f"{given.word(0)!r} alone", "a checkpoint and a directory are needed")
+    dtype = given.values.get("dtype", "")
+    if dtype and dtype not in _DTYPES:
+        raise _refusal("export.dtype", f"--dtype {dtype}", f"weights are written as {', '.join(_DTYPES)}")
+    target = Path(given.word(1)).expanduser()
+    refuse_full(target)
+    from rft_cli.exporting import export
+
+    export(Path(given.word(0)).expanduser(), target, dtype)
+    return 0
+
+
+def parse(argv: list[str]) -> arguments.Arguments:
+    """A checkpoint, a directory, and the type of the weights."""
+    return arguments.parse("export", argv, most=2, options=("dtype",))
+
+
+def refuse_full(target: Path) -> None:
+    """Nothing is ever written over what a person has.
+
+    Raises:
+        OptionsError: `target` is a file, or a directory that holds something.
+    """
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise _refusal(
+            "export.exists", f"{target} is not empty", "an export never writes over what is there", f"{target}-2"
+        )
+
+
+def _refusal(code: str, what: str, why: str, other: str = "DIR") -> OptionsError:
+    return OptionsError(code=code, what=what, where="command line", why=why, do=f"rft-train export RUN {other}")

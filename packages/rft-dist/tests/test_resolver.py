@@ -1,0 +1,186 @@
+"""Nodes, GPUs and ranks: what follows from what, and 25 contradictions, each with its numbers and origins."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from rft_algos.errors import PreflightError
+from rft_dist.environment import ranks_from_environment
+from rft_dist.preflight_start import check_start
+from rft_dist.resolver import Number, RankGrid, Share, Wanted, layouts, resolve_grid
+
+NAMES = {"ranks": "--world_size", "nodes": "recipe.yaml:3", "per_node": "GPUS_PER_NODE (the environment)"}
+NAMES |= {"devices": "CUDA devices that torch sees", "sp_size": "--sp_size", "tp_size": "--tp_size"}
+SHARE = Share("train_batch_size", 128, 8)
+
+
+def wanted(**numbers: int) -> Wanted:
+    given: dict[str, Any] = {name: Number(value, NAMES[name]) for name, value in numbers.items()}
+    return Wanted(share=SHARE, launcher="plan", **given)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "nodes", "per_node"),
+    [
+        ({}, 1, 1),
+        ({"ranks": 16, "nodes": 2}, 2, 8),
+        ({"ranks": 16, "per_node": 8}, 2, 8),
+        ({"nodes": 2, "per_node": 8}, 2, 8),
+        ({"ranks": 16, "nodes": 2, "per_node": 8}, 2, 8),
+        ({"ranks": 16, "devices": 8}, 2, 8),
+        ({"ranks": 4, "devices": 8}, 1, 4),
+        ({"ranks": 6}, 1, 6),
+        ({"per_node": 4}, 1, 4),
+        ({"nodes": 3}, 3, 1),
+    ],
+)
+def test_two_numbers_give_the_third(numbers: dict[str, int], nodes: int, per_node: int) -> None:
+    grid = resolve_grid(wanted(**numbers))
+    assert (grid.num_nodes, grid.ranks_per_node, grid.world_size) == (nodes, per_node, nodes * per_node)
+
+
+CONTRADICTIONS: list[dict[str, int]] = [
+    {"ranks": 16, "nodes": 3},
+    {"ranks": 7, "nodes": 2},
+    {"ranks": 1, "nodes": 2},
+    {"ranks": 16, "nodes": 2, "per_node": 4},
+    {"ranks": 16, "nodes": 4, "per_node": 8},
+    {"ranks": 8, "nodes": 2, "per_node": 8},
+    {"ranks": 16, "nodes": 1, "per_node": 8},
+    {"ranks": 15, "nodes": 2, "per_node": 8},
+    {"ranks": 12, "per_node": 8},
+    {"ranks": 4, "per_node": 8},
+    {"ranks": 9, "per_node": 4},
+    {"ranks": 12, "devices": 8},
+    {"ranks": 16, "nodes": 1, "devices": 8},
+    {"ranks": 32, "nodes": 2, "devices": 8},
+    {"nodes": 2, "per_node": 8, "devices": 4},
+    {"per_node": 2, "devices": 1},
+    {"ranks": 16, "nodes": 2, "per_node": 8, "devices": 4},
+    {"ranks": 24, "nodes": 3, "per_node": 8, "devices": 6},
+    {"ranks": 0, "nodes": 2},
+    {"ranks": 16, "nodes": 0},
+    {"ranks": 16, "per_node": 0},
+    {"ranks": 16, "nodes": 2, "sp_size": 3},
+    {"ranks": 16, "nodes": 2, "tp_size": 5},
+    {"ranks": 16, "nodes": 4, "tp_size": 8},
+    {"ranks": 8, "nodes": 2, "sp_size": 4, "tp_size": 4},
+]
+
+
+@pytest.mark.parametrize("numbers", CONTRADICTIONS, ids=str)
+def test_a_contradiction_names_every_number_and_its_origin_and_offers_what_can_be_run(numbers: dict[str, int]) -> None:
+    with pytest.raises(PreflightError) as caught:
+        resolve_grid(wanted(**numbers))
+    problem = caught.value.problem
+    for name, value in numbers.items():
+        assert f"{value} ({NAMES[name]})" in problem.what
+    for name in ("ranks", "nodes", "GPUs a node"):
+        assert f"{name} = " in problem.what
+    offered = re.findall(r"(\d+) x (\d+) = (\d+) ranks \((\d+) of 128 samples", problem.why)
+    assert offered
+    group = numbers.get("sp_size", 1) * numbers.get("tp_size", 1)
+    for nodes, per_node, ranks, samples in (map(int, row) for row in offered):
+        again = {"ranks": ranks, "nodes": nodes, "per_node": per_node}
+        again |= {name: numbers[name] for name in ("devices", "sp_size", "tp_size") if name in numbers}
+        assert resolve_grid(wanted(**again)).world_size == ranks
+        assert samples == -(-128 // (ranks // group))
+    first = offered[0]
+    assert problem.do == f"--nodes {first[0]} --world_size {first[2]}"
+
+
+def test_there_are_25_contradictions() -> None:
+    assert len({str(numbers) for numbers in CONTRADICTIONS}) == 25
+
+
+def test_the_nearest_grids_keep_the_number_of_ranks_first() -> None:
+    assert layouts(wanted(ranks=16, nodes=3))[0] in ((2, 8), (4, 4), (1, 16))
+    assert layouts(wanted(ranks=16, nodes=2, per_node=4))[0] == (2, 8)
+    assert layouts(wanted(ranks=16, nodes=2, per_node=4, devices=4))[0] == (4, 4)
+    assert layouts(wanted(ranks=32, nodes=2, devices=8))[0] == (4, 8)
+
+
+def test_every_rank_has_a_place_of_its_own_and_tensor_groups_stay_on_a_node() -> None:
+    grid = RankGrid(2, 8, sp_size=2, tp_size=4)
+    assert grid.dp_size == 2
+    assert grid.coordinates(0) == (0, 0, 0)
+    assert grid.coordinates(5) == (0, 1, 1)
+    assert grid.coordinates(15) == (1, 1, 3)
+    assert len({grid.coordinates(rank) for rank in range(16)}) == 16
+    groups: dict[tuple[int, int], set[int]] = {}
+    for rank in range(16):
+        dp, sp, _ = grid.coordinates(rank)
+        groups.setdefault((dp, sp), set()).add(rank // 8)
+    assert all(len(nodes) == 1 for nodes in groups.values())
+
+
+@pytest.mark.parametrize(
+    ("size", "micro", "dp", "want"),
+    [(128, 8, 16, (8, 1)), (128, 8, 5, (26, 4)), (4, 8, 16, (1, 1)), (130, 4, 2, (65, 17))],
+)
+def test_a_rank_has_its_share_of_a_batch_in_micro_batches(
+    size: int, micro: int, dp: int, want: tuple[int, int]
+) -> None:
+    assert Share("train_batch_size", size, micro).of(dp) == want
+
+
+def test_a_batch_that_leaves_ranks_without_a_sample_says_so() -> None:
+    assert Share("train_batch_size", 4, 8).line(16).endswith("12 have none")
+
+
+TORCHRUN = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "16", "LOCAL_RANK": "1"}
+TORCHRUN |= {"LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
+
+
+def start(values: dict[str, str], num_devices: int = 0, **more: Any) -> RankGrid:
+    ranks = ranks_from_environment(values, num_local_devices=num_devices)
+    return check_start(ranks, values, num_devices=num_devices, interfaces={"lo", "eth0"}, **more)
+
+
+def test_the_start_reads_the_grid_from_torchrun_and_compares_it_with_the_gpus() -> None:
+    grid = start(TORCHRUN, 8)
+    assert (grid.num_nodes, grid.ranks_per_node) == (2, 8)
+    assert start(TORCHRUN, 12).notes == ("4 of 12 GPUs of a node stay idle (CUDA devices that torch sees)",)
+    with pytest.raises(PreflightError) as caught:
+        start(TORCHRUN, 4, share=SHARE)
+    assert "16 (WORLD_SIZE (torchrun))" in caught.value.problem.what
+    assert "2 (GROUP_WORLD_SIZE (torchrun))" in caught.value.problem.what
+    assert "4 (CUDA devices that torch sees)" in caught.value.problem.what
+    assert caught.value.problem.do == "torchrun --nnodes=4 --nproc_per_node=4 ..."
+
+
+def test_ranks_may_share_a_gpu_over_gloo_and_one_bound_gpu_is_not_the_whole_machine() -> None:
+    assert start(TORCHRUN, 1, shares_devices=True).world_size == 16
+    assert start({**TORCHRUN, "CUDA_VISIBLE_DEVICES": "3"}, 1).world_size == 16
+
+
+def test_a_wrong_number_of_gpus_a_node_is_found_at_the_start() -> None:
+    by_hand = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "16"}
+    assert start({**by_hand, "NUM_NODES": "2", "GPUS_PER_NODE": "8"}).num_nodes == 2
+    with pytest.raises(PreflightError, match="2 x 4 = 8 ranks, not 16") as caught:
+        start({**by_hand, "NUM_NODES": "2", "GPUS_PER_NODE": "4"})
+    assert caught.value.problem.do == "export WORLD_SIZE=16 NUM_NODES=2 GPUS_PER_NODE=8"
+
+
+def test_the_start_refuses_groups_that_do_not_divide_the_ranks() -> None:
+    assert start(TORCHRUN, 8, sp_size=Number(4, "sp_size: command line")).dp_size == 4
+    with pytest.raises(PreflightError, match=r"16 ranks are no multiple of sp_size 3 \(sp_size: command line\)"):
+        start(TORCHRUN, 8, sp_size=Number(3, "sp_size: command line"))
+
+
+def test_one_process_ignores_what_a_profile_says_of_whole_jobs() -> None:
+    assert start({"GPUS_PER_NODE": "8", "NUM_NODES": "4"}).world_size == 1
+
+
+def test_the_grid_of_srun_is_that_of_its_step() -> None:
+    values = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "2"}
+    values |= {"SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_STEP_NODELIST": "a[1-2]", "SLURM_NODEID": "1"}
+    assert (
+        start({**values, "SLURM_LOCALID": "1"}, 1, shares_devices=True).lines()[0].startswith("2 nodes x 2 = 4 ranks")
+    )
+    with pytest.raises(PreflightError, match="2 ranks a node on 1 GPUs") as caught:
+        start({**values, "SLURM_GPUS_ON_NODE": "1"}, 1)
+    assert caught.value.problem.do == "srun -N4 --ntasks-per-node=1 ..."
