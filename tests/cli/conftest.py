@@ -212,7 +212,7 @@ def call() -> Callable[..., Outcome]:
 
 @pytest.fixture(scope="session")
 def base_words(bench: Bench) -> dict[str, list[str]]:
-    """A run of three steps for each training command, in a fraction of a second."""
+    """A run of three steps for each training command, and a comparison of one engine, in a fraction of a second."""
     shared = ["--pretrain", bench.model, "--prompt_data", bench.train, "--eval_data", bench.held_out, "--device", "cpu"]
     shared += ["--max_steps", "3", "--lr_schedule", "constant", "--lr_warmup_ratio", "0"]
     rl = ["--reward", f"{bench.reward}:digits", "--rollout_batch_size", "2", "--n_samples_per_prompt", "4"]
@@ -227,4 +227,7 @@ def base_words(bench: Bench) -> dict[str, list[str]]:
         "1e-2",
     ]
     sft = ["--train_batch_size", "4", "--learning_rate", "1e-2"]
-    return {"rl": list(map(str, [*shared, *rl])), "sft": list(map(str, [*shared, *sft]))}
+    compared = ["--pretrain", bench.model, "--prompt_data", bench.train, "--device", "cpu", "--engines", "native"]
+    compared += ["--generate_max_len", "8", "--n_samples_per_prompt", "2"]
+    words = {"rl": [*shared, *rl], "sft": [*shared, *sft], "conformance": compared}
+    return {command: list(map(str, given)) for command, given in words.items()}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rft_cli.command_table import COMMANDS
-from rft_cli.commands import quickstart, recipes
+from rft_cli.commands import export, plan, quickstart, recipes
 from rft_cli.config.resolve import resolve
 from rft_cli.recipes import catalog
 
@@ -60,6 +60,8 @@ def test_a_documented_command_is_understood(line: str, rft_train: Callable[..., 
     elif verb == "recipes" and words[:1] == ["run"]:
         assert words[1] in catalog.names()
         assert [word for word in words[2:] if word.startswith("--") and word not in recipes.USAGE] == []
+    elif verb == "export":
+        assert len(export.parse(words).words) == 2
     elif verb in ("runs", "recipes"):
         outcome = rft_train(verb, *words, "--json_errors")
         assert outcome.code == 0 or outcome.problem["code"] == "run.not_found", outcome.err
@@ -72,6 +74,9 @@ def understood(verb: str, words: list[str]) -> None:
     if verb == "check":
         verb, *words = words
         words = [word for word in words if word != "..."]
+    if verb == "plan":
+        asked = plan.sort_words(words)
+        verb, words = asked.command, asked.words
     if verb == "resume":
         verb, words = "rl", ["--pretrain", *words]
     if verb in ("eval", "generate") and words and not words[0].startswith("-"):

@@ -1,4 +1,4 @@
-"""Every setting of the training commands has an effect that can be seen, or is refused.
+"""Every setting of the training commands and of `conformance` has an effect that can be seen, or is refused.
 
 For each setting one row: a value that is not the default, and where its effect is seen when two runs
 that differ in nothing else are compared. A setting without a row fails.
@@ -15,7 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +98,28 @@ SHARED = {
     "ckpt_path": Row(
         f"--ckpt_path {EARLIER}/checkpoints/step_1", "metrics:step", f"--load_checkpoint --ckpt_path {EARLIER}"
     ),
+    "ckpt_weights_only": Row("--ckpt_weights_only", "weights", f"--ckpt_path {EARLIER}"),
+    "ckpt_partial": Row("--ckpt_partial model.layers", "weights", f"--ckpt_path {EARLIER}"),
+    "async_save": Row("--no-async_save", "calls:saves beside"),
     "max_ckpt_num": Row("--max_ckpt_num 1", "files"),
     "max_ckpt_mem": Row("--max_ckpt_mem 1", "files", "--save_steps 1 --max_ckpt_num 9"),
+    "watchdog_seconds": Row("--watchdog_seconds 600", "calls:watch"),
+    "watchdog_first_seconds": Row("--watchdog_first_seconds 600", "calls:watch"),
+    "watchdog_collective_seconds": Row("--watchdog_collective_seconds 60", "calls:watch"),
+    "heartbeat_seconds": Row("--heartbeat_seconds 20", "calls:watch"),
+    "fingerprint_steps": Row("--fingerprint_steps 0", "calls:watch"),
     "seed": Row("--seed 7", "weights"),
     "debug": Row("--debug", "plan"),
+    "fsdp": Row("--fsdp", "files"),
+    "shard_size": Row("--shard_size 1", "plan", "--fsdp"),
+    "fsdp_cpu_offload": Row("--fsdp_cpu_offload", "plan", "--fsdp"),
+    "zero_stage": Row("--zero_stage 2", "files"),
+    "zpg": Row("--zpg 2", "plan"),
+    "overlap_comm": Row("--overlap_comm", "plan"),
+    "sp_size": Row("--sp_size 2", "code"),
+    "adam_offload": Row("--adam_offload", "plan"),
+    "use_mp_opt": Row("--use_mp_opt", "weights"),
+    "nproc": Row("--nproc 2", "files", "--heartbeat_seconds 60"),
     "run_name": Row("--run_name mine", "where"),
     "log_interval": Row("--log_interval 2", "printed"),
     "max_refused_steps": Row("--max_refused_steps 0", "metrics:step", "--max_norm 0 {explode}"),
@@ -221,7 +239,33 @@ SFT = SHARED | {
     "patience": Row("--patience 1", "metrics:step", "--max_steps 9 --eval_steps 1 --learning_rate 1"),
 }
 
-TABLES = {"rl": RL, "sft": SFT}
+CONFORMANCE = {
+    "pretrain": Row("--pretrain {second}", "plan"),
+    "bf16": Row("--bf16", "plan"),
+    "model_code": Row(f"--model_code {BENCH}/code.py", "plan"),
+    "device": Row("--device cuda", "device"),
+    "input_key": Row("--input_key question", "plan"),
+    "input_template": Row("--input_template q{}", "plan"),
+    "apply_chat_template": Row("--apply_chat_template", "plan"),
+    "system_prompt": Row("--system_prompt add", "plan", "--apply_chat_template"),
+    "prompt": Row("--prompt 1+1=", "refused:generate.one_source"),
+    "prompt_data": Row(f"--prompt_data {BENCH}/other.jsonl", "plan"),
+    "prompt_split": Row("--prompt_split test", "plan", f"--prompt_data {BENCH}/splits"),
+    "max_samples": Row("--max_samples 3", "plan"),
+    "n_samples_per_prompt": Row("--n_samples_per_prompt 3", "plan"),
+    "prompt_max_len": Row("--prompt_max_len 3", "refused:generate.prompt_too_long"),
+    "generate_max_len": Row("--generate_max_len 3", "plan"),
+    "engine_tp_size": Row("--engine_tp_size 2", "refused:conformance.no_effect"),
+    "engine_mem_util": Row("--engine_mem_util 0.5", "refused:conformance.no_effect"),
+    "engine_fp8": Row("--engine_fp8", "refused:conformance.no_effect"),
+    "engine_max_rows": Row("--engine_max_rows 3", "calls:decoded rows"),
+    "engines": Row("--engines native,hf", "plan"),
+    "output": Row("--output all.json", "files"),
+    "seed": Row("--seed 7", "plan"),
+    "debug": Row("--debug", "variables", "--output all.json"),
+}
+
+TABLES = {"rl": RL, "sft": SFT, "conformance": CONFORMANCE}
 CASES = [(command, name) for command, table in TABLES.items() for name in table]
 
 
@@ -242,6 +286,8 @@ class Observed:
     files: list[str]
     device: str
     calls: dict[str, Any]
+    variables: list[str]
+    """Of the environment, as a comparison of engines reports them."""
 
     def part(self, name: str) -> Any:
         """What a row compares."""
@@ -261,7 +307,7 @@ class Spies:
 
     def calls(self) -> dict[str, Any]:
         """All of it by name."""
-        names = ("layer forwards", "kept in part", "annotations", "scorers", "sleeps", "threads")
+        names = ("layer forwards", "kept in part", "annotations", "scorers", "sleeps", "threads", "saves beside")
         found = {name: self.counts[name] for name in names}
         keys = (
             "head rows",
@@ -272,6 +318,7 @@ class Spies:
             "wandb",
             "tensorboard",
             "trackio",
+            "watch",
         )
         return found | {key: self.values.get(key) for key in keys}
 
@@ -297,7 +344,8 @@ class Spies:
 
 def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     """Watch the places where settings that leave no trace in files act."""
-    from rft_cli import checkpointing
+    from rft_cli import checkpointing, watched_process
+    from rft_dist.checkpoints.background import BackgroundSaves
     from rft_engine.native import NativeEngine
     from rft_models import checkpointing as recomputing
     from rft_models import head, patches
@@ -328,8 +376,10 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
 
     for way in ("linear_logprobs", "linear_loss"):
         watch(head, way, lambda *_, chunk_size=None, **__: spies.keep("head rows", chunk_size))
+    watch(watched_process, "start_watch", lambda _, watched, **__: spies.keep("watch", asdict(watched.settings)))
     watch(update, "pack", lambda samples, *_, **options: spies.micro_batch(samples, options))
     watch(NativeEngine, "_take_cache", lambda self, rows, length: spies.keep("decoded rows", rows))
+    watch(BackgroundSaves, "begin", lambda *_, **__: spies.counts.update(["saves beside"]))
     watch(prefetch, "ThreadPoolExecutor", lambda count, **_: spies.counts.update(threads=count))
     watch(prefetch.Prefetcher, "_fill", lambda self, pool: spies.keep("chunks ahead", self._ahead))
     install_trackers(spies.keep, patch)
@@ -389,7 +439,7 @@ class Walker:
             patch.chdir(folder)
             install(spies, patch, stack)
             kept = ["--rollout_log_interval", "1"] if command == "rl" else []
-            here = [] if "--run_name" in words else ["--save_path", "run"]
+            here = [] if "--run_name" in words or command == "conformance" else ["--save_path", "run"]
             outcome = self._call(command, *self._base_words[command], *kept, *here, *words, "--json_errors")
         observed = observe(folder, outcome, spies.calls())
         shutil.rmtree(folder)
@@ -421,7 +471,15 @@ def observe(folder: Path, outcome: Any, calls: dict[str, Any]) -> Observed:
         files=sorted(files),
         device=str(environment.get("device")),
         calls=calls,
+        variables=reported_variables(folder / "all.json"),
     )
+
+
+def reported_variables(path: Path) -> list[str]:
+    """The names, where the file is there."""
+    if not path.is_file():
+        return []
+    return [name for name, *_ in json.loads(path.read_text())["environment"]["variables"]]
 
 
 def critic_tensors(home: Path) -> list[str]:

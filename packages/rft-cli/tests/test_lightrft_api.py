@@ -66,8 +66,8 @@ def test_files_of_settings_come_before_keywords(tmp_path: Path) -> None:
     [
         ({"n_sample_per_prompt": 8}, ["--n_sample_per_prompt", "8"]),
         ({"advantage_estimatr": "group_norm"}, ["--advantage_estimatr", "group_norm"]),
-        ({"zpg": 2}, ["--zpg", "2"]),
-        ({"engine_type": "sglang"}, ["--engine_type", "sglang"]),
+        ({"lora_rank": 2}, ["--lora_rank", "2"]),
+        ({"engine_type": "tgi"}, ["--engine_type", "tgi"]),
         ({"rollout_batch_size": 0}, ["--rollout_batch_size", "0"]),
         ({"bf16": "maybe"}, ["--bf16", "maybe"]),
         ({"temperature": 0.0}, ["--temperature", "0.0"]),

@@ -29,9 +29,16 @@ _ALL = (
     Command("rl", "rft_cli.commands.rl", "train a policy on rewards of its own responses", "rl"),
     Command("eval", "rft_cli.commands.eval", "score a model on held-out data", "eval"),
     Command("generate", "rft_cli.commands.generate", "answer prompts with a model", "generate"),
+    Command(
+        "conformance", "rft_cli.commands.conformance", "compare engines with the trainer, token by token", "conformance"
+    ),
     Command("build", "rft_cli.commands.build", "make a small model and its tokenizer from nothing", "build"),
+    Command("export", "rft_cli.commands.export", "write the model of a checkpoint as a Hugging Face directory"),
     Command("resume", "rft_cli.commands.resume", "continue a run from its newest checkpoint"),
     Command("check", "rft_cli.commands.check", "look over a configuration without starting it"),
+    Command(
+        "plan", "rft_cli.commands.plan", "say the ranks, batches and memory of a run on machines that are not here"
+    ),
     Command("runs", "rft_cli.commands.runs", "list runs, or show one"),
     Command("recipes", "rft_cli.commands.recipes", "list, show or copy configurations that are known to work"),
 )

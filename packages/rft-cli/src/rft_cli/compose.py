@@ -14,15 +14,16 @@ from rft_algos import schedules
 from rft_algos.algorithms import PolicyAlgorithm
 from rft_algos.errors import OptionsError
 from rft_cli.algorithm_choice import algorithm_record
-from rft_cli.checkpointing import NoWriter, Restored, StoreWriter, open_store, save_schedule
+from rft_cli.checkpoint_weights import engine_source, take_weights
+from rft_cli.checkpointing import Restored, make_writer, save_schedule
 from rft_cli.compose_algorithm import PolicyWithCritic, annotator, build_critic, credit_assigner, old_policy
 from rft_cli.engines import choose_engine, engine_check, make_engine
 from rft_cli.machine import Machine
 from rft_cli.model_choice import checkpointing_of, freezing_of, head_chunk_size, weights_dtype
 from rft_cli.prompt_files import Prepared, read_held_out, read_training
 from rft_cli.settings import EvalSettings, RlSettings
-from rft_dist.replicated import ReplicatedOptimizer
-from rft_dist.settings import AdamSettings, CheckpointSettings
+from rft_cli.strategies import Spread, held_dtype, spread_policy, spread_reference, spreads_weights
+from rft_dist.settings import AdamSettings, CheckpointSettings, StrategySettings
 from rft_models.load import load_policy, load_reference
 from rft_models.model_facts import model_facts
 from rft_models.policy import CausalPolicy
@@ -37,7 +38,7 @@ from rft_trainer.gap_watch import GapWatch
 from rft_trainer.ledger import Ledger
 from rft_trainer.loops.rl import Reinforcement, StepRules
 from rft_trainer.objective import PolicyObjective
-from rft_trainer.protocols import Engine, SavablePolicy
+from rft_trainer.protocols import Engine, Optimizer, SavablePolicy
 from rft_trainer.records import Prompt, RolloutGroup, Sampling
 from rft_trainer.report import Reporter
 from rft_trainer.rewards.records import Reward
@@ -49,7 +50,6 @@ from rft_trainer.samples import shuffle_rewards
 from rft_trainer.saving import Progress, Saver, Stateful, StatefulTensors
 from rft_trainer.settings import RewardSettings
 from rft_trainer.sinks.protocol import Sink
-from rft_trainer.throughput import PhaseTimer
 from rft_trainer.update import MicroBatching, Updater
 
 
@@ -184,38 +184,19 @@ def make_ledger(mixture: Mixture, data_hash: str, num_rows: int, num_epochs: int
     )
 
 
-def make_optimizer(
-    policy: CausalPolicy, settings: AdamSettings, machine: Machine, restored: Restored | None
-) -> ReplicatedOptimizer:
-    """AdamW over all trainable weights, continued where a checkpoint is given."""
-    optimizer = ReplicatedOptimizer(
-        policy.trainable_parameters(),
-        machine.collectives,
-        betas=settings.adam_betas,
-        epsilon=settings.adam_epsilon,
-        weight_decay=settings.l2,
-        max_norm=settings.max_norm,
-    )
-    if restored is not None:
-        optimizer.load_state_tensors(restored.optimizer_tensors())
-    return optimizer
-
-
 def make_saver(
     directory: RunDirectory,
     settings: CheckpointSettings,
     metadata: dict[str, object],
     policy: SavablePolicy,
-    optimizer: ReplicatedOptimizer,
+    optimizer: Optimizer,
     parts: dict[str, Stateful],
     machine: Machine,
     restored: Restored | None,
     tensor_parts: dict[str, StatefulTensors] | None = None,
 ) -> Saver:
-    """Writes on rank 0; hands every part its saved state where a checkpoint is given."""
-    writer = (
-        StoreWriter(partial(open_store, directory, settings, restored), metadata) if machine.is_first else NoWriter()
-    )
+    """Saves on every rank; hands every part its saved state where a checkpoint is given."""
+    writer = make_writer(directory, settings, metadata, machine.collectives, restored)
     saver = Saver(
         writer,
         policy,
@@ -232,11 +213,17 @@ def make_saver(
     return saver
 
 
-def trainable_policy(settings: ModelSettings, source: str | Path, machine: Machine, codec: HfTextCodec) -> CausalPolicy:
-    """The weights in `source`, ready to train."""
+def trainable_policy(
+    settings: ModelSettings,
+    strategy: StrategySettings,
+    source: str | Path,
+    machine: Machine,
+    codec: HfTextCodec,
+) -> CausalPolicy:
+    """The weights in `source`, whole, ready to be laid out and trained."""
     policy = load_policy(
         source,
-        dtype=weights_dtype(settings.bf16),
+        dtype=held_dtype(strategy, bf16=settings.bf16),
         device=machine.device,
         gradient_checkpointing=checkpointing_of(settings),
         flash_attn=settings.flash_attn,
@@ -256,14 +243,15 @@ def _reference(settings: RlSettings, machine: Machine) -> LogprobAnnotator:
         flash_attn=settings.model.flash_attn,
         head_chunk_size=head_chunk_size(settings.model),
     )
-    return annotator(settings, machine, policy)
+    take_weights(policy, settings.checkpoint, show=False)
+    policy = spread_reference(policy, settings.strategy, machine)
+    return annotator(settings, machine, policy, in_step=spreads_weights(settings.strategy))
 
 
 def _updater(
     settings: RlSettings,
     machine: Machine,
-    policy: CausalPolicy,
-    optimizer: ReplicatedOptimizer,
+    spread: Spread,
     record: PolicyAlgorithm,
     credit: CreditAssigner,
     num_updates: int,
@@ -271,17 +259,18 @@ def _updater(
     """Optimizer steps of the record's objective."""
     peak = settings.optimizer.actor_learning_rate
     return Updater(
-        policy,
-        optimizer,
+        spread.policy,
+        spread.optimizer,
         PolicyObjective(record, credit.coefficients),
-        machine.collectives,
+        spread.data,
         micro_batching=_cutting(settings),
         learning_rate=learning_rate_schedule(settings.optimizer, peak, num_updates),
         temperature=settings.sampling.temperature,
         device=machine.device,
         pin_memory=settings.data.dataloader_pin_memory,
-        balanced=balanced_forward(settings.model, policy, machine),
-        fused=policy,
+        balanced=balanced_forward(settings.model, spread.policy, machine),
+        fused=spread.policy,
+        in_step=spread.in_step,
     )
 
 
@@ -309,12 +298,12 @@ def build_rl(
     """The whole RL run, ready to go; with `restored`, exactly where that checkpoint was."""
     record = algorithm_record(settings)
     source = restored.model_directory if restored else settings.model.pretrain
-    policy = trainable_policy(settings.model, source, machine, codec)
+    policy = trainable_policy(settings.model, settings.strategy, source, machine, codec)
+    if restored is None:
+        take_weights(policy, settings.checkpoint, show=machine.is_first)
+    spread = spread_policy(policy, settings.strategy, settings.optimizer, machine, restored)
     longest_response, longest = response_limits(settings, data.longest_prompt)
-    sleeps = settings.engine.enable_engine_sleep and choose_engine(settings.engine, machine.device).can_sleep
-    log_path = directory.path / "logs" / f"engine-{machine.ranks.rank}.log"
-    engine = make_engine(settings.engine, machine, policy, source, longest, sleeps=sleeps, log_path=log_path)
-    optimizer = make_optimizer(policy, settings.optimizer, machine, restored)
+    engine, sleeps = _engine(settings, machine, directory, spread, source, longest, restored)
     credit = credit_assigner(settings, record, longest_response, compute_advantages)
     critic_rate = learning_rate_schedule(settings.optimizer, settings.critic.critic_learning_rate, data.num_updates)
     critic = build_critic(settings, machine, record, codec, restored, _cutting(settings), critic_rate)
@@ -325,8 +314,8 @@ def build_rl(
         directory,
         settings.checkpoint,
         metadata,
-        PolicyWithCritic(policy, critic.critic) if critic and settings.critic.save_value_network else policy,
-        optimizer,
+        PolicyWithCritic(policy, critic.critic) if critic and settings.critic.save_value_network else spread.savable,
+        spread.optimizer,
         {"progress": progress, "ledger": ledger, "credit": credit},
         machine,
         restored,
@@ -341,29 +330,68 @@ def build_rl(
         collector=_collector(settings, machine, record, engine, codec, reward, longest_response),
         assign_credit=credit,
         reference=_reference(settings, machine) if record.needs_reference else None,
-        old_policy=old_policy(settings, record, machine, policy),
+        old_policy=old_policy(settings, record, machine, policy, spread.data, in_step=spread.in_step),
         critic=critic.part if critic else None,
         control=_control(settings),
-        updater=_updater(settings, machine, policy, optimizer, record, credit, data.num_updates),
+        updater=_updater(settings, machine, spread, record, credit, data.num_updates),
         evaluator=make_evaluator(engine, codec, reward, machine, data.held_out, longest_response),
         saver=saver,
-        reporter=Reporter(
-            directory,
-            sinks,
-            machine.collectives,
-            num_steps=data.num_steps,
-            rollout_every=settings.run.rollout_log_interval if settings.run.save_trajectories else 0,
-            rollouts_kept=settings.run.num_trajectories_to_save,
-            seconds_before=progress.seconds,
-        ),
+        reporter=_reporter(settings, machine, directory, sinks, data, progress),
         collectives=machine.collectives,
         rules=step_rules(settings, data, record),
         progress=progress,
-        timer=PhaseTimer(),
+        timer=machine.phase_timer(progress),
         resume_command=resume_command,
         sleep_engine=sleeps,
         check_engine=engine_check(settings.engine, machine, policy, engine),
         gaps=gap_watch(settings, machine, resume_command),
+    )
+
+
+def _engine(
+    settings: RlSettings,
+    machine: Machine,
+    directory: RunDirectory,
+    spread: Spread,
+    source: str | Path,
+    longest: int,
+    restored: Restored | None,
+) -> tuple[Engine, bool]:
+    """The engine with the policy's weights, and whether it is put to sleep while they are trained."""
+    chosen = choose_engine(settings.engine, machine.device)
+    sleeps = settings.engine.enable_engine_sleep and chosen.can_sleep
+    if restored is None:
+        source = engine_source(settings.checkpoint, source, shares_weights=chosen.shares_weights)
+    engine = make_engine(
+        settings.engine,
+        machine,
+        spread.policy,
+        source,
+        longest,
+        sleeps=sleeps,
+        log_path=directory.path / "logs" / f"engine-{machine.ranks.rank}.log",
+        weights=spread.whole_weights,
+        dtype=spread.compute_dtype,
+    )
+    return engine, sleeps
+
+
+def _reporter(
+    settings: RlSettings,
+    machine: Machine,
+    directory: RunDirectory,
+    sinks: Sequence[Sink],
+    data: RlData,
+    progress: Progress,
+) -> Reporter:
+    return Reporter(
+        directory,
+        sinks,
+        machine.collectives,
+        num_steps=data.num_steps,
+        rollout_every=settings.run.rollout_log_interval if settings.run.save_trajectories else 0,
+        rollouts_kept=settings.run.num_trajectories_to_save,
+        seconds_before=progress.seconds,
     )
 
 

@@ -25,6 +25,7 @@ from rft_trainer.annotate import LogprobAnnotator
 from rft_trainer.credit import ComputeAdvantages, CreditAssigner, ScoreRules, parse_component_weights
 from rft_trainer.critic import CriticUpdater, ValueAnnotator, ValueObjective
 from rft_trainer.loops.rl import CriticPart, OldPolicy
+from rft_trainer.protocols import Collectives
 from rft_trainer.saving import StatefulTensors
 from rft_trainer.update import MicroBatching
 
@@ -95,25 +96,40 @@ def credit_assigner(
     )
 
 
-def annotator(settings: RlSettings, machine: Machine, policy: CausalPolicy) -> LogprobAnnotator:
-    """Log-probabilities of responses under a policy, without gradient."""
+def annotator(
+    settings: RlSettings,
+    machine: Machine,
+    policy: CausalPolicy,
+    ranks: Collectives | None = None,
+    *,
+    in_step: bool = False,
+) -> LogprobAnnotator:
+    """Log-probabilities of responses under a policy, without gradient; `ranks` share them out (None: all ranks)."""
     return LogprobAnnotator(
         policy,
-        machine.collectives,
+        ranks or machine.collectives,
         max_sequences=settings.batch.micro_rollout_batch_size,
         max_tokens=settings.batch.max_tokens_per_micro_batch,
         temperature=settings.sampling.temperature,
         device=machine.device,
+        in_step=in_step,
     )
 
 
 def old_policy(
-    settings: RlSettings, record: PolicyAlgorithm, machine: Machine, policy: CausalPolicy
+    settings: RlSettings,
+    record: PolicyAlgorithm,
+    machine: Machine,
+    policy: CausalPolicy,
+    ranks: Collectives,
+    *,
+    in_step: bool,
 ) -> OldPolicy | None:
     """The policy at the start of a step, for algorithms that do not take the engine's word for it."""
     if not (record.needs_old_logprobs or record.needs_old_entropy):
         return None
-    return OldPolicy(annotator(settings, machine, policy), record.needs_old_logprobs, record.needs_old_entropy)
+    annotate = annotator(settings, machine, policy, ranks, in_step=in_step)
+    return OldPolicy(annotate, record.needs_old_logprobs, record.needs_old_entropy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +160,17 @@ class PolicyWithCritic:
         """The policy in `directory`, the critic in `directory`/critic, both complete."""
         self.policy.save_pretrained(directory)
         self.critic.save_pretrained(directory / "critic")
+
+    def snapshot(self, copy: Callable[[str, Tensor], Tensor]) -> Callable[[Path], None]:
+        """`save_pretrained` of the weights as they are now, copied by `copy`."""
+        write_policy = self.policy.snapshot(copy)
+        write_critic = self.critic.snapshot(lambda name, tensor: copy(f"critic/{name}", tensor))
+
+        def write(directory: Path) -> None:
+            write_policy(directory)
+            write_critic(directory / "critic")
+
+        return write
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """The weights of both."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rft_cli.checkpoint_weights import take_weights
 from rft_cli.checkpointing import Restored
 from rft_cli.compose import (
     balanced_forward,
     learning_rate_schedule,
     make_ledger,
-    make_optimizer,
     make_saver,
     micro_batching,
     trainable_policy,
@@ -18,7 +18,7 @@ from rft_cli.compose import (
 from rft_cli.machine import Machine
 from rft_cli.prompt_files import Prepared, demonstrations, hold_out, read_held_out, read_training
 from rft_cli.settings import SftSettings
-from rft_dist.replicated import ReplicatedOptimizer
+from rft_cli.strategies import Spread, spread_policy
 from rft_models.policy import CausalPolicy
 from rft_models.text import HfTextCodec
 from rft_trainer.best_weights import BestWeights
@@ -30,7 +30,6 @@ from rft_trainer.run_directory import RunDirectory
 from rft_trainer.saving import Progress
 from rft_trainer.settings import SftTrainingSettings
 from rft_trainer.sinks.protocol import Sink
-from rft_trainer.throughput import PhaseTimer
 from rft_trainer.update import Updater
 
 
@@ -89,8 +88,10 @@ def build_sft(
     """The whole supervised run, ready to go; with `restored`, exactly where that checkpoint was."""
     chosen = settings.training
     source = restored.model_directory if restored else settings.model.pretrain
-    policy = trainable_policy(settings.model, source, machine, codec)
-    optimizer = make_optimizer(policy, settings.optimizer, machine, restored)
+    policy = trainable_policy(settings.model, settings.strategy, source, machine, codec)
+    if restored is None:
+        take_weights(policy, settings.checkpoint, show=machine.is_first)
+    spread = spread_policy(policy, settings.strategy, settings.optimizer, machine, restored)
     progress, early_stop = Progress(), EarlyStop(chosen.patience, chosen.min_improvement, chosen.target_loss)
     best = _best_weights(chosen, policy, restored)
     ledger = make_ledger(data.mixture, data.training.data_hash, len(data.samples), chosen.max_epochs, settings.run.seed)
@@ -98,8 +99,8 @@ def build_sft(
         directory,
         settings.checkpoint,
         metadata,
-        policy,
-        optimizer,
+        spread.savable,
+        spread.optimizer,
         {"progress": progress, "ledger": ledger, "early_stop": early_stop},
         machine,
         restored,
@@ -110,7 +111,7 @@ def build_sft(
         samples=data.samples,
         held_out=data.held_out,
         policy=policy,
-        updater=_updater(settings, machine, policy, optimizer, data.num_steps),
+        updater=_updater(settings, machine, spread, data.num_steps),
         evaluator=None,
         engine=None,
         saver=saver,
@@ -124,8 +125,10 @@ def build_sft(
             seconds_before=progress.seconds,
         ),
         collectives=machine.collectives,
+        data_ranks=spread.data,
+        in_step=spread.in_step,
         progress=progress,
-        timer=PhaseTimer(),
+        timer=machine.phase_timer(progress),
         early_stop=early_stop,
         train_batch_size=chosen.train_batch_size,
         max_steps=chosen.max_steps,
@@ -139,24 +142,23 @@ def build_sft(
     )
 
 
-def _updater(
-    settings: SftSettings, machine: Machine, policy: CausalPolicy, optimizer: ReplicatedOptimizer, num_steps: int
-) -> Updater:
+def _updater(settings: SftSettings, machine: Machine, spread: Spread, num_steps: int) -> Updater:
     """Optimizer steps of the likelihood."""
     chosen = settings.training
     return Updater(
-        policy,
-        optimizer,
+        spread.policy,
+        spread.optimizer,
         TokenLikelihood(),
-        machine.collectives,
+        spread.data,
         micro_batching=micro_batching(
             chosen.micro_train_batch_size, chosen.max_tokens_per_micro_batch, chosen.packing_samples
         ),
         learning_rate=learning_rate_schedule(settings.optimizer, chosen.learning_rate, num_steps),
         device=machine.device,
         pin_memory=settings.data.dataloader_pin_memory,
-        balanced=balanced_forward(settings.model, policy, machine),
-        fused=policy,
+        balanced=balanced_forward(settings.model, spread.policy, machine),
+        fused=spread.policy,
+        in_step=spread.in_step,
     )
 
 

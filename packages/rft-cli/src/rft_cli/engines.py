@@ -102,6 +102,8 @@ def make_engine(
     *,
     sleeps: bool = False,
     log_path: Path | None = None,
+    weights: WeightProvider | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Engine:
     """The chosen engine with the policy's weights.
 
@@ -113,12 +115,15 @@ def make_engine(
         max_len: tokens of the longest prompt with its response.
         sleeps: whether it will be put to sleep.
         log_path: where an engine with a process of its own writes.
+        weights: yields whole tensors where the policy's parameters are in blocks; None = they are whole.
+        dtype: what the policy computes in; None = the type of its weights.
     """
+    provider = weights or policy.named_parameters
     choice, rows = choose_engine(settings, machine.device), settings.engine_max_rows
     if choice.name == "hf":
         return HfEngine(HfGenerator(policy), max_rows=rows, max_len=max_len, device=machine.device)
     if choice.name == "native":
-        return native_engine(policy, rows, max_len, machine.device)
+        return native_engine(policy, rows, max_len, machine.device, dtype=dtype, weights=weights)
     from rft_engine.sglang_engine import SglangEngine
     from rft_engine.sglang_settings import SglangSettings
     from rft_engine.vllm_process import VllmProcessEngine
@@ -129,7 +134,7 @@ def make_engine(
         model_dir=model_dir,
         max_rows=rows,
         max_len=max_len,
-        dtype=str(policy.dtype).removeprefix("torch."),
+        dtype=str(dtype or policy.dtype).removeprefix("torch."),
         tensor_parallel_size=settings.engine_tp_size,
         memory_utilization=settings.engine_mem_util,
         quantization="fp8" if settings.engine_fp8 else None,
@@ -139,8 +144,8 @@ def make_engine(
     if log_path is not None:
         log_path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(chosen, SglangSettings):
-        return SglangEngine(chosen, policy.named_parameters, log_path=log_path)
-    return VllmProcessEngine(chosen, policy.named_parameters, log_path=log_path)
+        return SglangEngine(chosen, provider, log_path=log_path)
+    return VllmProcessEngine(chosen, provider, log_path=log_path)
 
 
 def native_engine(
@@ -152,11 +157,11 @@ def native_engine(
     dtype: torch.dtype | None = None,
     weights: WeightProvider | None = None,
 ) -> Engine:
-    """On the parameters that are trained, or on a copy of them where they are sharded or `dtype` is another.
+    """On the parameters that are trained, or on a copy of them where they are in blocks or `dtype` is another.
 
-    `weights` yields whole tensors for the copy; None = the policy's parameters, which must not be sharded then.
+    `weights` yields whole tensors for the copy; None = the policy's parameters are whole.
     """
-    if not needs_copy(policy, dtype):
+    if weights is None and not needs_copy(policy, dtype):
         return NativeEngine(policy.decoder(), max_rows=max_rows, max_len=max_len, device=device)
     twin = EngineCopy(policy, dtype=dtype)
     provider = weights or policy.named_parameters

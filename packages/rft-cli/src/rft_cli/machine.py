@@ -12,8 +12,16 @@ from pathlib import Path
 import torch
 
 from rft_algos.errors import PreflightError
+from rft_cli.launching import Preflight
+from rft_cli.rank_log import logged
+from rft_cli.watched_process import WatchedProcess, first_line, watched_process
 from rft_dist.collectives import Collectives
-from rft_dist.launch import RankInfo, ranks_from_environment, start_process_group, stop_process_group
+from rft_dist.environment import requested_backend
+from rft_dist.launch import RankInfo, Watched, ranks_from_environment, start_process_group
+from rft_dist.settings import WatchSettings
+from rft_dist.watch.activity import Activity
+from rft_trainer.saving import Progress
+from rft_trainer.throughput import PhaseTimer
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _PROCESSOR = Path("/proc/cpuinfo")
@@ -26,11 +34,31 @@ class Machine:
     device: str
     ranks: RankInfo
     collectives: Collectives
+    preflight: tuple[str, ...] = ()
+    """What the ranks checked before they began, in lines for a person."""
+    watched: WatchedProcess | None = None
 
     @property
     def is_first(self) -> bool:
         """Whether this process writes and prints."""
         return self.ranks.rank == 0
+
+    def attach(self, run: Path, resume_command: str) -> None:
+        """The run's directory is known: its log, and what the watch writes, go there."""
+        if self.watched is not None:
+            self.watched.attach(run, resume_command)
+
+    def forget_last_failure(self) -> None:
+        """The run begins or goes on: what is left of an earlier end is taken away."""
+        if self.watched is not None:
+            self.watched.watch.folder.clear()
+
+    def phase_timer(self, progress: Progress) -> PhaseTimer:
+        """The timer of a loop, which the watch of this process follows."""
+        if self.watched is None:
+            return PhaseTimer()
+        self.watched.watch.activity.follow(lambda: progress.step + 1)
+        return PhaseTimer(listener=self.watched)
 
     def describe(self) -> str:
         """One line for the start of a run."""
@@ -58,24 +86,32 @@ def choose_device(wanted: str, local_rank: int) -> str:
 
 
 @contextmanager
-def open_machine(wanted_device: str) -> Generator[Machine]:
-    """Join the ranks that the environment names, and leave them at the end.
+def open_machine(
+    wanted_device: str, preflight: Preflight | None = None, limits: WatchSettings | None = None, *, debug: bool = False
+) -> Generator[Machine]:
+    """Join the ranks that the environment names, watch them, and leave them at the end.
 
     On a CPU each rank takes its share of the cores that this process may use, unless OMP_NUM_THREADS says
     otherwise: two ranks with all cores each are many times slower. A smaller number that the caller chose stays.
     """
-    ranks = ranks_from_environment()
+    num_devices = torch.cuda.device_count() if wanted_device != "cpu" else 0
+    ranks = ranks_from_environment(num_local_devices=num_devices)
     device = choose_device(wanted_device, ranks.local_rank)
+    ranks_here = ranks.world_size
+    if preflight is not None:
+        shares_devices = requested_backend() == "gloo"
+        ranks_here = preflight.grid(ranks, num_devices=num_devices, shares_devices=shares_devices).ranks_per_node
     if device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        share = max(1, usable_cores() // ranks.world_size)
+        share = max(1, usable_cores() // ranks_here)
         if share < torch.get_num_threads():
             torch.set_num_threads(share)
     torch.use_deterministic_algorithms(device == "cpu")
-    collectives = start_process_group(ranks, torch.device(device))
-    try:
-        yield Machine(device, ranks, collectives)
-    finally:
-        stop_process_group()
+    compare = preflight.compare if preflight is not None else None
+    watched = Watched(Activity(), limits or WatchSettings(), always_compares=debug)
+    with logged(ranks.rank, first_line(ranks, device)) as log:
+        collectives = start_process_group(ranks, torch.device(device), compare=compare, watched=watched)
+        with watched_process(ranks, watched, log) as process:
+            yield Machine(device, ranks, collectives, tuple(preflight.lines()) if preflight else (), process)
 
 
 def usable_cores() -> int:

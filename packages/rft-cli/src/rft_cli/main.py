@@ -12,10 +12,14 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from rft_algos.errors import OptionsError, Problem, RftError
 from rft_cli import command_table, debug_mode
 from rft_cli.command_table import COMMANDS, Command
+
+if TYPE_CHECKING:
+    from rft_cli.config.resolve import Resolved
 
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
 
@@ -78,18 +82,29 @@ def _run(words: list[str]) -> int:
     if command.settings and any(word in _PRINT_CONFIG for word in argv):
         return _print_config(command, argv)
     if command.settings:
-        _refuse_early(command, argv)
+        code = _started_as_ranks(name, argv, _refuse_early(command, argv))
+        if code is not None:
+            return code
     from rft_cli import fault_hook
 
     fault_hook.install_from(os.environ)
     return int(importlib.import_module(command.module).run(argv))
 
 
-def _refuse_early(command: Command, argv: list[str]) -> None:
+def _refuse_early(command: Command, argv: list[str]) -> Resolved[Any]:
     """Settings that cannot be used are told at once: the command's own module takes seconds to import torch."""
     from rft_cli.config.resolve import resolve
 
-    resolve(command.settings, ["--pretrain", *argv] if _starts_with_run(command, argv) else argv)
+    return resolve(command.settings, ["--pretrain", *argv] if _starts_with_run(command, argv) else argv)
+
+
+def _started_as_ranks(name: str, argv: list[str], resolved: Resolved[Any]) -> int | None:
+    """The exit code of the ranks that `--nproc` asks for; None where this process is the run, or one of its ranks."""
+    if not resolved.values.get("nproc"):
+        return None
+    from rft_cli.launching import spawned
+
+    return spawned(resolved, [name, *argv])
 
 
 def _starts_with_run(command: Command, argv: list[str]) -> bool:

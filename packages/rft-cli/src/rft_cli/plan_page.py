@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from rft_cli.algorithm_choice import algorithm_record
 from rft_cli.algorithm_choice import lines as algorithm_lines
 from rft_cli.compose import RlData, response_limits
@@ -13,6 +15,7 @@ from rft_cli.engines import choose_engine
 from rft_cli.machine import Machine, choose_device
 from rft_cli.plan_model import model_lines
 from rft_cli.settings import RlSettings, SftSettings
+from rft_cli.strategies import strategy_line
 from rft_dist.environment import environment_report
 
 
@@ -50,24 +53,44 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
             "engine",
             [_engine_line(settings)],
         ),
+        ("weights", [strategy_line(settings.strategy, bf16=settings.model.bf16)]),
         ("saving", [_saving(settings)]),
     ]
 
+
+_EIGHT_BIT_CAPABILITY = (8, 9)
+"""From Ada and Hopper on, GPUs have products of 8-bit floats."""
 
 _ENGINES = {
     "native": "in this process, with the weights being trained",
     "hf": "transformers' generate, with the weights being trained",
     "vllm": "in its own process, its copy of the weights verified after every update",
+    "sglang": "in its own process, its copy of the weights verified after every update",
 }
 
 
 def _engine_line(settings: RlSettings) -> str:
     choice = choose_engine(settings.engine, choose_device(settings.model.device, 0))
+    how = _ENGINES[choice.name]
+    strategy = settings.strategy
+    if choice.name == "native" and (strategy.fsdp or strategy.zero_stage):
+        how = "in this process, its whole copy of the weights verified after every update"
     sleep = "gives its memory back between rollouts" if settings.engine.enable_engine_sleep else "keeps its memory"
     if settings.engine.enable_engine_sleep and not choice.can_sleep:
         sleep = "stays awake, because vLLM's CPU build cannot sleep"
     rows = f"at most {settings.engine.engine_max_rows} sequences at once"
-    return f"{choice.name} ({choice.why}): {_ENGINES[choice.name]}; {rows}; {sleep}"
+    return f"{choice.name} ({choice.why}): {how}; {rows}; {sleep}{_eight_bits(settings)}"
+
+
+def _eight_bits(settings: RlSettings) -> str:
+    """Whether rounding the engine's matrices would help, where it can be done and was not asked for."""
+    device = choose_device(settings.model.device, 0)
+    engine = choose_engine(settings.engine, device).name
+    if engine != "vllm" or device == "cpu" or settings.engine.engine_fp8:
+        return ""
+    if torch.cuda.get_device_capability() < _EIGHT_BIT_CAPABILITY:
+        return ""
+    return "; this GPU multiplies 8-bit floats: --engine_fp8 --off_policy_correction tis would decode faster"
 
 
 def _counted(number: int, one: str, many: str) -> str:
@@ -126,6 +149,7 @@ def sft_lines(resolved: Resolved[SftSettings], data: SftData) -> list[tuple[str,
                 _cut_line(chosen.micro_train_batch_size, chosen.max_tokens_per_micro_batch, chosen.packing_samples),
             ],
         ),
+        ("weights", [strategy_line(settings.strategy, bf16=settings.model.bf16)]),
         ("saving", [_saving(settings)]),
     ]
 
@@ -151,6 +175,8 @@ def _show(groups: list[tuple[str, list[str]]], resolved: Resolved[Any], machine:
         for number, line in enumerate(lines):
             print(f"{title if number == 0 else '':<12} {line}")
     print(f"{'machine':<12} {machine.describe()}")
+    for line in machine.preflight:
+        print(f"{'ranks':<12} {line}")
     for name, value, effect in environment_report():
         print(f"{'environment':<12} {name}={value}: {effect}")
     for note in [*resolved.notes, *_without_effect_on(machine, resolved)]:

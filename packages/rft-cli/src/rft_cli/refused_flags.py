@@ -24,20 +24,13 @@ def _rows(reason: str, do: str, *names: str) -> dict[str, Refusal]:
 
 
 _OUT = "leave it out"
-_REPLICATED = f"{_NOT_YET}: every rank holds the whole model"
 
 REFUSED_FLAGS: dict[str, Refusal] = {
     # memory and ranks
-    **_rows(_REPLICATED, "--bf16 --gradient_checkpointing to save memory", "fsdp", "zero_stage", "fsdp_cpu_offload"),
-    **_rows(_REPLICATED, _OUT, "zpg", "overlap_comm", "initial_model_shard_size", "no_shard_vit", "meta_init"),
-    **_rows(f"{_NOT_YET}: the optimizer's state stays beside the weights", "--bf16 to save memory", "adam_offload"),
-    **_rows(
-        f"{_NOT_YET}: the optimizer's state has the type of the weights",
-        "leave out --bf16 (both are then float32)",
-        "use_mp_opt",
-    ),
+    **_rows("it has another name here", "--shard_size N", "initial_model_shard_size"),
+    **_rows(f"{_NOT_YET}: prompts are text", _OUT, "no_shard_vit"),
+    **_rows(f"{_NOT_YET}: weights are loaded whole and then spread", _OUT, "meta_init"),
     **_rows("gradients are summed in float32 in any case", _OUT, "grad_accum_dtype"),
-    **_rows(f"{_NOT_YET}: a sequence stays on one rank", "--max_tokens_per_micro_batch 8192", "sp_size"),
     **_rows("the rank is read from the environment (LOCAL_RANK)", "torchrun --nproc_per_node=N ...", "local_rank"),
     **_rows(
         "a flag of the launcher, which stands before the program",
@@ -165,10 +158,3 @@ REFUSED_FLAGS: dict[str, Refusal] = {
     ),
     **_rows(f"{_NOT_YET}: half precision is bfloat16", "--bf16", "fp16"),
 }
-
-_NOT_BUILT = "not built in this version; native, hf and vllm are"
-
-REFUSED_VALUES: dict[str, dict[str, Refusal]] = {
-    "engine_type": {name: Refusal(_NOT_BUILT, "--engine_type native") for name in ("sglang",)},
-}
-"""By the name of a setting, then by the value in lower case."""

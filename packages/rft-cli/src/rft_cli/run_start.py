@@ -98,6 +98,7 @@ def start(
     def begin() -> None:
         if not machine.is_first:
             return
+        machine.forget_last_failure()
         if in_place and restored is not None:
             _cut_back(directory, restored.step)
         else:
@@ -106,6 +107,7 @@ def start(
 
     if machine.is_first and not in_place:
         directory.refuse_existing(resume_command if published(directory.checkpoints_directory) else remove(path))
+    machine.attach(path, resume_command)
     return Started(
         directory,
         restored,
@@ -346,7 +348,8 @@ def under_way(
             sink.start(RunInfo(directory.path.name, directory.path, resolved.values, step))
         outcome = "interrupted"
         try:
-            yield
+            with training.saver:
+                yield
             outcome = "finished" if training.finished else outcome
         finally:
             directory.sync()

@@ -8,13 +8,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rft_dist.settings import AdamSettings, CheckpointSettings, OptimizerSettings
-from rft_engine.settings import DecodingEngineSettings, EngineSettings, SamplingSettings, TrainingSamplingSettings
+from rft_dist.settings import (
+    AdamSettings,
+    CheckpointSettings,
+    LaunchSettings,
+    OptimizerSettings,
+    StrategySettings,
+    WatchSettings,
+)
+from rft_engine.settings import (
+    ComparedEnginesSettings,
+    DecodingEngineSettings,
+    EngineSettings,
+    ProbeLengthSettings,
+    SamplingSettings,
+    TrainingSamplingSettings,
+)
 from rft_models.settings import BuildSettings, ModelSettings, WeightsSettings
 from rft_trainer.settings import (
     AlgorithmSettings,
     BatchSettings,
     BuildDataSettings,
+    ConformanceDataSettings,
     CriticSettings,
     DataSettings,
     EvalDataSettings,
@@ -44,9 +59,12 @@ class RlSettings:
     sampling: TrainingSamplingSettings = field(default_factory=TrainingSamplingSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    strategy: StrategySettings = field(default_factory=StrategySettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     run: RlRunSettings = field(default_factory=RlRunSettings)
+    launch: LaunchSettings = field(default_factory=LaunchSettings)
+    watch: WatchSettings = field(default_factory=WatchSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +75,12 @@ class SftSettings:
     data: SftDataSettings = field(default_factory=SftDataSettings)
     training: SftTrainingSettings = field(default_factory=SftTrainingSettings)
     optimizer: AdamSettings = field(default_factory=AdamSettings)
+    strategy: StrategySettings = field(default_factory=StrategySettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     run: RunSettings = field(default_factory=RunSettings)
+    launch: LaunchSettings = field(default_factory=LaunchSettings)
+    watch: WatchSettings = field(default_factory=WatchSettings)
 
 
 def _greedy() -> SamplingSettings:
@@ -106,15 +127,48 @@ class BuildModelSettings:
     model: BuildSettings = field(default_factory=BuildSettings)
 
 
-CommandSettings = RlSettings | SftSettings | EvalSettings | GenerateSettings | BuildModelSettings
+@dataclass(frozen=True, kw_only=True)
+class ConformanceModelSettings(WeightsSettings):
+    """The model whose log-probabilities are compared."""
+
+    pretrain: str = field(metadata={"aliases": ("model",)})
+    """Model to check: a Hugging Face directory on this machine; --model is the same flag."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConformanceOutputSettings(SeedSettings):
+    """Where the figures go."""
+
+    output: str = field(default="", metadata={"aliases": ("json",)})
+    """File for all figures as JSON, with versions, dtype and threads (--json is the same flag); empty = none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConformanceSettings:
+    """Compare the log-probabilities of the trainer and of every engine, token by token, on a model of your own."""
+
+    model: ConformanceModelSettings
+    data: ConformanceDataSettings = field(default_factory=ConformanceDataSettings)
+    lengths: ProbeLengthSettings = field(default_factory=ProbeLengthSettings)
+    engine: ComparedEnginesSettings = field(default_factory=ComparedEnginesSettings)
+    output: ConformanceOutputSettings = field(default_factory=ConformanceOutputSettings)
+
+
+CommandSettings = RlSettings | SftSettings | EvalSettings | GenerateSettings | ConformanceSettings | BuildModelSettings
 
 COMMANDS: dict[
     str,
-    type[RlSettings] | type[SftSettings] | type[EvalSettings] | type[GenerateSettings] | type[BuildModelSettings],
+    type[RlSettings]
+    | type[SftSettings]
+    | type[EvalSettings]
+    | type[GenerateSettings]
+    | type[ConformanceSettings]
+    | type[BuildModelSettings],
 ] = {
     "rl": RlSettings,
     "sft": SftSettings,
     "eval": EvalSettings,
     "generate": GenerateSettings,
+    "conformance": ConformanceSettings,
     "build": BuildModelSettings,
 }

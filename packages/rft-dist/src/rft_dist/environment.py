@@ -1,9 +1,9 @@
 """Which rank this process is, read from environment variables, and what those variables do.
 
-Two ways to set them: `torchrun` does it, or a person exports MASTER_ADDR, MASTER_PORT, RANK and
-WORLD_SIZE and starts `python` once a rank. With none of them set the process is alone. A part of
-the set is refused: a process that took itself for a single one would write over its peers' files.
-No torch is imported here.
+Four ways to set them: `torchrun` does it; `--nproc` does; `srun` sets its own, from which the same four
+follow; or a person exports MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE and starts `python` once a
+rank. With none of them set the process is alone. A part of the set is refused: a process that took
+itself for a single one would write over its peers' files. No torch is imported here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rft_algos.errors import PreflightError
+from rft_dist.slurm import SlurmTask, task_of
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
 """Longest wait for the other ranks in one collective where NCCL_TIMEOUT is not set."""
@@ -22,6 +23,9 @@ BACKENDS = ("nccl", "gloo")
 
 _REQUIRED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 _EXAMPLES = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"}
+
+SPAWNED = "RFT_NPROC"
+"""Set by `--nproc` in the ranks that it starts: their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,28 +61,62 @@ def ranks_from_environment(environment: Mapping[str, str] | None = None, *, num_
     Raises PreflightError for a partial set, a value that is no integer, RANK outside
     0..WORLD_SIZE-1 or a port outside 1..65535.
     """
-    values = os.environ if environment is None else environment
+    given = os.environ if environment is None else environment
+    task = None if _is_launched(given) else task_of(given)
+    values = given if task is None else _with_task(given, task)
     if not any(values.get(name) for name in (*_REQUIRED, "LOCAL_RANK")):
         fields = ("rank", "world_size", "local_rank", "node_rank", "master_addr", "master_port")
         return RankInfo(0, 1, 0, 0, "", 0, dict.fromkeys(fields, "default"))
     _refuse_partial(values)
-    setter = _setter(values)
     rank, world_size = _integer(values, "RANK"), _integer(values, "WORLD_SIZE")
-    _refuse_out_of_range(rank, world_size, setter)
+    _refuse_out_of_range(rank, world_size, _setter(values))
     port = _integer(values, "MASTER_PORT")
     if not 1 <= port <= 65535:
         raise _bad_value("MASTER_PORT", str(port), "a TCP port from 1 to 65535", "export MASTER_PORT=29500")
     local_rank, local_origin = _local_rank(values, rank, num_local_devices)
+    if task is not None and not given.get("LOCAL_RANK"):
+        local_origin = origin_of(given, "LOCAL_RANK")
     node_rank, node_origin = _node_rank(values)
-    origins = {
-        "rank": f"RANK ({setter})",
-        "world_size": f"WORLD_SIZE ({setter})",
-        "local_rank": local_origin,
-        "node_rank": node_origin,
-        "master_addr": f"MASTER_ADDR ({setter})",
-        "master_port": f"MASTER_PORT ({setter})",
-    }
+    if task is not None and not given.get("NODE_RANK"):
+        node_origin = origin_of(given, "NODE_RANK")
+    told = {name: origin_of(given, name) for name in _REQUIRED}
+    origins = {name.lower(): told[name] for name in _REQUIRED} | {"local_rank": local_origin, "node_rank": node_origin}
     return RankInfo(rank, world_size, local_rank, node_rank, values["MASTER_ADDR"], port, origins)
+
+
+def _is_launched(values: Mapping[str, str]) -> bool:
+    """Whether a launcher other than srun numbered the ranks."""
+    return "TORCHELASTIC_RUN_ID" in values or bool(values.get(SPAWNED))
+
+
+def _with_task(given: Mapping[str, str], task: SlurmTask) -> dict[str, str]:
+    """What a task of srun would have exported by hand; what is exported stays."""
+    found = {
+        "MASTER_ADDR": task.first_host,
+        "MASTER_PORT": f"{task.port}",
+        "RANK": f"{task.rank}",
+        "WORLD_SIZE": f"{task.world_size}",
+        "LOCAL_RANK": f"{task.local_rank}",
+        "NODE_RANK": f"{task.node_rank}",
+    }
+    return {**given, **{name: value for name, value in found.items() if not given.get(name)}}
+
+
+_FROM_SLURM = {
+    "RANK": "SLURM_PROCID",
+    "WORLD_SIZE": "SLURM_STEP_NUM_TASKS",
+    "LOCAL_RANK": "SLURM_LOCALID",
+    "NODE_RANK": "SLURM_NODEID",
+    "MASTER_ADDR": "first host of SLURM_STEP_NODELIST",
+    "MASTER_PORT": "from SLURM_JOB_ID",
+}
+
+
+def origin_of(given: Mapping[str, str], name: str) -> str:
+    """Where the value of one of the variables of a rank comes from: itself, or what SLURM says."""
+    if given.get(name) or name not in _FROM_SLURM:
+        return f"{name} ({_setter(given)})"
+    return f"{_FROM_SLURM[name]} (SLURM)"
 
 
 def timeout_seconds(environment: Mapping[str, str] | None = None) -> float:
@@ -115,15 +153,23 @@ _PROCESS_EFFECTS: dict[str, str] = {
     "WORLD_SIZE": "number of processes of the run",
     "RANK": "number of this process",
     "NODE_RANK": "number of this machine, named in messages",
+    "NUM_NODES": "number of machines; compared with the ranks that there are",
+    "GPUS_PER_NODE": "ranks of each machine; compared with the ranks and GPUs that there are",
+    "SLURM_PROCID": "number of this process under srun, where RANK is not set",
+    "SLURM_STEP_NUM_TASKS": "number of processes of the run under srun, where WORLD_SIZE is not set",
+    "SLURM_STEP_NODELIST": "machines of the run under srun; the ranks meet at the first, where MASTER_ADDR is not set",
+    "SLURM_LOCALID": "index of this process on its machine under srun, where LOCAL_RANK is not set",
     "SLURM_NODEID": "number of this machine where neither torchrun nor NODE_RANK gives it, named in messages",
     "NCCL_TIMEOUT": "longest wait for the other ranks in one collective, in seconds, whatever the backend",
     "NCCL_BACKEND": "library that carries the collectives: gloo moves them over the CPU, slower, for debugging",
+    "GLOO_SOCKET_IFNAME": "network interface that gloo uses",
     "TORCH_DISTRIBUTED_DEBUG": "DETAIL compares every collective over the ranks; read once, when torch starts",
     "CUDA_LAUNCH_BLOCKING": "1 waits for every CUDA kernel, so that an error names the right line; slow",
 }
 REPORTED = (
-    *("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "NODE_RANK", "SLURM_NODEID", "NCCL_TIMEOUT"),
-    *("NCCL_BACKEND", "NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "NCCL_IB_DISABLE"),
+    *("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "NODE_RANK", "NUM_NODES", "GPUS_PER_NODE"),
+    *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_LOCALID", "SLURM_NODEID"),
+    *("NCCL_TIMEOUT", "NCCL_BACKEND", "NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_DISABLE"),
     *("TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_DISTRIBUTED_DEBUG", "CUDA_LAUNCH_BLOCKING"),
 )
 """Every variable that `environment_report` knows, in its order."""
@@ -156,7 +202,9 @@ def _scheduler(name: str) -> str:
 
 
 def _setter(values: Mapping[str, str]) -> str:
-    return "torchrun" if "TORCHELASTIC_RUN_ID" in values else "the environment"
+    if "TORCHELASTIC_RUN_ID" in values:
+        return "torchrun"
+    return "--nproc" if values.get(SPAWNED) else "the environment"
 
 
 def _refuse_partial(values: Mapping[str, str]) -> None:

@@ -68,8 +68,78 @@ class CheckpointSettings:
     ckpt_path: str = ""
     """What `load_checkpoint` continues from: a run, its checkpoints, step_N, episode_N or a file of one."""
 
+    ckpt_weights_only: bool = False
+    """Start a new run with the weights of the checkpoint in `ckpt_path`, all of them, and nothing else of it."""
+
+    ckpt_partial: str = ""
+    """Start a new run with weights of `ckpt_path` whose names begin so (by commas); the others are pretrain's."""
+
     max_ckpt_num: int = field(default=3, metadata={"minimum": 1})
     """Checkpoints kept; older ones are deleted after a newer one verifies."""
 
     max_ckpt_mem: int = field(default=1000, metadata={"minimum": 1})
     """Disk space for all checkpoints of the run, in GB (1e9 bytes); the newest is kept in any case."""
+
+    async_save: bool = True
+    """Copy the state and write it while training goes on; where memory does not hold the copy, training waits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategySettings:
+    """How weights, gradients and moments lie on the ranks and in memory."""
+
+    fsdp: bool = False
+    """Spread weights, gradients and moments over the ranks (FSDP2); a layer is gathered while it computes."""
+
+    shard_size: int | None = field(default=None, metadata={"minimum": 1})
+    """Ranks that a weight is spread over, a divisor of their number (with `fsdp`); none = all of them."""
+
+    fsdp_cpu_offload: bool = False
+    """Keep the blocks, their gradients and moments in host memory and step there (with `fsdp`)."""
+
+    zero_stage: int = field(default=0, metadata={"minimum": 0, "maximum": 3})
+    """DeepSpeed: spread moments (1), gradients too (2), weights too (3) over the ranks; 0 = not DeepSpeed."""
+
+    zpg: int = field(default=1, metadata={"minimum": 1})
+    """Ranks of one machine that keep a second copy of the spread weights (with `zero_stage` 3); 1 = none."""
+
+    overlap_comm: bool = False
+    """Exchange gradients while the backward pass goes on (with `zero_stage` 1 to 3)."""
+
+    sp_size: int = field(default=1, metadata={"minimum": 1})
+    """Ranks that share every sequence: each holds a part of its tokens (Ulysses); a divisor of their number."""
+
+    adam_offload: bool = False
+    """Keep the moments in host memory and step there; on a CPU they are there already."""
+
+    use_mp_opt: bool = False
+    """Compute in bfloat16, and keep weights, sums of gradients and moments in float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSettings:
+    """How a run is started."""
+
+    nproc: int = field(default=0, metadata={"minimum": 0})
+    """Processes that are started on this machine, a GPU each where there are any; 0 = what torchrun or srun started,
+    or this one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchSettings:
+    """When a run that does not go on is ended, and what is compared over the ranks."""
+
+    watchdog_seconds: float = field(default=3600.0, metadata={"minimum": 0.0})
+    """Longest time without progress in one phase of a step (rollout, reward, train, save, ...); 0 = no limit."""
+
+    watchdog_first_seconds: float = field(default=7200.0, metadata={"minimum": 0.0})
+    """The same until the first step of this process has ended: loading and compiling; 0 = no limit."""
+
+    watchdog_collective_seconds: float = field(default=600.0, metadata={"minimum": 0.0})
+    """Longest time in one exchange between ranks that all of them have entered; 0 = no limit."""
+
+    heartbeat_seconds: float = field(default=7.0, metadata={"minimum": 0.0})
+    """A rank on another machine that says nothing for so long is taken for dead or cut off; 0 = never."""
+
+    fingerprint_steps: int = field(default=3, metadata={"minimum": 0})
+    """Steps in which the ranks compare every exchange before it is made; with --debug all of them; 0 = none."""

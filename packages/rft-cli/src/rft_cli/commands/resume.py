@@ -35,9 +35,13 @@ def run(argv: list[str]) -> int:
     command = command_of(directory)
     _go_to_working_directory(path)
     from rft_cli.config.resolve import resolve
+    from rft_cli.launching import spawned
 
     words = ["--config", str(directory.config_file), "--save_path", str(path), *overrides]
     told = ["rft-train", "resume", *argv]
+    code = spawned(resolve(command, words), ["resume", str(path), *overrides], run=path)
+    if code is not None:
+        return code
     if command == "sft":
         from rft_cli.commands import sft
 

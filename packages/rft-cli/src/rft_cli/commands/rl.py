@@ -10,6 +10,7 @@ from pathlib import Path
 from rft_cli import end_page, plan_page, run_start
 from rft_cli.compose import RlData, build_rl, make_reward, rl_data
 from rft_cli.config.resolve import Resolved, resolve
+from rft_cli.launching import Preflight
 from rft_cli.machine import Machine, open_machine
 from rft_cli.model_choice import codec_of
 from rft_cli.settings import RlSettings
@@ -70,7 +71,8 @@ def prepared(
     They are code of `script`, which alone can continue the run then.
     """
     settings = resolved.settings
-    with open_machine(settings.model.device) as machine:
+    limits, debug = settings.watch, settings.run.debug
+    with open_machine(settings.model.device, Preflight(resolved, in_place), limits, debug=debug) as machine:
         codec = codec_of(settings.model)
         data = rl_data(settings, codec, machine.ranks.world_size)
         path = in_place or run_start.choose_path(

@@ -8,6 +8,7 @@ from pathlib import Path
 from rft_cli import end_page, plan_page, run_start
 from rft_cli.compose_sft import SftData, build_sft, sft_data
 from rft_cli.config.resolve import Resolved, resolve
+from rft_cli.launching import Preflight
 from rft_cli.machine import Machine, open_machine
 from rft_cli.model_choice import codec_of
 from rft_cli.settings import SftSettings
@@ -27,7 +28,11 @@ def train(
 ) -> Path:
     """One supervised run from its settings; returns the run's directory."""
     settings = resolved.settings
-    with StopSignals() as signals, open_machine(settings.model.device) as machine:
+    limits, debug = settings.watch, settings.run.debug
+    with (
+        StopSignals() as signals,
+        open_machine(settings.model.device, Preflight(resolved, in_place), limits, debug=debug) as machine,
+    ):
         codec = codec_of(settings.model)
         data = sft_data(settings, codec, model_facts(settings.model.pretrain).max_positions)
         path = in_place or run_start.choose_path(

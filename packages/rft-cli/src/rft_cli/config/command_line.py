@@ -12,7 +12,7 @@ from rft_cli.config.values import FALSE, TRUE
 
 CONFIG = "config"
 ALIASES = {"logging_steps": "log_interval"}
-"""Other names of a setting, with the same meaning."""
+"""Other names of a setting, with the same meaning; those of one command alone are in the setting's metadata."""
 OPPOSITES = {"disable_engine_sleep": "enable_engine_sleep"}
 """Names that mean the contrary of a switch."""
 
@@ -60,6 +60,10 @@ def meaning(name: str, schema: dict[str, Setting]) -> tuple[str, bool]:
         return OPPOSITES[name], True
     if name in ALIASES and ALIASES[name] in schema:
         return ALIASES[name], False
+    if name not in schema:
+        for setting in schema.values():
+            if name in setting.metadata.get("aliases", ()):
+                return setting.name, False
     positive = name.removeprefix("no_")
     if positive != name and name not in schema and positive in schema and schema[positive].is_switch:
         return positive, True

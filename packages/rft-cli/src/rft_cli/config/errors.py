@@ -84,17 +84,6 @@ def refused_option(given: Given, refusal: Refusal) -> Problem:
     )
 
 
-def refused_value(given: Given, refusal: Refusal) -> Problem:
-    """A value that the guides know and this version does not have."""
-    return Problem(
-        code="option.refused_value",
-        what=f"{_shown(given)} cannot be used: {refusal.reason}",
-        where=str(given.origin),
-        why="a setting has an effect or is refused; none is ignored",
-        do=refusal.do,
-    )
-
-
 def bad_value(setting: Setting, given: Given) -> Problem:
     """A value of the wrong kind or out of bounds."""
     text = given.texts[0] if given.texts else ""

@@ -18,9 +18,16 @@ from rft_cli.config.render import config_yaml
 from rft_cli.config.schema import REQUIRED, Setting, build, schema
 from rft_cli.config.values import NotAllowed, convert
 from rft_cli.recipes import catalog
-from rft_cli.refused_flags import REFUSED_FLAGS, REFUSED_VALUES
+from rft_cli.refused_flags import REFUSED_FLAGS
 from rft_cli.secrets import looks_like_key
-from rft_cli.settings import BuildModelSettings, EvalSettings, GenerateSettings, RlSettings, SftSettings
+from rft_cli.settings import (
+    BuildModelSettings,
+    ConformanceSettings,
+    EvalSettings,
+    GenerateSettings,
+    RlSettings,
+    SftSettings,
+)
 
 S = TypeVar("S")
 
@@ -74,6 +81,8 @@ def resolve(command: Literal["sft"], argv: Sequence[str]) -> Resolved[SftSetting
 def resolve(command: Literal["eval"], argv: Sequence[str]) -> Resolved[EvalSettings]: ...
 @overload
 def resolve(command: Literal["generate"], argv: Sequence[str]) -> Resolved[GenerateSettings]: ...
+@overload
+def resolve(command: Literal["conformance"], argv: Sequence[str]) -> Resolved[ConformanceSettings]: ...
 @overload
 def resolve(command: Literal["build"], argv: Sequence[str]) -> Resolved[BuildModelSettings]: ...
 @overload
@@ -156,10 +165,7 @@ def _apply(merged: Merged, given: Given) -> None:
         problem = errors.refused_option(given, refusal) if refusal else errors.unknown_option(merged.command, given)
         merged.problems.append(problem)
         return
-    refused = REFUSED_VALUES.get(given.name, {})
-    if len(given.texts) == 1 and given.texts[0].lower() in refused:
-        merged.problems.append(errors.refused_value(given, refused[given.texts[0].lower()]))
-    elif given.name in _TRACKERS and any(looks_like_key(text) for text in given.texts):
+    if given.name in _TRACKERS and any(looks_like_key(text) for text in given.texts):
         merged.problems.append(errors.key_as_project(given))
     elif given.is_null and not setting.may_be_none:
         merged.problems.append(errors.bad_value(setting, given))

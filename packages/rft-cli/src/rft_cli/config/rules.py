@@ -9,12 +9,17 @@ from typing import Any
 
 from rft_algos.algorithms import PolicyAlgorithm
 from rft_algos.errors import OptionsError, Problem
+from rft_cli.config.nearest import nearest
 from rft_cli.config.origins import Origin
 from rft_cli.config.schema import build
+from rft_cli.config.strategy_rules import strategy_problems
 from rft_cli.config.values import as_text
+from rft_engine.settings import KNOWN_ENGINES, ComparedEnginesSettings
 
 Values = Mapping[str, Any]
 Origins = Mapping[str, Origin]
+
+_VLLM = "--engine_type vllm"
 
 
 def contradictions(command: str, values: Values, origins: Origins) -> list[Problem]:
@@ -22,13 +27,27 @@ def contradictions(command: str, values: Values, origins: Origins) -> list[Probl
     checks = [_engine, _lengths, _frozen]
     if command == "sft":
         checks += [_nothing_to_wait_for]
+    if command in ("rl", "sft"):
+        checks += [_weights_of_a_checkpoint, _strategy]
+    if command == "conformance":
+        checks += [_compared_engines]
     if command == "rl":
         checks += [_sampling_for_training, _divergence, _algorithm]
     return [problem for check in checks for problem in check(values, origins)]
 
 
+def _strategy(values: Values, origins: Origins) -> Iterator[Problem]:
+    def complain(code: str, names: list[str], why: str, do: str) -> Problem:
+        return _problem(code, origins, values, names, why, do)
+
+    yield from strategy_problems(values, complain)
+
+
 def _engine(values: Values, origins: Origins) -> Iterator[Problem]:
-    if values.get("engine_type", "vllm") == "vllm":
+    engine = values.get("engine_type", "vllm")
+    if engine == "sglang":
+        yield from _sglang(values, origins)
+    if engine in ("vllm", "sglang"):
         return
     if values.get("engine_tp_size", 1) > 1:
         yield _problem(
@@ -36,7 +55,7 @@ def _engine(values: Values, origins: Origins) -> Iterator[Problem]:
             origins,
             values,
             ["engine_tp_size", "engine_type"],
-            "this engine works on one device; vllm alone splits a model",
+            "this engine works on one device; vllm and sglang split a model",
             "--engine_type vllm",
         )
     if values.get("engine_mem_util") is not None:
@@ -45,7 +64,7 @@ def _engine(values: Values, origins: Origins) -> Iterator[Problem]:
             origins,
             values,
             ["engine_mem_util", "engine_type"],
-            "this engine reserves no memory: its size follows from its rows and lengths; vllm alone takes a share",
+            "this engine reserves no memory: its size follows from its rows and lengths; vllm and sglang take a share",
             f"--engine_max_rows {values['engine_max_rows']} (and leave engine_mem_util out)",
         )
     if values.get("engine_fp8"):
@@ -57,6 +76,42 @@ def _engine(values: Values, origins: Origins) -> Iterator[Problem]:
             "this engine computes with the weights as they are; vllm rounds its copy of them",
             "--engine_type vllm",
         )
+
+
+def _sglang(values: Values, origins: Origins) -> Iterator[Problem]:
+    """What SGLang cannot do, or cannot tell the log-probs of (`rft_engine.sglang_settings` has the whole list)."""
+    why = "SGLang rounds matrices when it starts, and not those that are loaded after every step"
+    if values.get("engine_fp8"):
+        yield _problem("engine.sglang.quantization", origins, values, ["engine_fp8", "engine_type"], why, _VLLM)
+    if values.get("temperature", 0.0) == 0.0:
+        return
+    if values.get("use_fire"):
+        why = "a request of SGLang has one temperature for all its tokens"
+        yield _problem(
+            "engine.sglang.first_token_temperature", origins, values, ["use_fire", "engine_type"], why, _VLLM
+        )
+    if values["min_p"] > 0.0:
+        why = "SGLang's keyed draw is wrong together with min-p, by its own assertion"
+        yield _problem("engine.sglang.min_p", origins, values, ["min_p", "engine_type"], why, _VLLM)
+    if values["top_p"] < 1.0 and values["top_k"] <= 0:
+        why = "SGLang does not say how much probability top-p kept; with top-k it can be computed"
+        yield _problem("engine.sglang.top_p", origins, values, ["top_p", "top_k", "engine_type"], why, "--top_k 256")
+
+
+def _compared_engines(values: Values, origins: Origins) -> Iterator[Problem]:
+    """Names that are known, and flags that one of them can carry out."""
+    names = ComparedEnginesSettings(engines=values["engines"]).names
+    for name in names:
+        if name not in KNOWN_ENGINES:
+            near = (nearest(name, KNOWN_ENGINES) or [KNOWN_ENGINES[0]])[0]
+            why = f"engines are {', '.join(KNOWN_ENGINES)}; nearest: {near}"
+            yield _problem("conformance.unknown_engine", origins, values, ["engines"], why, f"--engines {near}")
+    idle = set(names) <= {"native", "hf"}
+    for name, default in (("engine_tp_size", 1), ("engine_mem_util", None), ("engine_fp8", False)):
+        if idle and values[name] != default:
+            why = "native and hf compute with the trainer's own weights on its device; vllm and sglang take this"
+            do = f"--engines {','.join(names)},vllm"
+            yield _problem("conformance.no_effect", origins, values, [name, "engines"], why, do)
 
 
 def _lengths(values: Values, origins: Origins) -> Iterator[Problem]:
@@ -85,6 +140,16 @@ def _frozen(values: Values, origins: Origins) -> Iterator[Problem]:
             "where only the rows of some tokens are trained, every other weight is frozen already",
             f"--train_only_tokens_from {values['train_only_tokens_from']} (and leave freeze_prefix out)",
         )
+
+
+def _weights_of_a_checkpoint(values: Values, origins: Origins) -> Iterator[Problem]:
+    ways = [name for name in ("load_checkpoint", "ckpt_weights_only", "ckpt_partial") if values[name]]
+    if len(ways) > 1:
+        why = "a run continues a checkpoint, or starts from all of its weights, or from some of them"
+        yield _problem("checkpoint.two_ways", origins, values, ways, why, f"--{ways[0]} alone")
+    elif ways and ways != ["load_checkpoint"] and not values["ckpt_path"]:
+        why = "weights are taken from a checkpoint that is named"
+        yield _problem("checkpoint.no_path", origins, values, [ways[0], "ckpt_path"], why, "--ckpt_path RUN")
 
 
 def _sampling_for_training(values: Values, origins: Origins) -> Iterator[Problem]:
@@ -154,10 +219,13 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "wandb_org": ("use_wandb", bool),
     "wandb_group": ("use_wandb", bool),
     "wandb_run_name": ("use_wandb", bool),
-    "ckpt_path": ("load_checkpoint", bool),
     "held_out_rows": ("eval_data", lambda path: not path),
     "min_improvement": ("patience", bool),
     "system_prompt": ("apply_chat_template", bool),
+    "shard_size": ("fsdp", bool),
+    "fsdp_cpu_offload": ("fsdp", bool),
+    "zpg": ("zero_stage", lambda stage: stage == 3),
+    "overlap_comm": ("zero_stage", bool),
     "min_lr_ratio": ("lr_schedule", lambda schedule: schedule != "constant"),
 }
 """Settings that act only when another one is on."""
@@ -171,6 +239,9 @@ def notes(values: Values, origins: Origins, defaults: Values) -> list[str]:
     told: list[str] = []
     if "advantage_estimator" in values:
         told += _idle_parts(values, origins, defaults)
+    ways = ("load_checkpoint", "ckpt_weights_only", "ckpt_partial")
+    if values.get("ckpt_path") and not any(values[name] for name in ways):
+        told.append(f"ckpt_path = {values['ckpt_path']} ({origins['ckpt_path']}) has no effect: {ways[0]} is false")
     for name, (condition, holds) in _NEEDS.items():
         asked = name in values and origins[name].kind != "default" and values[name] != defaults[name]
         if asked and not holds(values[condition]):

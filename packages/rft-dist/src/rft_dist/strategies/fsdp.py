@@ -33,8 +33,9 @@ from torch.distributed.fsdp import (
 
 from rft_algos.errors import OptionsError
 from rft_dist.adamw import LocalAdamW, StepOutcome, nothing_to_train, squared_norm
+from rft_dist.checkpoints.shards import Shard, Wanted, whole
 from rft_dist.collectives import Collectives
-from rft_dist.strategies.blocks import local, num_copies, whole_tensors
+from rft_dist.strategies.blocks import is_first_copy, local, num_copies, start_of, whole_tensors
 
 _METHOD = "rft_compute"
 
@@ -103,6 +104,11 @@ class FullyShardedModel:
         """(name, whole parameter) one by one, on every rank; see `blocks.whole_tensors`."""
         return whole_tensors(self.model.named_parameters())
 
+    def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, this rank's block of the parameter), without an exchange."""
+        for name, parameter in self.model.named_parameters():
+            yield name, local(parameter.detach())
+
 
 def _call(_: nn.Module, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     return function(*arguments, **options)
@@ -162,6 +168,7 @@ class ShardedOptimizer:
             raise nothing_to_train(len(everything))
         self._collectives = collectives
         self._max_norm = max_norm
+        self._arrived: dict[str, Tensor] = {}
         self._blocks = {name: local(parameter.detach()) for name, parameter in self._parameters.items()}
         self._adamw = LocalAdamW(
             {name: block for name, block in self._blocks.items() if block.numel()},
@@ -201,6 +208,39 @@ class ShardedOptimizer:
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Put back blocks that `state_tensors` gave on this rank."""
         self._adamw.load_state_tensors(tensors)
+
+    def shards(self) -> list[Shard]:
+        """This rank's blocks of the state; of what several ranks hold, the lowest gives it."""
+        found: list[Shard] = []
+        for key, tensor in self.state_tensors().items():
+            kind, _, name = key.partition("/")
+            parameter = self._parameters[name]
+            start = start_of(parameter)
+            if not is_first_copy(parameter, self._collectives.rank):
+                continue
+            if kind != "step":
+                found.append(Shard(key, tuple(parameter.shape), start, tensor.contiguous()))
+            elif not any(start):
+                found.append(whole(key, tensor))
+        return found
+
+    def wanted(self) -> list[Wanted]:
+        """The blocks of the state that this rank holds."""
+        found: list[Wanted] = []
+        for key, tensor in self.state_tensors().items():
+            kind, _, name = key.partition("/")
+            parameter = self._parameters[name]
+            shape, start = (tuple(parameter.shape), start_of(parameter)) if kind != "step" else ((), ())
+            found.append(Wanted(key, shape, tensor.dtype, start, tuple(tensor.shape)))
+        return found
+
+    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+        """Take one of them; when all have come they are in force."""
+        del start
+        self._arrived[name] = tensor
+        if len(self._arrived) == len(self.state_tensors()):
+            self.load_state_tensors(self._arrived)
+            self._arrived = {}
 
     def _gradient(self, name: str) -> Tensor:
         gradient = self._parameters[name].grad

@@ -1,0 +1,269 @@
+"""`rft-train plan`: the ranks, batches and memory of a run on machines that are not here; starts nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+from rft_algos.errors import OptionsError
+from rft_cli.config.resolve import Resolved, resolve
+from rft_cli.launching import share_of
+from rft_cli.model_sizes import max_positions, model_sizes
+from rft_dist.resolver import Number, RankGrid, Share, Wanted, resolve_grid
+from rft_dist.resolver_memory import GIB, SHARDINGS, Sharding, Term, Training, estimate, peaks
+
+USAGE = """usage: rft-train plan [rl|sft] [--world_size N] [--nodes N] [--gpus_per_node N] [OPTIONS]
+
+Say what every rank of the command would do and hold, without a GPU, a process group or the weights: the grid of
+ranks, each rank's share of a batch, and its memory by formula. Options are those of the command; rl is meant
+without a word. Numbers that contradict one another are refused as at the real start.
+
+  --world_size N      ranks in all
+  --nodes N           machines
+  --gpus_per_node N   GPUs of each machine, a rank each
+  --gpu_memory N      GiB of each GPU: say what of it is left
+  --sharding KIND     replicated (as trained now), or by division: zero1, zero2, zero3, fsdp
+  --json              one JSON object"""
+
+_NUMBERS = ("world_size", "nodes", "gpus_per_node", "gpu_memory")
+COMMANDS = ("rl", "sft")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The words of the command line, sorted."""
+
+    command: str
+    numbers: Mapping[str, int]
+    sharding: Sharding | None
+    as_json: bool
+    words: list[str]
+    """Options of the command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is said of a run."""
+
+    grid: RankGrid
+    shares: list[str]
+    terms: list[Term]
+    parameters: int
+    notes: list[str]
+    gpu_memory: int | None
+
+
+def run(argv: list[str]) -> int:
+    """Print the plan; a run that could not start is refused with the error of the start."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    asked = sort_words(argv)
+    resolved = resolve(asked.command, asked.words)
+    plan = plan_of(asked, resolved)
+    print(json.dumps(as_object(plan)) if asked.as_json else "\n".join(lines(plan)))
+    return 0
+
+
+def sort_words(argv: Sequence[str]) -> Asked:
+    """The plan's own options, wherever they stand, and the rest."""
+    words = list(argv)
+    command = words.pop(0) if words and not words[0].startswith("-") else "rl"
+    if command not in COMMANDS:
+        raise _refused("plan.unknown_command", f"plan cannot plan {command!r}", f"it plans {' and '.join(COMMANDS)}")
+    numbers: dict[str, int] = {}
+    sharding, as_json, rest = "", False, list[str]()
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        if word == "--json":
+            as_json = True
+        elif word.startswith("--") and name in (*_NUMBERS, "sharding"):
+            value = value if equals else (words.pop(0) if words else "")
+            if name == "sharding":
+                sharding = value
+            elif value.isdecimal():
+                numbers[name] = int(value)
+            else:
+                raise _refused("option.bad_value", f"--{name} = {value!r}", "it counts: an integer is needed")
+        else:
+            rest.append(word)
+    if sharding and sharding not in SHARDINGS:
+        raise _refused("option.bad_value", f"--sharding = {sharding!r}", f"it is one of {', '.join(SHARDINGS)}")
+    return Asked(command, numbers, sharding or None, as_json, rest)
+
+
+def plan_of(asked: Asked, resolved: Resolved[Any]) -> Plan:
+    """Grid, batches and memory; raises what the start would raise."""
+    values = resolved.values
+    share = share_of(values)
+    grid = resolve_grid(wanted_of(asked, values, resolved.origins, os.environ))
+    notes = list(resolved.notes)
+    sizes, told = model_sizes(values["pretrain"])
+    training, more = training_of(asked, resolved, grid)
+    shares = [share.line(grid.dp_size), *_rollout_lines(asked, resolved, grid)]
+    terms = estimate(sizes, training)
+    gpu_memory = asked.numbers.get("gpu_memory")
+    return Plan(grid, shares, terms, sizes.parameters, [*notes, *told, *more], gpu_memory)
+
+
+def wanted_of(
+    asked: Asked, values: Mapping[str, Any], origins: Mapping[str, Any], environment: Mapping[str, str]
+) -> Wanted:
+    """The numbers of flags; where there are none those of NUM_NODES and GPUS_PER_NODE."""
+    flags = {name: Number(value, f"--{name}") for name, value in asked.numbers.items()}
+
+    def variable(name: str) -> Number | None:
+        text = environment.get(name, "")
+        return Number(int(text), f"{name} (the environment)") if text.isdecimal() else None
+
+    nproc = Number(values["nproc"], f"nproc: {origins['nproc']}") if values["nproc"] else None
+    per_node = flags.get("gpus_per_node") or variable("GPUS_PER_NODE")
+    parallel = {
+        name: Number(values[name], f"{name}: {origins[name]}") for name in ("sp_size", "tp_size") if values.get(name)
+    }
+    return Wanted(
+        ranks=flags.get("world_size"),
+        nodes=flags.get("nodes") or variable("NUM_NODES"),
+        per_node=nproc or per_node,
+        devices=per_node,
+        share=share_of(values),
+        launcher="plan",
+        **parallel,
+    )
+
+
+def training_of(asked: Asked, resolved: Resolved[Any], grid: RankGrid) -> tuple[Training, list[str]]:
+    """What the settings say of memory, and notes on what they leave open."""
+    values, notes = resolved.values, list[str]()
+    longest = longest_tokens(asked, values, notes)
+    cap = values["max_tokens_per_micro_batch"]
+    samples, _ = share_of(values).of(grid.dp_size)
+    tokens = min(values["micro_train_batch_size"], samples) * longest
+    sharding = asked.sharding or _sharding(values)
+    if asked.sharding not in (None, "replicated"):
+        notes.append(f"{asked.sharding}: what its ranks share out is divided among them; nothing was measured")
+    for name in ("fsdp_cpu_offload", "adam_offload"):
+        if values.get(name):
+            notes.append(f"{name}: what it moves to the host's memory is counted here as if it stayed")
+    needs_reference, needs_critic, rows = False, False, 0
+    if asked.command == "rl":
+        from rft_cli.algorithm_choice import algorithm_record
+
+        record = algorithm_record(resolved.settings)
+        needs_reference, needs_critic = record.needs_reference, record.advantage.needs_values
+        prompts = -(-values["rollout_batch_size"] // grid.dp_size)
+        rows = min(values["engine_max_rows"], prompts * values["n_samples_per_prompt"])
+        if values["engine_type"] == "vllm":
+            rows = 0
+            notes.append("vllm holds its own copy of the weights and its cache within --engine_mem_util of the GPU")
+    return Training(
+        dp_size=grid.dp_size,
+        sp_size=grid.sp_size,
+        tp_size=grid.tp_size,
+        sharding=sharding,
+        shard_size=values.get("shard_size"),
+        weight_bytes=2 if values["bf16"] else 4,
+        master_copy=bool(values.get("use_mp_opt")),
+        micro_tokens=max(min(tokens, cap) if cap else tokens, longest),
+        head_rows=values["chunk_size"] if values["fused_linear_logprob"] else None,
+        recomputes=values["gradient_checkpointing"] and values["gradient_checkpointing_mode"] == "full",
+        recompute_every=values["gradient_checkpointing_every"],
+        reference=needs_reference,
+        critic=needs_critic,
+        cache_rows=rows,
+        cache_tokens=longest,
+    ), notes
+
+
+def longest_tokens(asked: Asked, values: Mapping[str, Any], notes: list[str]) -> int:
+    """Tokens of the longest sample that the settings allow; the data may stay below."""
+    positions = max_positions(values["pretrain"])
+    if asked.command == "rl":
+        allowed = values["prompt_max_len"] + values["generate_max_len"]
+        allowed = min(allowed, values["max_len"]) if values["max_len"] else allowed
+    else:
+        allowed = values["max_len"] or positions or 0
+    if positions and allowed > positions:
+        notes.append(f"{allowed:,} tokens are allowed and the model places {positions:,}: samples must stay below")
+        return positions
+    return allowed
+
+
+def _sharding(values: Mapping[str, Any]) -> Sharding:
+    """What the settings ask for, where they can."""
+    if values.get("fsdp"):
+        return "fsdp"
+    stage = values.get("zero_stage") or 0
+    return cast("Sharding", f"zero{stage}") if stage in (1, 2, 3) else "replicated"
+
+
+def _rollout_lines(asked: Asked, resolved: Resolved[Any], grid: RankGrid) -> list[str]:
+    """How a rollout is shared out, by prompts; refuses batches that the start refuses."""
+    if asked.command != "rl":
+        return []
+    from rft_cli.algorithm_choice import algorithm_record
+    from rft_trainer.batch_plan import plan_batches
+
+    values = resolved.values
+    names = ("rollout_batch_size", "n_samples_per_prompt", "train_batch_size", "micro_train_batch_size")
+    names += ("micro_rollout_batch_size", "max_epochs", "num_episodes")
+    groups = algorithm_record(resolved.settings).advantage.compares_groups
+    numbers = {name: int(values[name]) for name in names}
+    plan_batches(values["rollout_batch_size"], **numbers, world_size=grid.dp_size, group_estimator=groups)
+    prompts = Share("rollout_batch_size", values["rollout_batch_size"], values["rollout_batch_size"])
+    share, _ = prompts.of(grid.dp_size)
+    samples = share * values["n_samples_per_prompt"]
+    forwards = -(-samples // values["micro_rollout_batch_size"])
+    return [
+        f"rollout_batch_size {values['rollout_batch_size']:,} prompts / {grid.dp_size:,} = {share:,} a rank x "
+        f"{values['n_samples_per_prompt']:,} samples = {samples:,}, scored in {forwards:,} forwards of "
+        f"{values['micro_rollout_batch_size']:,}"
+    ]
+
+
+def lines(plan: Plan) -> list[str]:
+    """The plan for a person."""
+    training, rollout = peaks(plan.terms)
+    rows = [f"{'ranks':<12} {line}" for line in plan.grid.lines()]
+    rows += [f"{'origin':<12} {name}: {origin}" for name, origin in plan.grid.origins.items()]
+    rows += [f"{'batches':<12} {line}" for line in plan.shares]
+    rows.append(f"{'memory':<12} {plan.parameters:,} parameters, from config.json; of one rank, at most:")
+    rows += [f"{'':<12} {term.line()}" for term in plan.terms]
+    rows.append(f"{'':<12} {'while training':<22} {training / GIB:9.3f} GiB")
+    rows.append(f"{'':<12} {'while generating':<22} {rollout / GIB:9.3f} GiB")
+    if plan.gpu_memory is not None:
+        left = plan.gpu_memory - max(training, rollout) / GIB
+        word = "are left" if left >= 0 else "are missing"
+        rows.append(f"{'':<12} {abs(left):.1f} GiB of {plan.gpu_memory} {word}, before what the libraries take")
+    return rows + [f"{'note':<12} {note}" for note in plan.notes]
+
+
+def as_object(plan: Plan) -> dict[str, Any]:
+    """The plan for a program."""
+    training, rollout = peaks(plan.terms)
+    grid = plan.grid
+    return {
+        "world_size": grid.world_size,
+        "nodes": grid.num_nodes,
+        "ranks_per_node": grid.ranks_per_node,
+        "dp_size": grid.dp_size,
+        "sp_size": grid.sp_size,
+        "tp_size": grid.tp_size,
+        "origins": dict(grid.origins),
+        "ranks": [list(grid.coordinates(rank)) for rank in range(grid.world_size)],
+        "batches": plan.shares,
+        "parameters": plan.parameters,
+        "memory": [asdict(term) for term in plan.terms],
+        "training_bytes": training,
+        "rollout_bytes": rollout,
+        "notes": plan.notes,
+    }
+
+
+def _refused(code: str, what: str, why: str) -> OptionsError:
+    return OptionsError(code=code, what=what, where="command line", why=why, do="rft-train plan --help")

@@ -1,0 +1,93 @@
+"""The widths of a model from its config.json alone, without weights, torch or transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rft_algos.errors import DataError
+from rft_dist.resolver_memory import DecoderSizes
+from rft_models.directories import existing_directory, read_json
+
+_NAMES = {
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "heads": ("num_attention_heads", "n_head"),
+    "vocab": ("vocab_size",),
+}
+EXACT = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "qwen2_moe")
+"""Kinds whose number of parameters follows exactly; of others it is near."""
+
+
+def model_sizes(directory: str | Path) -> tuple[DecoderSizes, list[str]]:
+    """The widths, and notes on what they leave out.
+
+    Raises:
+        DataError: no directory, no config.json, or one that does not say the widths.
+    """
+    path = existing_directory(directory)
+    file = path / "config.json"
+    if not file.is_file():
+        raise DataError(
+            code="models.no_config",
+            what=f"no config.json in {path}",
+            where=str(path),
+            why="config.json names the architecture and its sizes",
+            do=f"copy the model's config.json into {path}",
+        )
+    whole = read_json(file)
+    text: Mapping[str, Any] = whole.get("text_config") or whole
+    kind = str(text.get("model_type", whole.get("model_type", "")))
+    notes = ["config.json has a part for images, which is not counted"] if text is not whole else []
+    if kind not in EXACT:
+        notes.append(f"{kind or 'this model'} is counted as a decoder with gated feed-forward layers: nearly right")
+    tied = bool(whole.get("tie_word_embeddings", text.get("tie_word_embeddings", kind.startswith("gpt2"))))
+    return _sizes(text, kind, tied, file), notes
+
+
+def _sizes(config: Mapping[str, Any], kind: str, tied: bool, file: Path) -> DecoderSizes:
+    width, layers, heads, vocab = (_required(config, name, file) for name in ("hidden", "layers", "heads", "vocab"))
+    head_size = int(config.get("head_dim") or width // heads)
+    experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
+    dense_ffn = int(config.get("intermediate_size") or config.get("n_inner") or 4 * width)
+    qwen_bias = kind.startswith("qwen2")
+    bias = bool(config.get("attention_bias", qwen_bias)) or qwen_bias
+    return DecoderSizes(
+        vocab=vocab,
+        hidden=width,
+        layers=layers,
+        query_width=heads * head_size,
+        kv_width=int(config.get("num_key_value_heads") or heads) * head_size,
+        ffn=int(config.get("moe_intermediate_size") or dense_ffn) if experts else dense_ffn,
+        tied=tied,
+        num_experts=experts,
+        experts_per_token=int(config.get("num_experts_per_tok") or 0),
+        shared_ffn=int(config.get("shared_expert_intermediate_size") or 0) if experts else 0,
+        attention_bias=bias,
+        output_bias=bias and not qwen_bias,
+        ffn_bias=bool(config.get("mlp_bias", False)),
+        head_norm=head_size if kind.startswith("qwen3") else 0,
+        shared_gate=kind == "qwen2_moe",
+    )
+
+
+def max_positions(directory: str | Path) -> int | None:
+    """Tokens that the model places, where config.json says it."""
+    whole = read_json(existing_directory(directory) / "config.json")
+    text = whole.get("text_config") or whole
+    found = text.get("max_position_embeddings") or text.get("n_positions")
+    return int(found) if found else None
+
+
+def _required(config: Mapping[str, Any], name: str, file: Path) -> int:
+    for key in _NAMES[name]:
+        if config.get(key):
+            return int(config[key])
+    raise DataError(
+        code="plan.unknown_sizes",
+        what=f"{file.name} has none of {', '.join(_NAMES[name])}",
+        where=str(file),
+        why="memory is estimated from the widths of a decoder",
+        do=f"add {_NAMES[name][0]} to {file}",
+    )

@@ -1,0 +1,135 @@
+"""Who starts the ranks, and what each of them brings to the comparison before a model loads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rft_algos.errors import OptionsError
+from rft_cli import launching
+from rft_cli.config.resolve import Resolved, resolve
+from rft_cli.launching import Preflight, files_of, refuse_one_process, share_of, spawned
+from rft_dist.environment import ranks_from_environment
+from rft_dist.preflight import Subject
+from rft_dist.spawn import Ended
+
+TWO = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What would be started; it is said to have ended well."""
+    found: list[Any] = []
+
+    def note(command: Any, nproc: int, *, log_folder: Path) -> Ended:
+        found.append((list(command), nproc, log_folder))
+        return Ended(0, None, (0,) * nproc, ())
+
+    monkeypatch.setattr(launching, "spawn_ranks", note)
+    for name in (*TWO, "LOCAL_WORLD_SIZE", "RFT_NPROC", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    return found
+
+
+def rl(*words: str) -> Resolved[Any]:
+    return resolve("rl", ["--pretrain", "m", *words])
+
+
+def test_nproc_starts_that_many_ranks_of_the_same_words(calls: list[Any]) -> None:
+    words = ["rl", "--pretrain", "m", "--nproc", "3", "--save_path", "here"]
+    assert spawned(rl("--nproc", "3", "--save_path", "here"), words) == 0
+    ((command, nproc, folder),) = calls
+    assert command[1:] == ["-m", "rft_cli.main", *words]
+    assert (nproc, folder) == (3, Path("here/logs"))
+
+
+@pytest.mark.parametrize("words", [(), ("--nproc", "0"), ("--nproc", "1")])
+def test_without_a_number_above_one_this_process_goes_on(words: tuple[str, ...], calls: list[Any]) -> None:
+    assert spawned(rl(*words), ["rl", *words]) is None
+    assert calls == []
+
+
+def test_a_rank_does_not_start_ranks(calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RFT_NPROC", "2")
+    assert spawned(rl("--nproc", "2"), ["rl"]) is None
+    assert calls == []
+
+
+def test_ranks_of_a_launcher_agree_with_the_flag_or_are_refused(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in (TWO | {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}).items():
+        monkeypatch.setenv(name, value)
+    assert spawned(rl("--nproc", "2"), ["rl"]) is None
+    with pytest.raises(OptionsError, match="nproc = 4, LOCAL_WORLD_SIZE = 2"):
+        spawned(rl("--nproc", "4"), ["rl"])
+    stored = tmp_path / "config.yaml"
+    stored.write_text("nproc: 4\n")
+    assert spawned(rl("--config", str(stored)), ["rl"]) is None, "a run may go on with another number of ranks"
+    assert calls == []
+
+
+def test_ranks_that_nobody_started_are_refused_with_a_command_that_starts_them() -> None:
+    resolved = rl("--nproc", "4")
+    with pytest.raises(OptionsError, match="nproc = 4, and this is one process") as caught:
+        refuse_one_process(resolved, ranks_from_environment({}))
+    assert caught.value.problem.do == "torchrun --nproc_per_node=4 ..."
+    refuse_one_process(resolved, ranks_from_environment(TWO))
+    refuse_one_process(rl(), ranks_from_environment({}))
+
+
+def test_a_failed_rank_is_shown_with_the_end_of_its_output(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "output_rank_1.log"
+    log.write_text("error  the cause\n")
+    monkeypatch.setattr(launching, "spawn_ranks", lambda *_, **__: Ended(4, 1, (9, 4), (log,)))
+    assert spawned(rl("--nproc", "2", "--save_path", str(tmp_path)), ["rl"]) == 4
+    shown = capsys.readouterr().err
+    assert "rank 1 ended with exit code 4; of all ranks: (9, 4)" in shown
+    assert "error  the cause" in shown
+
+
+def test_the_files_that_are_compared_are_data_and_code_of_a_persons_own() -> None:
+    values = rl("--prompt_data", "a.jsonl,b.jsonl", "--eval_data", "c.jsonl", "--reward", "my.py:score").values
+    files = files_of(values)
+    assert files == {
+        "prompt_data 1": "a.jsonl",
+        "prompt_data 2": "b.jsonl",
+        "eval_data 1": "c.jsonl",
+        "reward": "my.py",
+    }
+    assert share_of(values).size == values["train_batch_size"]
+
+
+def test_one_process_compares_nothing_and_several_compare_settings_code_and_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    seen: list[Subject] = []
+    monkeypatch.setattr(launching, "compare_ranks", lambda store, ranks, subject, seconds: seen.append(subject))
+    resolved = resolve("sft", ["--pretrain", str(tmp_path / "m"), "--save_path", str(tmp_path / "run"), "--seed", "4"])
+    preflight = Preflight(resolved)
+    grid = preflight.grid(ranks_from_environment(TWO), num_devices=0, shares_devices=False)
+    assert grid.world_size == 2
+    preflight.compare(None)  # type: ignore[arg-type]
+    (subject,) = seen
+    assert subject.facts["setting seed"] == "4"
+    assert {"python", "package torch", "code rft_cli", "pretrain: model config.json"} <= set(subject.facts)
+    assert not [name for name in subject.facts if name.startswith("file ")], "one machine has one file"
+    assert subject.run_directory == tmp_path / "run"
+    alone = Preflight(resolved)
+    assert alone.grid(ranks_from_environment({}), num_devices=0, shares_devices=False).world_size == 1
+    assert alone.lines() == []
+
+
+def test_a_job_that_forgot_srun_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    preflight = Preflight(rl("--save_path", str(tmp_path / "run")))
+    monkeypatch.setenv("SLURM_JOB_ID", "3")
+    monkeypatch.setenv("SLURM_NTASKS", "16")
+    preflight.grid(ranks_from_environment({}), num_devices=0, shares_devices=False)
+    (line,) = preflight.lines()
+    assert line.startswith("SLURM_NTASKS=16, and this is one process")

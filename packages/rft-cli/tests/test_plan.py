@@ -1,0 +1,237 @@
+"""`rft-train plan`: the arithmetic by hand, the number of parameters of real models, and the refusals of a start."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from rft_algos.errors import DataError, OptionsError, PreflightError
+from rft_cli.commands import plan
+from rft_cli.model_sizes import model_sizes
+from rft_dist.resolver_memory import (
+    BUCKET_BYTES,
+    DecoderSizes,
+    Training,
+    activation_bytes_of_block,
+    estimate,
+    peaks,
+)
+from rft_models.build import build_character_model
+from rft_models.load import load_policy
+
+SMALL = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+PARAMETERS = 2 * 100 * 16 + 2 * (2 * 16 * 16 + 2 * 16 * 8 + 3 * 16 * 40 + 32) + 16
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder that holds config.json alone."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SMALL))
+    return folder
+
+
+def planned(*words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert plan.run([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_grid_the_shares_and_the_bytes_are_those_of_a_hand_calculation(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["rl", "--pretrain", str(model), "--world-size", "16", "--nodes=2", "--train_batch_size", "128"]
+    words += ["--micro_train_batch_size", "4", "--rollout_batch_size", "32", "--n_samples_per_prompt", "4"]
+    words += ["--prompt_max_len", "20", "--generate_max_len", "30", "--init_kl_coef", "0.01"]
+    told = planned(*words, capsys=capsys)
+    assert (told["world_size"], told["nodes"], told["ranks_per_node"], told["dp_size"]) == (16, 2, 8, 16)
+    assert told["batches"][0] == "train_batch_size 128 / 16 = 8 samples a rank = 2 micro-batches of 4"
+    assert told["batches"][1].startswith("rollout_batch_size 32 prompts / 16 = 2 a rank x 4 samples = 8, scored in 1 ")
+    assert told["parameters"] == PARAMETERS
+    found = {term["name"]: term["num_bytes"] for term in told["memory"]}
+    block = 4 * (6 * 16 + 4 * 16 + 5 * 8 + 5 * 40) + 16 * 16
+    assert found == {
+        "parameters": 4 * PARAMETERS,
+        "gradients": 4 * PARAMETERS,
+        "Adam moments": 8 * PARAMETERS,
+        "gradient exchange": 2 * min(BUCKET_BYTES, 4 * PARAMETERS),
+        "reference model": 4 * PARAMETERS,
+        "activations": 4 * 50 * 2 * block,
+        "logits": 2 * 4 * 50 * 100 * 4,
+        "keys and values": 8 * 50 * (2 * 2 * 8 * 4),
+    }
+    assert told["training_bytes"] == sum(found.values()) - found["keys and values"]
+    resting = ("parameters", "Adam moments", "reference model", "keys and values")
+    assert told["rollout_bytes"] == sum(found[name] for name in resting)
+
+
+SIZES = DecoderSizes(vocab=100, hidden=16, layers=4, query_width=16, kv_width=8, ffn=40, tied=False)
+
+
+def of(name: str, run: Training, sizes: DecoderSizes = SIZES) -> int:
+    return {term.name: term.num_bytes for term in estimate(sizes, run)}[name]
+
+
+@pytest.mark.parametrize(
+    ("sharding", "parts"),
+    [
+        ("replicated", (1, 1, 1)),
+        ("zero1", (1, 1, 8)),
+        ("zero2", (1, 8, 8)),
+        ("zero3", (8, 8, 8)),
+        ("fsdp", (8, 8, 8)),
+    ],
+)
+def test_each_way_of_sharding_divides_its_parts_among_the_ranks(sharding: Any, parts: tuple[int, int, int]) -> None:
+    count = SIZES.parameters
+    run = Training(dp_size=8, sharding=sharding, weight_bytes=2, master_copy=True)
+    for name, size, part in zip(("parameters", "gradients", "Adam moments"), (2, 2, 8), parts, strict=True):
+        assert of(name, run) == -(-count * size // part), name
+    if parts[0] > 1:
+        assert of("parameters", replace(run, shard_size=4)) == -(-count * 2 // 4)
+    assert of("master copy", run) == -(-count * 4 // parts[2])
+
+
+def test_activations_fall_with_recomputation_and_with_sequence_parallel_ranks() -> None:
+    block = activation_bytes_of_block(SIZES, 4)
+    assert of("activations", Training(micro_tokens=100)) == 100 * 4 * block
+    assert of("activations", Training(micro_tokens=100, sp_size=2)) == 50 * 4 * block
+    assert of("activations", Training(micro_tokens=100, recomputes=True)) == 100 * (4 * 16 * 4 + block)
+    every = Training(micro_tokens=100, recomputes=True, recompute_every=2)
+    assert of("activations", every) == 100 * (2 * 16 * 4 + 2 * block)
+    assert of("logits", Training(micro_tokens=100, head_rows=10)) == 2 * 10 * 100 * 4
+
+
+def test_not_everything_is_alive_at_once() -> None:
+    terms = estimate(SIZES, Training(micro_tokens=10, cache_rows=2, cache_tokens=5, reference=True, critic=True))
+    training, rollout = peaks(terms)
+    names = {term.name for term in terms}
+    assert {"critic parameters", "critic gradients", "reference model", "keys and values"} <= names
+    by_name = {term.name: term.num_bytes for term in terms}
+    assert training + by_name["keys and values"] == sum(by_name.values())
+    assert rollout < training
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "mistral": {},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 8},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "head_dim": 8},
+    "qwen2_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 12,
+        "shared_expert_intermediate_size": 20,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_number_of_parameters_is_that_of_the_model(kind: str, tmp_path: Path) -> None:
+    config = AutoConfig.for_model(
+        kind, **({name: value for name, value in SMALL.items() if name != "model_type"} | KINDS[kind])
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    config.save_pretrained(tmp_path)
+    sizes, notes = model_sizes(tmp_path)
+    assert notes == []
+    assert sizes.parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_bytes_that_blocks_keep_are_within_the_bound(tmp_path: Path) -> None:
+    folder = build_character_model(tmp_path / "real", hidden=64, layers=3, heads=4, ffn=160, kv_heads=2)
+    sizes, notes = model_sizes(folder)
+    policy = load_policy(folder)
+    assert notes == []
+    assert sizes.parameters == policy.num_parameters
+    kept: dict[int, int] = {}
+    weights = {parameter.untyped_storage().data_ptr() for _, parameter in policy.trainable_parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    tokens = torch.randint(2, sizes.vocab, (96,), generator=torch.Generator().manual_seed(0))
+    places, segments = torch.arange(48).repeat(2), torch.arange(2).repeat_interleave(48)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logprobs, _ = policy.token_logprobs(tokens, places, segments, torch.ones(96, dtype=torch.bool))
+    assert logprobs.requires_grad
+    terms = {term.name: term.num_bytes for term in estimate(sizes, Training(micro_tokens=96))}
+    bound = terms["activations"] + terms["logits"]
+    assert bound / 2.5 < sum(kept.values()) <= bound, (sum(kept.values()), bound)
+
+
+@pytest.mark.parametrize(
+    "words", [["--world_size", "16", "--nodes", "3"], ["--world_size", "16", "--nodes", "2", "--gpus_per_node", "4"]]
+)
+def test_a_grid_that_cannot_be_is_refused_as_at_the_start(words: list[str], model: Path) -> None:
+    with pytest.raises(PreflightError) as caught:
+        plan.run(["--pretrain", str(model), *words])
+    assert "16 (--world_size)" in caught.value.problem.what
+    assert "(--nodes)" in caught.value.problem.what
+
+
+def test_batches_and_flags_that_the_start_refuses_are_refused(model: Path) -> None:
+    words = ["--pretrain", str(model), "--train_batch_size", "700", "--rollout_batch_size", "64"]
+    with pytest.raises(OptionsError, match="train_batch_size = 700"):
+        plan.run(words)
+    with pytest.raises(OptionsError, match="no_such_flag"):
+        plan.run(["--pretrain", str(model), "--no_such_flag", "1"])
+    with pytest.raises(OptionsError, match="'x'"):
+        plan.run(["--pretrain", str(model), "--nodes", "x"])
+    with pytest.raises(OptionsError, match="cannot plan 'eval'"):
+        plan.run(["eval", "--pretrain", str(model)])
+    (model / "config.json").write_text(json.dumps({"model_type": "x", "vocab_size": 3}))
+    with pytest.raises(DataError, match="hidden_size"):
+        plan.run(["--pretrain", str(model)])
+
+
+def test_numbers_of_the_environment_fill_in_and_say_so(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUM_NODES", "4")
+    monkeypatch.setenv("GPUS_PER_NODE", "8")
+    told = planned("--pretrain", str(model), capsys=capsys)
+    assert told["world_size"] == 32
+    assert told["origins"]["nodes"] == "NUM_NODES (the environment)"
+    told = planned("sft", "--pretrain", str(model), "--nodes", "1", "--gpus_per_node", "2", capsys=capsys)
+    assert told["world_size"] == 2
+
+
+def test_the_page_names_what_is_left_of_a_gpu(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.run(["--pretrain", str(model), "--gpu_memory", "80", "--world_size", "2", "--sharding", "zero2"]) == 0
+    page = capsys.readouterr().out
+    assert "80.0 GiB of 80 are left" in page
+    assert "(by division)" in page
+    assert "nothing was measured" in page
+
+
+def test_a_plan_needs_no_torch(model: Path) -> None:
+    code = f"from rft_cli.main import main\nmain(['plan', '--pretrain', {str(model)!r}])\n"
+    code += "import sys; assert 'torch' not in sys.modules; assert 'transformers' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "while training" in done.stdout

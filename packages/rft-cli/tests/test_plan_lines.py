@@ -1,0 +1,58 @@
+"""What the plan of a run says of its engine and of its weights."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rft_cli import plan_page
+from rft_cli.engines import EngineChoice
+from rft_cli.strategies import held_dtype, strategy_line
+from rft_dist.settings import StrategySettings
+from rft_engine.settings import EngineSettings
+
+
+def engine_line(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], **engine: Any) -> str:
+    """On a GPU of this capability, with vLLM installed."""
+    monkeypatch.setattr(plan_page, "choose_device", lambda *_: "cuda:0")
+    monkeypatch.setattr(plan_page, "choose_engine", lambda *_: EngineChoice("vllm", "as asked"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    chosen = EngineSettings(engine_type="vllm", **engine)
+    settings: Any = SimpleNamespace(engine=chosen, model=SimpleNamespace(device="auto"), strategy=StrategySettings())
+    return plan_page._engine_line(settings)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_the_plan_says_when_eight_bits_would_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--engine_fp8 --off_policy_correction tis would decode faster" in engine_line(monkeypatch, (9, 0))
+    assert "would decode faster" not in engine_line(monkeypatch, (8, 0))
+    assert "would decode faster" not in engine_line(monkeypatch, (9, 0), engine_fp8=True)
+
+
+def test_the_plan_says_how_weights_lie() -> None:
+    assert strategy_line(StrategySettings(), bf16=False) == "every rank holds all; gradients are summed once a step"
+    low_memory = StrategySettings(fsdp=True, fsdp_cpu_offload=True, adam_offload=True, use_mp_opt=True)
+    line = strategy_line(low_memory, bf16=False)
+    assert line.startswith("FSDP2: weights, gradients and moments in blocks over all ranks")
+    assert "in host memory; computed in bfloat16, stepped on in float32" in line
+    zero = strategy_line(StrategySettings(zero_stage=3, zpg=2, overlap_comm=True, sp_size=2), bf16=True)
+    assert "ZeRO 3: moments, gradients and weights" in zero
+    assert zero.endswith("bfloat16 throughout; 2 ranks share each sequence")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "bf16", "dtype"),
+    [
+        (StrategySettings(), False, torch.float32),
+        (StrategySettings(), True, torch.bfloat16),
+        (StrategySettings(use_mp_opt=True), False, torch.bfloat16),
+        (StrategySettings(use_mp_opt=True, zero_stage=2), False, torch.bfloat16),
+        (StrategySettings(use_mp_opt=True, fsdp=True), True, torch.float32),
+    ],
+)
+def test_weights_are_held_in_the_type_that_the_strategy_steps_on(
+    strategy: StrategySettings, bf16: bool, dtype: torch.dtype
+) -> None:
+    assert held_dtype(strategy, bf16=bf16) is dtype

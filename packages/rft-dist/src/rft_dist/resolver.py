@@ -1,0 +1,259 @@
+"""From nodes, GPUs and ranks, wherever they are written, to one rank grid; `plan` and the real start use it alike.
+
+A run has `nodes x ranks a node` ranks, which are `dp x sp x tp`: data, sequence and tensor parallel. Ranks
+of one tensor group stand next to one another, then those of one sequence group, so that what talks most
+stays within a machine. Batches count over all ranks, so every grid has the same global batch; what changes
+is the share of a rank and its number of micro-batches. No torch is imported here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rft_algos.errors import PreflightError
+
+Launcher = Literal["plan", "torchrun", "srun", "--nproc", "by hand"]
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A count and where it was written: a variable, a flag, or file:line."""
+
+    value: int
+    origin: str
+
+    def __str__(self) -> str:
+        return f"{self.value} ({self.origin})"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A batch over all ranks, cut into micro-batches on each."""
+
+    name: str
+    """The setting, such as train_batch_size."""
+    size: int
+    """Samples over all ranks."""
+    micro: int
+    """Samples of one forward on one rank."""
+
+    def of(self, dp_size: int) -> tuple[int, int]:
+        """(samples of a rank at most, its micro-batches): ceil(size / dp), ceil of that / micro.
+
+        Example: `Share("train_batch_size", 128, 8).of(16)` is (8, 1).
+        """
+        samples = -(-self.size // dp_size)
+        return samples, -(-samples // self.micro)
+
+    def line(self, dp_size: int) -> str:
+        """The arithmetic for a person."""
+        samples, accumulation = self.of(dp_size)
+        uneven = "" if self.size % dp_size == 0 else " at most"
+        idle = f"; {dp_size - self.size} have none" if self.size < dp_size else ""
+        return (
+            f"{self.name} {self.size:,} / {dp_size:,} = {samples:,} samples{uneven} a rank = "
+            f"{accumulation:,} micro-batches of {min(self.micro, samples):,}{idle}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What was written of a grid; None where nothing was."""
+
+    ranks: Number | None = None
+    nodes: Number | None = None
+    per_node: Number | None = None
+    devices: Number | None = None
+    """GPUs of this machine; None on a CPU, or where ranks may share one."""
+    sp_size: Number = Number(1, "default")
+    tp_size: Number = Number(1, "default")
+    share: Share | None = None
+    launcher: Launcher = "by hand"
+
+
+@dataclass(frozen=True, slots=True)
+class RankGrid:
+    """Every rank's place. Example: 2 nodes of 8 ranks with tp_size 2 are `RankGrid(2, 8, 1, 2)`, 8 x 1 x 2."""
+
+    num_nodes: int
+    ranks_per_node: int
+    sp_size: int = 1
+    tp_size: int = 1
+    origins: Mapping[str, str] = field(default_factory=dict[str, str])
+    """ranks, nodes, per_node -> where the number came from."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """All ranks."""
+        return self.num_nodes * self.ranks_per_node
+
+    @property
+    def dp_size(self) -> int:
+        """Ranks that take different samples."""
+        return self.world_size // (self.sp_size * self.tp_size)
+
+    def coordinates(self, rank: int) -> tuple[int, int, int]:
+        """(dp, sp, tp) of a rank; tp runs fastest."""
+        rest, tp = divmod(rank, self.tp_size)
+        dp, sp = divmod(rest, self.sp_size)
+        return dp, sp, tp
+
+    def lines(self) -> list[str]:
+        """The grid for a person."""
+        machines = f"{self.num_nodes} {'node' if self.num_nodes == 1 else 'nodes'}"
+        ranks = f"{self.world_size} {'rank' if self.world_size == 1 else 'ranks'}"
+        grid = f"data {self.dp_size} x sequence {self.sp_size} x tensor {self.tp_size}"
+        return [f"{machines} x {self.ranks_per_node} = {ranks}: {grid}", *self.notes]
+
+
+def resolve_grid(wanted: Wanted) -> RankGrid:
+    """The grid of these numbers; any two of ranks, nodes and ranks a node give the third.
+
+    Raises:
+        PreflightError: they contradict one another, the GPUs, or the parallel sizes; with all numbers, their
+            origins and the nearest grids of the same global batch.
+    """
+    for number in (wanted.ranks, wanted.nodes, wanted.per_node, wanted.sp_size, wanted.tp_size):
+        if number is not None and number.value < 1:
+            raise _refusal(wanted, "launch.not_positive", f"{number} counts something: at least 1 is needed")
+    nodes, per_node = _completed(wanted)
+    _check_product(wanted, nodes, per_node)
+    _check_devices(wanted, nodes, per_node)
+    _check_parallel(wanted, nodes, per_node)
+    return RankGrid(
+        nodes, per_node, wanted.sp_size.value, wanted.tp_size.value, _origins(wanted), _notes(wanted, per_node)
+    )
+
+
+def layouts(wanted: Wanted) -> list[tuple[int, int]]:
+    """(nodes, ranks a node) that can be run, those nearest to what was written first.
+
+    Each keeps one or two of the written numbers. Nearest: least change in ranks, then in nodes.
+    """
+    ranks, nodes, per_node = (n.value if n else None for n in (wanted.ranks, wanted.nodes, wanted.per_node))
+    limit = wanted.devices.value if wanted.devices else 0
+    tp_size = max(1, wanted.tp_size.value)
+    group = max(1, wanted.sp_size.value) * tp_size
+    most = max(1, limit or per_node or (ranks or 1))
+    found: set[tuple[int, int]] = set()
+    for count in _node_counts(ranks, nodes, per_node, most):
+        unit = math.lcm(tp_size, group // math.gcd(group, count))
+        near = (ranks or (nodes or 1) * most) / count
+        below, above = math.floor(near / unit) * unit, math.ceil(near / unit) * unit
+        sizes = {below, above, most // unit * unit, per_node or 0, unit}
+        found |= {(count, size) for size in sizes if size > 0}
+    valid = [grid for grid in found if _is_valid(grid, limit, group, tp_size)]
+    target, machines = ranks or (nodes or 1) * most, nodes or 1
+    return sorted(valid, key=lambda grid: (abs(grid[0] * grid[1] - target), abs(grid[0] - machines), grid))
+
+
+def _node_counts(ranks: int | None, nodes: int | None, per_node: int | None, most: int) -> list[int]:
+    """Numbers of machines worth offering: as written, next to it where that divides, or what the ranks need."""
+    counts = {nodes or 0, 1}
+    if ranks:
+        counts |= {-(-ranks // most), ranks // per_node if per_node else 0}
+        counts |= {count for count in ((nodes or 0) - 1, (nodes or 0) + 1) if count > 0 and ranks % count == 0}
+    return sorted(count for count in counts if count > 0)
+
+
+def _is_valid(grid: tuple[int, int], limit: int, group: int, tp_size: int) -> bool:
+    nodes, per_node = grid
+    fits = not limit or per_node <= limit
+    return fits and (nodes * per_node) % group == 0 and per_node % tp_size == 0
+
+
+def _completed(wanted: Wanted) -> tuple[int, int]:
+    """Nodes and ranks a node; what is not written follows from the rest."""
+    ranks, nodes, per_node = wanted.ranks, wanted.nodes, wanted.per_node
+    if nodes is not None and per_node is not None:
+        return nodes.value, per_node.value
+    if ranks is None:
+        return (nodes.value if nodes else 1), (per_node.value if per_node else 1)
+    if nodes is not None:
+        if ranks.value % nodes.value:
+            raise _refusal(wanted, "launch.layout", f"{ranks.value} ranks cannot stand on {nodes.value} nodes evenly")
+        return nodes.value, ranks.value // nodes.value
+    size = per_node or wanted.devices
+    if size is None or ranks.value <= size.value:
+        return 1, ranks.value if per_node is None else per_node.value
+    if size.value < 1 or ranks.value % size.value:
+        raise _refusal(wanted, "launch.layout", f"{ranks.value} ranks are no multiple of {size.value} a node")
+    return ranks.value // size.value, size.value
+
+
+def _check_product(wanted: Wanted, nodes: int, per_node: int) -> None:
+    if wanted.ranks is not None and nodes * per_node != wanted.ranks.value:
+        told = f"{nodes} x {per_node} = {nodes * per_node} ranks, not {wanted.ranks.value}"
+        raise _refusal(wanted, "launch.layout", told)
+
+
+def _check_devices(wanted: Wanted, nodes: int, per_node: int) -> None:
+    if wanted.devices is not None and per_node > wanted.devices.value:
+        told = f"{per_node} ranks a node on {wanted.devices.value} GPUs: every rank needs one of its own"
+        raise _refusal(wanted, "launch.too_few_devices", told)
+
+
+def _check_parallel(wanted: Wanted, nodes: int, per_node: int) -> None:
+    sp, tp = wanted.sp_size, wanted.tp_size
+    if (nodes * per_node) % (sp.value * tp.value):
+        told = f"{nodes * per_node} ranks are no multiple of sp_size {sp} x tp_size {tp} = {sp.value * tp.value}"
+        raise _refusal(wanted, "launch.parallel_sizes", told)
+    if per_node % tp.value:
+        told = f"{per_node} ranks a node are no multiple of tp_size {tp}: a tensor group stays on one machine"
+        raise _refusal(wanted, "launch.parallel_sizes", told)
+
+
+def _refusal(wanted: Wanted, code: str, told: str) -> PreflightError:
+    offered = layouts(wanted)[:3]
+    near = "; ".join(_described(wanted, grid) for grid in offered)
+    return PreflightError(
+        code=code,
+        what=f"{told}: {_numbers(wanted)}",
+        where=", ".join(dict.fromkeys(_origins(wanted).values())) or "command line",
+        why="ranks = nodes x ranks a node, each on a GPU of its own where there are GPUs"
+        + (f"; with the same global batch: {near}" if near else ""),
+        do=_command(wanted.launcher, offered[0]) if offered else "make the parallel sizes smaller",
+    )
+
+
+def _numbers(wanted: Wanted) -> str:
+    """Ranks, nodes and GPUs, each with its origin."""
+    per_node = [("ranks a node", wanted.per_node)] if wanted.per_node else []
+    rows = [("ranks", wanted.ranks), ("nodes", wanted.nodes), *per_node, ("GPUs a node", wanted.devices)]
+    return ", ".join(f"{name} = {number if number is not None else 'not given'}" for name, number in rows)
+
+
+def _described(wanted: Wanted, grid: tuple[int, int]) -> str:
+    ranks = grid[0] * grid[1]
+    told = f"{grid[0]} x {grid[1]} = {ranks} ranks"
+    if wanted.share is None:
+        return told
+    samples, accumulation = wanted.share.of(ranks // (wanted.sp_size.value * wanted.tp_size.value))
+    return f"{told} ({samples} of {wanted.share.size} samples each, in {accumulation} micro-batches)"
+
+
+def _command(launcher: Launcher, grid: tuple[int, int]) -> str:
+    nodes, per_node = grid
+    return {
+        "plan": f"--nodes {nodes} --world_size {nodes * per_node}",
+        "torchrun": f"torchrun --nnodes={nodes} --nproc_per_node={per_node} ...",
+        "srun": f"srun -N{nodes} --ntasks-per-node={per_node} ...",
+        "--nproc": f"--nproc {per_node}",
+        "by hand": f"export WORLD_SIZE={nodes * per_node} NUM_NODES={nodes} GPUS_PER_NODE={per_node}",
+    }[launcher]
+
+
+def _origins(wanted: Wanted) -> dict[str, str]:
+    rows = {"ranks": wanted.ranks, "nodes": wanted.nodes, "per_node": wanted.per_node, "devices": wanted.devices}
+    return {name: number.origin for name, number in rows.items() if number is not None}
+
+
+def _notes(wanted: Wanted, per_node: int) -> tuple[str, ...]:
+    if wanted.devices is not None and per_node < wanted.devices.value:
+        idle = wanted.devices.value - per_node
+        return (f"{idle} of {wanted.devices.value} GPUs of a node stay idle ({wanted.devices.origin})",)
+    return ()

@@ -1,0 +1,216 @@
+"""Bytes of one rank, by formula: weights, gradients, moments, activations, logits, keys and values.
+
+Numbers in, numbers out: nothing is loaded and no torch is imported. With replicated ranks every rank holds the
+whole; the other ways of sharding divide a part by the number of data-parallel ranks (ZeRO, Rajbhandari et al.
+2020, section 5: stage 1 the moments, 2 the gradients too, 3 the weights too; FSDP as stage 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Sharding = Literal["replicated", "zero1", "zero2", "zero3", "fsdp"]
+SHARDINGS: tuple[Sharding, ...] = ("replicated", "zero1", "zero2", "zero3", "fsdp")
+
+BUCKET_BYTES = 64 * 2**20
+"""Float32 buffer in which replicated gradients are summed, and as much for its parts."""
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSizes:
+    """Widths of a decoder-only transformer with gated feed-forward layers."""
+
+    vocab: int
+    hidden: int
+    layers: int
+    query_width: int
+    """Heads x head size."""
+    kv_width: int
+    """Heads of keys x head size."""
+    ffn: int
+    """Of one expert, where there are experts."""
+    tied: bool
+    """Whether the embedding is the head too."""
+    num_experts: int = 0
+    """0 = dense."""
+    experts_per_token: int = 0
+    shared_ffn: int = 0
+    """Of the experts that every token takes, all together."""
+    attention_bias: bool = False
+    """Of queries, keys and values."""
+    output_bias: bool = False
+    """Of the attention's output."""
+    ffn_bias: bool = False
+    head_norm: int = 0
+    """Size of a head, where queries and keys are normalised; else 0."""
+    shared_gate: bool = False
+    """Whether one number a token weighs the shared experts."""
+
+    @property
+    def parameters(self) -> int:
+        """V h (2 V h untied) + L (attention + feed-forward + 2 h) + h."""
+        embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
+        return embeddings + self.layers * (self._attention + self._feed_forward + 2 * self.hidden) + self.hidden
+
+    @property
+    def active_ffn(self) -> int:
+        """Feed-forward columns that one token passes through."""
+        return (self.experts_per_token if self.num_experts else 1) * self.ffn + self.shared_ffn
+
+    @property
+    def _attention(self) -> int:
+        """h q + 2 h k + q h, with biases and norms of heads."""
+        weights = 2 * self.hidden * self.query_width + 2 * self.hidden * self.kv_width
+        biases = (self.query_width + 2 * self.kv_width) * self.attention_bias + self.hidden * self.output_bias
+        return weights + biases + 2 * self.head_norm
+
+    @property
+    def _feed_forward(self) -> int:
+        """3 h f of each expert, with the router's h E; biases where the model has them."""
+        one = 3 * self.hidden * self.ffn + (2 * self.ffn + self.hidden) * self.ffn_bias
+        if not self.num_experts:
+            return one
+        shared = 3 * self.hidden * self.shared_ffn + self.hidden * self.shared_gate
+        return self.num_experts * one + self.hidden * self.num_experts + shared
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What a run holds beside its model."""
+
+    dp_size: int = 1
+    sp_size: int = 1
+    tp_size: int = 1
+    sharding: Sharding = "replicated"
+    shard_size: int | None = None
+    """Ranks that share one copy out, where there are several copies (HSDP); None = all of them."""
+    weight_bytes: int = 4
+    """Of an element: 4 in float32, 2 in bfloat16."""
+    master_copy: bool = False
+    """Float32 copies of the weights, and float32 moments, beside bfloat16 weights."""
+    micro_tokens: int = 0
+    """Tokens of one forward and backward pass, at most."""
+    head_rows: int | None = None
+    """Rows of the head computed at once; None = all of the micro-batch."""
+    recomputes: bool = False
+    """Whether the inputs of blocks alone are kept for the backward pass."""
+    recompute_every: int = 1
+    reference: bool = False
+    critic: bool = False
+    cache_rows: int = 0
+    """Sequences that an engine in this process decodes at once; 0 = no such engine."""
+    cache_tokens: int = 0
+    """Tokens of the longest of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One part of a rank's memory."""
+
+    name: str
+    num_bytes: int
+    formula: str
+    """With its numbers."""
+    in_training: bool = True
+    in_rollout: bool = True
+
+    def line(self) -> str:
+        """For a person."""
+        return f"{self.name:<22} {self.num_bytes / GIB:9.3f} GiB = {self.formula}"
+
+
+def estimate(sizes: DecoderSizes, run: Training) -> list[Term]:
+    """Every part of one rank's memory, at most."""
+    terms = [*_weights(sizes, run), *_exchange(sizes, run)]
+    if run.critic:
+        terms += [replace(term, name=f"critic {term.name}") for term in _weights(sizes, run)]
+    if run.reference:
+        terms.append(_reference(sizes, run))
+    terms += [_activations(sizes, run), _logits(sizes, run)]
+    return terms + ([_cache(sizes, run)] if run.cache_rows else [])
+
+
+def peaks(terms: Sequence[Term]) -> tuple[int, int]:
+    """(bytes while training, bytes while generating): not everything is alive at once."""
+    return (
+        sum(term.num_bytes for term in terms if term.in_training),
+        sum(term.num_bytes for term in terms if term.in_rollout),
+    )
+
+
+def _weights(sizes: DecoderSizes, run: Training) -> list[Term]:
+    """P w of weights, P w of gradients, 2 P m of moments (m = 4 with a master copy, else w), 4 P of that copy."""
+    moment_bytes = 4 if run.master_copy else run.weight_bytes
+    count = sizes.parameters
+    rows = [
+        ("parameters", run.weight_bytes, run.sharding in ("zero3", "fsdp"), True),
+        ("gradients", run.weight_bytes, run.sharding in ("zero2", "zero3", "fsdp"), False),
+        ("Adam moments", 2 * moment_bytes, run.sharding != "replicated", True),
+    ]
+    if run.master_copy:
+        rows.append(("master copy", 4, run.sharding != "replicated", True))
+    return [_shared_out(name, count, size, run, shared, stays) for name, size, shared, stays in rows]
+
+
+def _shared_out(name: str, count: int, size: int, run: Training, shared: bool, stays: bool) -> Term:
+    ranks = run.tp_size * ((run.shard_size or run.dp_size * run.sp_size) if shared else 1)
+    over = f" / {ranks} ranks" if ranks > 1 else ""
+    divided = " (by division)" if shared else ""
+    return Term(name, -(-count * size // ranks), f"{count:,} x {size} bytes{over}{divided}", in_rollout=stays)
+
+
+def _exchange(sizes: DecoderSizes, run: Training) -> list[Term]:
+    """2 min(4 P, B): replicated gradients are summed in float32 buckets of at most B bytes, and parts of one."""
+    if run.dp_size * run.sp_size == 1 or run.sharding != "replicated":
+        return []
+    bucket = min(BUCKET_BYTES, 4 * sizes.parameters)
+    return [Term("gradient exchange", 2 * bucket, f"2 x {bucket:,} bytes", in_rollout=False)]
+
+
+def _reference(sizes: DecoderSizes, run: Training) -> Term:
+    """P w: the model that the run started from, without gradients."""
+    count = -(-sizes.parameters * run.weight_bytes // run.tp_size)
+    return Term("reference model", count, f"{sizes.parameters:,} x {run.weight_bytes} bytes")
+
+
+def activation_bytes_of_block(sizes: DecoderSizes, weight_bytes: int) -> int:
+    """Bytes a token that one block keeps for its backward pass, at most.
+
+    w (6 h + 4 q + 5 k + 5 f) + 16 h: inputs and outputs of two norms and two sums, queries and keys before and
+    after the rotation, values, the attention's output, gate, its activation, up, their product; the norms keep
+    float32 copies of their input. f counts the columns that a token passes through.
+    """
+    h, q, k, f = sizes.hidden, sizes.query_width, sizes.kv_width, sizes.active_ffn
+    return weight_bytes * (6 * h + 4 * q + 5 * k + 5 * f) + 16 * h
+
+
+def _activations(sizes: DecoderSizes, run: Training) -> Term:
+    """T L b of all blocks; recomputed: T h w of each kept block's input, and b of the blocks between two of them."""
+    tokens = -(-run.micro_tokens // run.sp_size)
+    block = -(-activation_bytes_of_block(sizes, run.weight_bytes) // run.tp_size)
+    if not run.recomputes:
+        told = f"at most {tokens:,} tokens x {sizes.layers} blocks x {block:,} bytes"
+        return Term("activations", tokens * sizes.layers * block, told, in_rollout=False)
+    kept = -(-sizes.layers // run.recompute_every)
+    inputs = sizes.hidden * run.weight_bytes
+    told = f"at most {tokens:,} tokens x ({kept} x {inputs:,} + {run.recompute_every} x {block:,} bytes)"
+    return Term("activations", tokens * (kept * inputs + run.recompute_every * block), told, in_rollout=False)
+
+
+def _logits(sizes: DecoderSizes, run: Training) -> Term:
+    """2 R V 4: the logits of R rows and their gradient, in float32."""
+    tokens = -(-run.micro_tokens // run.sp_size)
+    rows = min(tokens, run.head_rows) if run.head_rows else tokens
+    vocab = -(-sizes.vocab // run.tp_size)
+    told = f"at most 2 x {rows:,} rows x {vocab:,} tokens x 4 bytes"
+    return Term("logits", 2 * rows * vocab * 4, told, in_rollout=False)
+
+
+def _cache(sizes: DecoderSizes, run: Training) -> Term:
+    """2 L k w of each token of each sequence."""
+    a_token = 2 * sizes.layers * sizes.kv_width * run.weight_bytes
+    told = f"at most {run.cache_rows:,} sequences x {run.cache_tokens:,} tokens x {a_token:,} bytes"
+    return Term("keys and values", run.cache_rows * run.cache_tokens * a_token, told, in_training=False)

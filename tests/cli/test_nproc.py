@@ -1,0 +1,48 @@
+"""`--nproc 2` from the command line: two ranks train one run, a resume starts two again, a failure is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.setup import TinyTask
+
+
+def rft_train(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The program in a process of its own."""
+    command = [sys.executable, "-m", "rft_cli.main", *words]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+@pytest.fixture
+def words(task: TinyTask, runs: Path) -> list[str]:
+    """The words of a short run of two ranks."""
+    return task.words("rl", runs / "run", "--nproc", "2", "--max_steps", "3", "--eval_steps", "0")
+
+
+def test_two_ranks_train_one_run_and_a_resume_starts_two_again(words: list[str], runs: Path) -> None:
+    first = rft_train(*words, folder=runs)
+    assert first.returncode == 0, first.stdout[-3000:] + first.stderr[-3000:]
+    assert "1 node x 2 = 2 ranks" in first.stdout
+    assert "2 ranks on 1 node agree in" in first.stdout
+    assert (runs / "run" / "logs" / "output_rank_1.log").is_file()
+    again = rft_train("resume", str(runs / "run"), "--max_steps", "5", folder=runs)
+    assert again.returncode == 0, again.stdout[-3000:] + again.stderr[-3000:]
+    assert "starting 2 ranks" in again.stdout
+    rows = [json.loads(line) for line in (runs / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert json.loads((runs / "run" / "env.json").read_text())["world_size"] == 2
+
+
+def test_the_exit_code_is_that_of_the_ranks_and_the_cause_is_shown(words: list[str], runs: Path) -> None:
+    ended = rft_train(*words, "--prompt_data", str(runs / "none.jsonl"), folder=runs)
+    assert ended.returncode == 4
+    assert "none.jsonl" in ended.stderr
+    assert "of all ranks: (4, 4)" in ended.stderr

@@ -1,0 +1,81 @@
+"""Whole runs with weights in blocks or with shared sequences: the rollouts, rows and weights of one process.
+
+And from one way to lie on the ranks to another in the middle: what one saved, the next continues.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from support.compare import final_checkpoint, read_rows, relative_distance
+from support.references import SAVED_AFTER_SIGNAL, References
+from support.runs import ForkServer
+from support.setup import TinyTask
+from torch import Tensor
+
+pytestmark = pytest.mark.xdist_group("invariants")
+
+FLAGS = ("--max_steps", "3", "--rollout_log_interval", "1", "--num_trajectories_to_save", "32", "--eval_steps", "2")
+STRATEGIES = {
+    "fsdp": ("--fsdp",),
+    "fsdp on the host": ("--fsdp", "--fsdp_cpu_offload", "--adam_offload", "--gradient_checkpointing"),
+    "zero 2": ("--zero_stage", "2"),
+    "zero 3": ("--zero_stage", "3"),
+    "shared sequences": ("--sp_size", "2"),
+    "shared sequences and fsdp": ("--sp_size", "2", "--fsdp"),
+}
+OF_THE_ENGINE = {"engine/probe_gap", "policy/micro_batches"}
+CHANGES = {
+    "fsdp to one process": (("--fsdp",), ("--no-fsdp",), 1),
+    "zero 3 to fsdp": (("--zero_stage", "3"), ("--zero_stage", "0", "--fsdp"), 2),
+    "replicas to zero 3": ((), ("--zero_stage", "3"), 2),
+}
+
+
+def weights(run: Path) -> dict[str, Tensor]:
+    """Of the final checkpoint, from as many files as wrote them."""
+    found: dict[str, Tensor] = {}
+    for file in sorted((final_checkpoint(run) / "model").glob("*.safetensors")):
+        found |= load_file(file)
+    return found
+
+
+def update(task: TinyTask, run: Path) -> list[Tensor]:
+    """What training added to each weight, by name."""
+    before, after = load_file(task.model / "model.safetensors"), weights(run)
+    return [after[name] - before[name] for name in sorted(before)]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_two_ranks_take_the_steps_of_one_process(
+    server: ForkServer, task: TinyTask, references: References, runs: Path, strategy: str
+) -> None:
+    one = references.run("several_updates", *FLAGS)
+    server.must_finish(*task.words("several_updates", runs / "run", *FLAGS, *STRATEGIES[strategy]), num_ranks=2)
+    for step in (1, 2, 3):
+        expected, found = (read_rows(run / "rollouts" / f"step_{step:06d}.jsonl") for run in (one, runs / "run"))
+        assert [row["response"] for row in found] == [row["response"] for row in expected]
+    for row, other in zip(read_rows(runs / "run" / "metrics.jsonl"), read_rows(one / "metrics.jsonl"), strict=True):
+        assert row.keys() - OF_THE_ENGINE == other.keys() - OF_THE_ENGINE
+        assert row.get("engine/probe_gap", 0.0) < 1e-4
+        for name in other.keys() - OF_THE_ENGINE:
+            least = 1e-5 if "logprob_gap" in name else 1e-6
+            assert row[name] == pytest.approx(other[name], rel=1e-5, abs=least), f"step {row['step']} {name}"
+    assert relative_distance(update(task, runs / "run"), update(task, one)) < 1e-3
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_run_goes_on_under_another_strategy(
+    server: ForkServer, task: TinyTask, references: References, runs: Path, change: str
+) -> None:
+    begun, continued, num_ranks = CHANGES[change]
+    one = references.run("several_updates", *FLAGS)
+    stop = [("signal_rank_at", [1, "rl.rolled_out", 2, "SIGTERM"])]
+    words = task.words("several_updates", runs / "run", *FLAGS, *begun)
+    stopped = server.run(*words, preludes=stop, num_ranks=2)
+    assert (stopped.code, *stopped.other_codes) == (SAVED_AFTER_SIGNAL,) * 2, stopped.output[-3000:]
+    server.must_finish("resume", str(runs / "run"), *continued, num_ranks=num_ranks)
+    assert [row["step"] for row in read_rows(runs / "run" / "metrics.jsonl")] == [1, 2, 3]
+    assert relative_distance(update(task, runs / "run"), update(task, one)) < 1e-3
