@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from rft_algos.errors import PeerError, PreflightError
+from rft_dist.alone import is_alone
 from rft_dist.collectives import Collectives, SingleProcess, TorchCollectives
 from rft_dist.environment import (
     RankInfo,
@@ -166,12 +167,12 @@ _WEEK = 7 * 86400.0
 
 
 def stop_process_group() -> None:
-    """Leave the group; nothing happens where none was started. Also runs when the interpreter ends.
+    """Leave the group of the ranks; nothing happens where none was started. Also runs when the interpreter ends.
 
     A gloo group that is destroyed after the interpreter, with a connection that a peer closed,
     aborts the process (torch 2.13: "terminate called without an active exception"), which would
     replace the exit code of the error that is being reported.
     """
-    if dist.is_initialized():
+    if dist.is_initialized() and not is_alone():
         dist.destroy_process_group()
         gc.collect()  # the frames of a caught error may hold the group in a cycle

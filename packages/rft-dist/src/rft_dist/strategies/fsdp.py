@@ -11,16 +11,13 @@ Bytes of a rank for P parameters over S ranks, float32 AdamW: 16 P / S, and the 
 
 from __future__ import annotations
 
-import atexit
 import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -33,6 +30,7 @@ from torch.distributed.fsdp import (
 
 from rft_algos.errors import OptionsError
 from rft_dist.adamw import LocalAdamW, StepOutcome, nothing_to_train, squared_norm
+from rft_dist.alone import join_alone
 from rft_dist.checkpoints.shards import Shard, Wanted, whole
 from rft_dist.collectives import Collectives
 from rft_dist.strategies.blocks import is_first_copy, local, num_copies, start_of, whole_tensors
@@ -115,10 +113,8 @@ def _call(_: nn.Module, function: Callable[..., Any], *arguments: Any, **options
 
 
 def _mesh(device: torch.device, world_size: int, shard_size: int | None) -> DeviceMesh:
-    if world_size == 1 and not dist.is_initialized():  # torch's meshes want a group, also of one
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
-        atexit.register(_leave)
+    if world_size == 1:  # torch's meshes want a group, also of one
+        join_alone(device)
     if shard_size is None or shard_size == world_size:
         return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
     if shard_size < 1 or world_size % shard_size:
@@ -132,11 +128,6 @@ def _mesh(device: torch.device, world_size: int, shard_size: int | None) -> Devi
         )
     shape = (world_size // shard_size, shard_size)
     return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def _reduce_dtype(compute_dtype: torch.dtype | None) -> torch.dtype | None:

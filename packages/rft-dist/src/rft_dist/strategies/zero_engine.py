@@ -9,16 +9,15 @@ import io
 import logging
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from rft_algos.errors import OptionsError, PreflightError
+from rft_dist.alone import join_alone
 
 _BUCKET_NUMEL = 2**24
 """Elements that are exchanged at a time: 64 MiB of float32, twice when exchanges overlap the backward pass."""
@@ -54,7 +53,6 @@ def load_deepspeed(device: torch.device) -> Any:
         )
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))  # it asks for this one even where it is told the device
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)  # DeepSpeed's calls
     deepspeed = importlib.import_module("deepspeed")
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -76,16 +74,21 @@ def start_engine(
 ) -> Any:
     """DeepSpeed's engine; what it prints meanwhile is dropped."""
     join_alone(device)
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()), _local_rank(device):
         engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
     return engine
 
 
-def join_alone(device: torch.device) -> None:
-    """A process group of one where there is none: DeepSpeed exchanges also with itself."""
-    if not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+@contextlib.contextmanager
+def _local_rank(device: torch.device) -> Generator[None]:
+    """DeepSpeed asks the environment for this one even where it is told the device; no child should inherit it."""
+    missing = "LOCAL_RANK" not in os.environ
+    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
+    try:
+        yield
+    finally:
+        if missing:
+            os.environ.pop("LOCAL_RANK", None)
 
 
 def verify_options(parameters: Iterable[Tensor], options: ZeroOptions, world_size: int) -> torch.dtype:
