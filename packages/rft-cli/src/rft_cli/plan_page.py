@@ -53,7 +53,7 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
             "engine",
             [_engine_line(settings)],
         ),
-        ("weights", [strategy_line(settings.strategy, bf16=settings.model.bf16)]),
+        ("layout", [strategy_line(settings.strategy, bf16=settings.model.bf16)]),
         ("saving", [_saving(settings)]),
     ]
 
@@ -149,7 +149,7 @@ def sft_lines(resolved: Resolved[SftSettings], data: SftData) -> list[tuple[str,
                 _cut_line(chosen.micro_train_batch_size, chosen.max_tokens_per_micro_batch, chosen.packing_samples),
             ],
         ),
-        ("weights", [strategy_line(settings.strategy, bf16=settings.model.bf16)]),
+        ("layout", [strategy_line(settings.strategy, bf16=settings.model.bf16)]),
         ("saving", [_saving(settings)]),
     ]
 

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rft_algos.errors import DataError
 
 
@@ -109,6 +107,7 @@ def no_progress_bars() -> Iterator[None]:
 
     Where DeepSpeed is installed, accelerate imports it to write any model, and it says that there is no GPU.
     """
+    import torch
     from transformers.utils import logging
 
     if not torch.cuda.is_available():
