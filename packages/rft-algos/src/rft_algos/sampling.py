@@ -164,7 +164,9 @@ def draw_allowed(
         there_BC: [B, C] bool, False for places that hold no token; at least one a row.
         uniforms_B: [B] in [0, 1); not used at temperature 0.
         temperature: 0 takes the likeliest allowed token and counts log-probs at temperature 1.
-        top_p, top_k, min_p: as for `kept_tokens`, within what is allowed; not used at temperature 0.
+        top_p: as for `kept_tokens`, within what is allowed; not used at temperature 0.
+        top_k: likewise.
+        min_p: likewise.
 
     Returns:
         columns_B [B] int64, logprobs_B [B] over the whole vocabulary, log_kept_mass_B [B] of what could have been

@@ -27,6 +27,7 @@ from rft_dist.strategies.zero_engine import (
     ZeroOptions,
     engine_config,
     load_deepspeed,
+    local_rank,
     start_engine,
     verify_float16,
     verify_options,
@@ -115,7 +116,8 @@ class ZeroModel:
         Every rank must call as often as the others, forward and backward, and use the same parameters. The
         results are a tensor or a tuple; what goes backward is among them.
         """
-        return self._engine(function, *arguments, **options)
+        with local_rank(self._engine.device):
+            return self._engine(function, *arguments, **options)
 
     def whole_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(name, whole parameter) one after another, so that one whole parameter is there at a time.
@@ -126,7 +128,7 @@ class ZeroModel:
             if not self._spread:
                 yield name, parameter.detach()
                 continue
-            with self._deepspeed.zero.GatheredParameters([parameter]):
+            with local_rank(self._engine.device), self._deepspeed.zero.GatheredParameters([parameter]):
                 gathered = parameter.detach().clone()
             yield name, gathered
 
@@ -151,7 +153,8 @@ class ZeroOptimizer:
         """
         self._begun = True
         # DeepSpeed takes the mean over the ranks.
-        self._engine.backward(loss * self._engine.world_size, scale_wrt_gas=False)
+        with local_rank(self._engine.device):
+            self._engine.backward(loss * self._engine.world_size, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> StepOutcome:
         """Clip by the norm over all ranks, update, clear the gradients; all ranks or none.
@@ -164,7 +167,8 @@ class ZeroOptimizer:
         self._begun = False
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
-        self._engine.step()
+        with local_rank(self._engine.device):
+            self._engine.step()
         clear_kept_gradients(self._engine.optimizer)
         return StepOutcome(float(self._engine.get_global_grad_norm()), bool(self._engine.was_step_applied()))
 

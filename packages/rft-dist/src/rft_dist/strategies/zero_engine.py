@@ -74,13 +74,13 @@ def start_engine(
 ) -> Any:
     """DeepSpeed's engine; what it prints meanwhile is dropped."""
     join_alone(device)
-    with contextlib.redirect_stdout(io.StringIO()), _local_rank(device):
+    with contextlib.redirect_stdout(io.StringIO()), local_rank(device):
         engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
     return engine
 
 
 @contextlib.contextmanager
-def _local_rank(device: torch.device) -> Generator[None]:
+def local_rank(device: torch.device) -> Generator[None]:
     """DeepSpeed asks the environment for this one even where it is told the device; no child should inherit it."""
     missing = "LOCAL_RANK" not in os.environ
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
