@@ -112,6 +112,7 @@ def open_machine(
         collectives = start_process_group(ranks, torch.device(device), compare=compare, watched=watched)
         with watched_process(ranks, watched, log) as process:
             yield Machine(device, ranks, collectives, tuple(preflight.lines()) if preflight else (), process)
+            collectives.gather_bytes(b"")  # nobody leaves before all have ended well: rank 0 serves the others' store
 
 
 def usable_cores() -> int:
