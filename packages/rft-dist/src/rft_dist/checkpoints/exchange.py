@@ -37,6 +37,10 @@ class Exchange(Protocol):
         ...
 
 
+_SERVED: list[Store] = []
+"""Stores that this process serves, until it ends: the others may still read what it has read already."""
+
+
 class StoreExchange:
     """An exchange over a TCP store that belongs to it alone, for one thread of each rank."""
 
@@ -57,6 +61,7 @@ class StoreExchange:
         if collectives.rank == 0:
             store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=wait)
             collectives.gather_bytes(str(store.port).encode())
+            _SERVED.append(store)
         else:
             port = int(collectives.gather_bytes(b"")[0])
             store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=wait)
