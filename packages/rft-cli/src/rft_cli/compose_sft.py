@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rft_cli.checkpoint_weights import take_weights
 from rft_cli.checkpointing import Restored
-from rft_cli.compose import (
+from rft_cli.compose_parts import (
     balanced_forward,
     learning_rate_schedule,
     make_ledger,

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 from rft_algos.errors import OptionsError
 from rft_algos.keyed_random import derive_key
 from rft_cli.commands.rl import Prepared
-from rft_cli.compose import response_limits
+from rft_cli.compose_data import response_limits
 from rft_cli.config.nearest import nearest
 from rft_cli.engines import choose_engine
 from rft_cli.settings import RlSettings

@@ -8,7 +8,7 @@ import torch
 
 from rft_cli.algorithm_choice import algorithm_record
 from rft_cli.algorithm_choice import lines as algorithm_lines
-from rft_cli.compose import RlData, response_limits
+from rft_cli.compose_data import RlData, response_limits
 from rft_cli.compose_sft import SftData
 from rft_cli.config.resolve import Resolved
 from rft_cli.engines import choose_engine

@@ -55,7 +55,8 @@ def run(argv: list[str]) -> int:
 
 def _check_rl(resolved: Resolved[RlSettings], machine: object) -> None:
     from rft_cli import plan_page
-    from rft_cli.compose import make_reward, rl_data
+    from rft_cli.compose_data import rl_data
+    from rft_cli.compose_parts import make_reward
     from rft_cli.machine import Machine
     from rft_cli.model_choice import codec_of
     from rft_models.model_facts import model_facts

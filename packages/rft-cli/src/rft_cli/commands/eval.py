@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rft_algos.errors import OptionsError
 from rft_algos.intervals import mean_interval, wilson_interval
-from rft_cli.compose import make_reward, response_limits
+from rft_cli.compose_data import response_limits
+from rft_cli.compose_parts import make_reward
 from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.engines import make_engine
 from rft_cli.machine import Machine, open_machine

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rft_cli import end_page, plan_page, run_start
-from rft_cli.compose import RlData, build_rl, make_reward, rl_data
+from rft_cli.compose import build_rl
+from rft_cli.compose_data import RlData, rl_data
+from rft_cli.compose_parts import make_reward
 from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.launching import Preflight
 from rft_cli.machine import Machine, open_machine
