@@ -141,7 +141,10 @@ class TextReward:
 class NoWriter:
     """No checkpoints on either side."""
 
+    failed = False
+
     def save(self, step: int, **parts: object) -> None: ...
+    def wait(self) -> None: ...
 
 
 def record() -> Grpo:

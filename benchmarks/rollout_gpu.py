@@ -86,6 +86,7 @@ def main() -> None:
     prompts = torch.randint(1, vocabulary, (PROMPTS, PROMPT_TOKENS), generator=generator)
     engine = NativeEngine(policy.decoder(), max_rows=PROMPTS * SAMPLES, max_len=256, device=device)
     keys = [[(p << 16) + s for s in range(SAMPLES)] for p in range(PROMPTS)]
+    eager = NativeEngine(policy.decoder(graphs=False), max_rows=PROMPTS * SAMPLES, max_len=256, device=device)
     rows = prompts.repeat_interleave(SAMPLES, 0).to(device)
     settings = GenerationConfig(
         do_sample=True, temperature=1.0, top_k=0, max_new_tokens=TOKENS, min_new_tokens=TOKENS, pad_token_id=0
@@ -95,6 +96,10 @@ def main() -> None:
         own = [[key + (round_number << 40) for key in row] for row in keys]
         return engine.generate(prompts.tolist(), own, temperature=1.0, max_new_tokens=TOKENS)
 
+    def without_graphs(round_number: int) -> list[list[Completion]]:
+        own = [[key + (round_number << 40) for key in row] for row in keys]
+        return eager.generate(prompts.tolist(), own, temperature=1.0, max_new_tokens=TOKENS)
+
     @torch.inference_mode()
     def transformers(round_number: int) -> object:
         torch.manual_seed(round_number)
@@ -103,11 +108,13 @@ def main() -> None:
     require_equal(policy, prompts.to(device), native(0))
     tokens = PROMPTS * SAMPLES * TOKENS
     ours = timed(native, arguments.rounds, device)
+    plain = timed(without_graphs, arguments.rounds, device)
     policy.model.set_attn_implementation("sdpa")
     theirs = timed(transformers, arguments.rounds, device)
     shape = f"{PROMPTS * SAMPLES} sequences of {TOKENS} tokens"
     print(f"{number / 1e6:.3g} M parameters, {arguments.dtype}, {device}, {shape}")
     print(f"  native {tokens / ours:12,.0f} tokens/s   {ours:.2f} s")
+    print(f"  native, without CUDA graphs {tokens / plain:12,.0f} tokens/s   {plain:.2f} s")
     print(f"  hf     {tokens / theirs:12,.0f} tokens/s   {theirs:.2f} s")
     copied = CopiedNativeEngine(EngineCopy(policy), policy.named_parameters, max_rows=8, max_len=64, device=device)
     copied.refresh()

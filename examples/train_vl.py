@@ -1,34 +1,22 @@
-"""Where training on images would start: refused in this version, with the reason.
+"""Reinforcement fine-tuning of a vision-language model from a script: the flags are those of `rft-train rl`.
 
-`python examples/train_vl.py --pretrain MODEL --mixed_mm_data --packing_samples` ends with exit code 2.
-Training on text is `examples/train.py`.
+    python examples/train_vl.py --pretrain MODEL --mixed_mm_data --packing_samples --prompt_data train.jsonl
+
+Rows hold their images in the column `image`; `--images_key NAME` names another.
 """
 
 from __future__ import annotations
 
 import sys
 
-from rft_algos.errors import OptionsError
-from rft_cli import problems
+from rft_cli.main import main
 
 
-def refusal() -> OptionsError:
-    """Why nothing is started."""
-    return OptionsError(
-        code="example.no_images",
-        what="training on images is not in this version",
-        where="examples/train_vl.py",
-        why="prompts are text: a vision-language model would be trained without ever seeing an image",
-        do="python examples/train.py --pretrain MODEL --prompt_data train.jsonl",
-    )
-
-
-def main(argv: list[str]) -> int:
-    """Say so, as every other refusal is said."""
-    error = refusal()
-    problems.show(error, as_json=problems.wants_json(argv))
-    return int(error.exit_code)
+def with_images(argv: list[str]) -> list[str]:
+    """The words, with `--images_key image` where neither they nor a file of settings say which column it is."""
+    names = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
+    return argv if names & {"images_key", "config"} else [*argv, "--images_key", "image"]
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(["rl", *with_images(sys.argv[1:])]))

@@ -21,7 +21,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.reward_bench import RewardServers, reward_places
 from support.tracker_doubles import install_trackers
+from support.vision_task import make_vision_task
 
 from rft_cli.config.schema import schema
 
@@ -30,13 +32,17 @@ EARLIER = "{earlier}"
 SIGNALS = f"--reward {BENCH}/reward.py:few_signals"
 SPLITS = f"--prompt_data {BENCH}/splits --eval_data {BENCH}/splits"
 BOTH = f"--prompt_data {BENCH}/train.jsonl,{BENCH}/other.jsonl"
+LORA = "--lora_rank 4"
 AGAIN = "--gradient_checkpointing"
 DEEP = "--pretrain {deep}"
 KL = "--init_kl_coef 0.5"
 PPO = "--advantage_estimator gae --critic_learning_rate 0.01"
 FIRE = "--use_fire --first_token_temperature 2"
+ASKED = r"--judge_template {judge.txt} --judge_pattern (\d) --judge_max_new_tokens 8 --max_unscored_share 1"
 FAR = "--max_epochs 4 --actor_learning_rate 0.05"
 MANY = "--rollout_batch_size 2"
+LOOK = "--pretrain {seeing}/model --prompt_data {seeing}/front.jsonl --eval_data={seeing}/front.jsonl"
+SEE = f"{LOOK} --images_key image"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,16 @@ class Row:
     """Flags of both runs."""
 
 
-SHARED = {
+IMAGES = {
+    "images_key": Row("--images_key image", "weights", LOOK),
+    "limit_mm_image_per_prompt": Row("--limit_mm_image_per_prompt 0", "refused:data.too_many_images", SEE),
+    "mixed_mm_data": Row("--mixed_mm_data", "code", f"{SEE} --prompt_data {{seeing}}/mixed.jsonl"),
+    "max_pixels": Row("--max_pixels 64", "plan", SEE),
+    "min_pixels": Row("--min_pixels 1024", "plan", SEE),
+    "shuffle_images": Row("--shuffle_images", "weights", SEE),
+}
+
+SHARED = IMAGES | {
     "bf16": Row("--bf16", "weights"),
     "model_code": Row(f"--model_code {BENCH}/code.py", "weights"),
     "gradient_checkpointing": Row("--gradient_checkpointing", "calls:layer forwards"),
@@ -58,6 +73,11 @@ SHARED = {
     "gradient_checkpointing_every": Row("--gradient_checkpointing_every 2", "calls:layer forwards", f"{AGAIN} {DEEP}"),
     "flash_attn": Row("--flash_attn", "plan"),
     "freeze_prefix": Row("--freeze_prefix model.layers", "weights"),
+    "lora_rank": Row("--lora_rank 4", "files"),
+    "lora_alpha": Row("--lora_alpha 64", "weights", LORA),
+    "target_modules": Row("--target_modules q_proj,v_proj", "weights", LORA),
+    "lora_type": Row("--lora_type dora", "weights", LORA),
+    "load_in_4bit": Row("--load_in_4bit", "refused:adapters.4bit_device", LORA),
     "train_only_tokens_from": Row("--train_only_tokens_from 20", "weights"),
     "aux_loss_coef": Row("--aux_loss_coef 1.0", "weights", "--pretrain {experts}"),
     "fused_linear_logprob": Row("--fused_linear_logprob", "calls:head rows"),
@@ -117,6 +137,8 @@ SHARED = {
     "zpg": Row("--zpg 2", "plan"),
     "overlap_comm": Row("--overlap_comm", "plan"),
     "sp_size": Row("--sp_size 2", "code"),
+    "sp_mode": Row("--sp_mode ring", "refused:strategy.sp_mode"),
+    "tp_size": Row("--tp_size 2", "code"),
     "adam_offload": Row("--adam_offload", "plan"),
     "use_mp_opt": Row("--use_mp_opt", "weights"),
     "nproc": Row("--nproc 2", "files", "--heartbeat_seconds 60"),
@@ -132,6 +154,7 @@ SHARED = {
 }
 
 RL = SHARED | {
+    "lora_dropout": Row("--lora_dropout 0.5", "refused:adapters.dropout_rl", LORA),
     "pretrain": Row("--pretrain {second}", "rollouts"),
     "device": Row("--device cuda", "device"),
     "label_key": Row("--label_key more", "rollouts"),
@@ -176,7 +199,23 @@ RL = SHARED | {
         "--reward_running_norm_minus_mean", "weights", "--advantage_estimator reinforce --reward_running_norm"
     ),
     "reward_clip": Row("--reward_clip 0.1", "weights"),
-    "reward_weights": Row("--reward_weights nothing=1", "weights"),
+    "reward_weights": Row("--reward_weights digits=2", "metrics:reward/mean"),
+    "reward_pretrain": Row("--reward_pretrain {rm}", "rollouts"),
+    "reward_offload": Row("--reward_offload phase", "plan", "--reward_pretrain {rm}"),
+    "reward_batch_tokens": Row("--reward_batch_tokens 1", "calls:layer forwards", "--reward_pretrain {rm}"),
+    "remote_rm_url": Row("--remote_rm_url {server}/score", "rollouts"),
+    "remote_rm_timeout": Row("--remote_rm_timeout 0.05", "code", "--remote_rm_url {server}/slow"),
+    "remote_rm_batch_size": Row("--remote_rm_batch_size 1", "rollouts", "--remote_rm_url {server}/count"),
+    "remote_rm_concurrency": Row("--remote_rm_concurrency 2", "plan", "--remote_rm_url {server}/score"),
+    "remote_rm_retries": Row("--remote_rm_retries 0", "code", "--remote_rm_url {server}/shaky"),
+    "judge_pretrain": Row("--judge_pretrain {second}", "rollouts", ASKED),
+    "judge_url": Row("--judge_url {server}/v1", "rollouts", "--judge_model m"),
+    "judge_model": Row("--judge_model other", "rollouts", "{judge}"),
+    "judge_template": Row("--judge_template {judge.txt}", "rollouts", "{judge}"),
+    "task_instruction": Row("--task_instruction 777", "rollouts", "{judge}"),
+    "judge_pattern": Row(r"--judge_pattern k(\d+)", "rollouts", "{judge}"),
+    "judge_range": Row("--judge_range 0 20", "rollouts", "{judge}"),
+    "judge_max_new_tokens": Row("--judge_max_new_tokens 9", "rollouts", "{judge}"),
     "overlong_buffer": Row("--overlong_buffer", "metrics:reward/overlong_penalty"),
     "overlong_buffer_len": Row("--overlong_buffer_len 4", "metrics:reward/overlong_penalty", "--overlong_buffer"),
     "overlong_buffer_penalty_factor": Row(
@@ -216,7 +255,11 @@ RL = SHARED | {
     "engine_mem_util": Row("--engine_mem_util 0.5", "refused:engine.native_no_reserve"),
     "engine_fp8": Row("--engine_fp8", "refused:engine.native_no_fp8"),
     "engine_max_rows": Row("--engine_max_rows 3", "calls:decoded rows"),
+    "engine_enforce_eager": Row("--engine_enforce_eager", "plan"),
     "enable_engine_sleep": Row("--disable_engine_sleep", "calls:sleeps"),
+    "engine_replicas": Row("--engine_replicas 2", "plan"),
+    "max_staleness": Row("--max_staleness 1", "metrics:async/staleness_max"),
+    "async_deterministic": Row("--async_deterministic", "plan", "--max_staleness 1"),
     "actor_learning_rate": Row("--actor_learning_rate 2e-2", "weights"),
     "save_trajectories": Row("--no-save_trajectories", "files", "--rollout_log_interval 1"),
     "num_trajectories_to_save": Row("--num_trajectories_to_save 2", "rollouts"),
@@ -225,6 +268,7 @@ RL = SHARED | {
 }
 
 SFT = SHARED | {
+    "lora_dropout": Row("--lora_dropout 0.5", "weights", LORA),
     "pretrain": Row("--pretrain {second}", "weights"),
     "device": Row("--device cuda", "device"),
     "packing_samples": Row(
@@ -392,7 +436,14 @@ class Walker:
         self._bench, self._base_words, self._root, self._call = bench, base_words, root, call
         self._known: dict[tuple[str, str], Observed] = {}
         self._second = self._second_model()
+        self._seeing: Path | None = None
         self._earlier: dict[str, Path] = {}
+        self._servers = RewardServers()
+        self._rewards = reward_places(bench.model, root, self._servers)
+
+    def close(self) -> None:
+        """End what answers."""
+        self._servers.close()
 
     def __call__(self, command: str, words: str) -> Observed:
         if (command, words) not in self._known:
@@ -410,7 +461,10 @@ class Walker:
         }
         if EARLIER in words:
             places[EARLIER] = str(self._earlier_run(command))
-        for place, text in places.items():
+        if "{seeing}" in words:
+            self._seeing = self._seeing or make_vision_task(self._root / "seeing").root
+            places["{seeing}"] = str(self._seeing)
+        for place, text in (places | self._rewards).items():
             words = words.replace(place, text)
         return words.split()
 
@@ -509,7 +563,9 @@ def walker(
     """One for all rows, so that runs which serve several rows are run once."""
     root = memory_root / "walk"
     root.mkdir()
-    yield Walker(bench, base_words, root, call)
+    walk = Walker(bench, base_words, root, call)
+    yield walk
+    walk.close()
     shutil.rmtree(root)
 
 

@@ -77,12 +77,13 @@ def test_a_part_of_the_variables_that_place_a_process_is_refused(
     assert not list(Path().rglob("config.yaml"))
 
 
-def test_training_on_images_is_refused_with_the_reason(tmp_path: Path) -> None:
-    words = ["examples/train_vl.py", "--pretrain", "M", "--mixed_mm_data", "--packing_samples", "--json_errors"]
+def test_the_script_for_images_refuses_a_model_that_sees_none(bench: Any) -> None:
+    words = ["examples/train_vl.py", "--pretrain", str(bench.model), "--prompt_data", str(bench.train)]
+    words += ["--mixed_mm_data", "--packing_samples", "--json_errors"]
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
-    problem = json.loads(done.stderr)["problem"]
-    assert (done.returncode, problem["code"]) == (2, "example.no_images")
-    assert "examples/train.py" in problem["do"]
+    problem = json.loads(done.stderr.splitlines()[-1])["problem"]
+    assert (done.returncode, problem["code"]) == (4, "vision.other_model")
+    assert "qwen2_5_vl" in problem["why"]
 
 
 @pytest.fixture(scope="module")

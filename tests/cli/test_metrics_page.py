@@ -50,6 +50,8 @@ def general(name: str) -> str:
     """The pattern that stands for a family of names."""
     if name in ("reward/correctness", "reward/format"):
         return "reward/<part>"
+    if name.startswith("reward/status_"):
+        return "reward/status_<status>"
     phase = name.removeprefix("time/share_")
     return "time/share_<phase>" if name != phase and phase in {*Phase, "other"} else name
 

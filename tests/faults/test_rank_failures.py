@@ -76,6 +76,17 @@ def test_a_killed_rank_is_named_with_its_process_by_the_one_that_is_left(
     assert json.loads((run / "summary.json").read_text())["outcome"] == "interrupted"
 
 
+def test_a_rank_that_is_killed_right_after_the_ranks_met_is_named(
+    server: ForkServer, task: TinyTask, runs: Path
+) -> None:
+    killed = [("signal_rank_at", [1, "launch.store.present", 1, "SIGKILL"])]
+    child = server.start(*task.words("rl", runs / "run", *FLAGS), preludes=killed, num_ranks=2)
+    ended = child.wait()
+    assert (ended.code, *ended.other_codes) == (PEER, KILLED), ended.output[-3000:]
+    assert "rank 1" in ended.output
+    assert not (runs / "run").exists()
+
+
 def test_a_rank_that_waits_for_ever_is_named_with_its_phase(server: ForkServer, task: TinyTask, runs: Path) -> None:
     run = runs / "run"
     limits = ("--watchdog_seconds", "2", "--watchdog_first_seconds", "60")

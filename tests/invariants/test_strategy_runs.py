@@ -25,11 +25,15 @@ STRATEGIES = {
     "zero 3": ("--zero_stage", "3"),
     "shared sequences": ("--sp_size", "2"),
     "shared sequences and fsdp": ("--sp_size", "2", "--fsdp"),
+    "shared sequences by a ring": ("--sp_size", "2", "--sp_mode", "ring"),
+    "parts of every matrix": ("--tp_size", "2"),
 }
 OF_THE_ENGINE = {"engine/probe_gap", "policy/micro_batches"}
 CHANGES = {
     "fsdp to one process": (("--fsdp",), ("--no-fsdp",), 1),
     "zero 3 to fsdp": (("--zero_stage", "3"), ("--zero_stage", "0", "--fsdp"), 2),
+    "parts to fsdp": (("--tp_size", "2"), ("--tp_size", "1", "--fsdp"), 2),
+    "zero 3 to parts": (("--zero_stage", "3"), ("--zero_stage", "0", "--tp_size", "2"), 2),
     "replicas to zero 3": ((), ("--zero_stage", "3"), 2),
 }
 

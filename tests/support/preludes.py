@@ -25,6 +25,7 @@ from rft_cli.commands import rl, sft
 from rft_models.build import build_character_model
 from rft_trainer.saving import Saver
 from rft_trainer.throughput import Phase, PhaseTimer
+from support.rank_preludes import differ_at as differ_at
 
 PHASE_BYTES = 64
 _hooks: list[Callable[[str], None]] = []

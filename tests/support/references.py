@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from support.runs import Child, Ended, ForkServer, Prelude
 from support.setup import TinyTask
@@ -51,14 +52,17 @@ class Restarts:
 
     def start(self, preludes: list[Prelude] | None = None) -> Child:
         """`resume` where something was committed, else the first command, after what is there was removed."""
+        # A rank that was killed before it came is waited for; everybody who came is watched.
+        environment = {"NCCL_TIMEOUT": "60"} if self.num_ranks > 1 else None
+        given: dict[str, Any] = {"preludes": preludes or (), "environment": environment, "num_ranks": self.num_ranks}
         folder = self.run / "checkpoints"
         if any((*folder.glob("step_*/manifest.json"), *folder.glob("dead_replaced_step_*/manifest.json"))):
             self.resumes += 1
-            return self.server.start("resume", str(self.run), preludes=preludes or (), num_ranks=self.num_ranks)
+            return self.server.start("resume", str(self.run), **given)
         if self.run.exists():
             shutil.rmtree(self.run)
         self.fresh_starts += 1
-        return self.server.start(*self.words, preludes=preludes or (), num_ranks=self.num_ranks)
+        return self.server.start(*self.words, **given)
 
     def finish(self, allowed: tuple[int, ...] = ()) -> Ended:
         """Start without interruption; it must finish."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 Prelude = tuple[str, list[Any]]
+LONGEST_RUN = 300.0
 _SERVER = Path(__file__).with_name("fork_server.py")
 
 
@@ -48,11 +50,20 @@ class Child:
     def wait(self) -> Ended:
         """Until it has ended."""
         if self._ended is None:
-            codes = self._server.receive()["statuses"]
+            codes = self._codes()
             seconds = time.monotonic() - self._started
             output = "".join(log.read_text(errors="replace") for log in self._logs)
             self._ended = Ended(int(codes[0]), output, seconds, tuple(codes[1:]))
         return self._ended
+
+    def _codes(self) -> list[int]:
+        """Exit codes; a run that hangs is killed, so that the tests after it find the server ready."""
+        if self._server.answers_within(LONGEST_RUN):
+            return self._server.receive()["statuses"]
+        self.send(signal.SIGKILL)
+        self._server.receive()
+        output = "".join(log.read_text(errors="replace")[-3000:] for log in self._logs)
+        raise AssertionError(f"the run had not ended after {LONGEST_RUN:g} s:\n{output}")
 
 
 class ForkServer:
@@ -83,6 +94,10 @@ class ForkServer:
         line = self._process.stdout.readline()
         assert line, f"the server ended: {(self._folder / 'server.log').read_text()[-3000:]}"
         return json.loads(line)
+
+    def answers_within(self, seconds: float) -> bool:
+        """Whether a line of the server comes."""
+        return bool(select.select([self._process.stdout], [], [], seconds)[0])
 
     def warm_up(self, model: Path) -> None:
         """Load a model once, so that children find imported what loading imports."""

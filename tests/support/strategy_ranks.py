@@ -13,16 +13,22 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from rft_algos.algorithms import Grpo
 from rft_algos.keyed_random import integers, uniforms
 from rft_dist.collectives import Collectives
 from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.replicated import ReplicatedOptimizer
+from rft_dist.settings import SequenceMode
 from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
-from rft_dist.strategies.sequence import DataRanks, SequenceGroup
+from rft_dist.strategies.groups import DataRanks
+from rft_dist.strategies.sequence import SequenceGroup
+from rft_dist.strategies.tensor import TensorGroup, TensorParallelModel, TensorParallelOptimizer
+from rft_models.held_bytes import held_for_backward
 from rft_models.load import load_policy
 from rft_models.policy import CausalPolicy
+from rft_models.tensor_plan import cut_policy, tensor_plan
 from rft_trainer.annotate import LogprobAnnotator
 from rft_trainer.metrics import MetricTotals
 from rft_trainer.objective import PolicyObjective
@@ -46,21 +52,29 @@ class Case:
     fsdp: bool = False
     shard_size: int | None = None
     sp_size: int = 1
+    sp_mode: SequenceMode = "auto"
+    tp_size: int = 1
     zero_stage: int = 0
     cut: MicroBatching = MicroBatching(3, 0, False)  # noqa: RUF009
 
 
-def cases(world_size: int) -> list[Case]:
-    """What the number of ranks allows."""
+def cases(world_size: int, model: str) -> list[Case]:
+    """What the number of ranks and the heads of the model allow; those of Llama do not divide."""
+    even = model != "llama"
+    one_by_one, packed = MicroBatching(1, 0, False), MicroBatching(2, 40, True)
     found = [
         Case("replicated"),
-        Case("replicated one by one", cut=MicroBatching(1, 0, False)),
-        Case("replicated packed", cut=MicroBatching(2, 40, True)),
+        Case("replicated one by one", cut=one_by_one),
+        Case("replicated packed", cut=packed),
         Case("fsdp", fsdp=True),
-        Case("fsdp one by one", fsdp=True, cut=MicroBatching(1, 0, False)),
+        Case("fsdp one by one", fsdp=True, cut=one_by_one),
     ]
     if world_size > 1:
-        found += [Case("sp 2", sp_size=2), Case("sp 2 fsdp", sp_size=2, fsdp=True, cut=MicroBatching(2, 40, True))]
+        found += [Case("sp 2", sp_size=2), Case("sp 2 fsdp", sp_size=2, fsdp=True, cut=packed)]
+        other: SequenceMode = "ring" if even else "ulysses"  # than "auto" takes
+        found.append(Case(f"sp 2 {other}", sp_size=2, sp_mode=other, cut=packed))
+        if even:
+            found += [Case("tp 2", tp_size=2), Case("tp 2 packed", tp_size=2, cut=packed)]
     if world_size == 4:
         found += [Case("sp 4", sp_size=4), Case("hybrid", fsdp=True, shard_size=2)]
     return found
@@ -117,22 +131,43 @@ def groups() -> list[RolloutGroup]:
 Weights = Callable[[], Iterable[tuple[str, Tensor]]]
 
 
-def distributed(policy: CausalPolicy, case: Case, ranks: Collectives) -> tuple[Any, Weights]:
-    """(optimizer, provider of whole weights) of a policy that lies on the ranks as the case says."""
+def distributed(policy: CausalPolicy, case: Case, ranks: Collectives) -> tuple[Any, Weights, DataRanks]:
+    """(optimizer, provider of whole weights, who shares samples) of a policy laid out as the case says."""
+    if case.tp_size > 1:
+        group = TensorGroup(ranks, case.tp_size, CPU)
+        plan, cut = tensor_plan(policy, case.tp_size), list[TensorParallelModel]()
+        cut_policy(policy, lambda: cut.append(TensorParallelModel(policy.model, plan, group)), group, shares_head=True)
+        optimizer = TensorParallelOptimizer(policy.trainable_parameters(), group, of_heads=plan.of_heads, **ADAM)
+        return optimizer, cut[0].whole_tensors, DataRanks(ranks, group)
+    sequence = SequenceGroup(ranks, case.sp_size)
+    policy.split_sequences(sequence, case.sp_mode)
+    data = DataRanks(ranks, sequence)
     if case.fsdp:
         spread = FullyShardedModel(policy.model, policy.layers, ranks, device=CPU, shard_size=case.shard_size)
         policy.compute_through(spread.compute)
-        return ShardedOptimizer(policy.trainable_parameters(), ranks, **ADAM), spread.whole_tensors
-    return ReplicatedOptimizer(policy.trainable_parameters(), ranks, **ADAM), policy.named_parameters
+        return ShardedOptimizer(policy.trainable_parameters(), ranks, **ADAM), spread.whole_tensors, data
+    return ReplicatedOptimizer(policy.trainable_parameters(), ranks, **ADAM), policy.named_parameters, data
+
+
+def gradients_of(policy: CausalPolicy, optimizer: Any) -> dict[str, Tensor]:
+    """The moments that are the gradients: whole ones, also of matrices in parts; blocks of FSDP as they are."""
+    parameters = dict(policy.named_parameters())
+    found: dict[str, Tensor] = {}
+    for key, tensor in optimizer.state_tensors().items():
+        kind, _, name = key.partition("/")
+        if kind != "exp_avg":
+            continue
+        parameter = parameters[name]
+        if isinstance(optimizer, TensorParallelOptimizer) and isinstance(parameter, DTensor):
+            tensor = DTensor.from_local(tensor, parameter.device_mesh, parameter.placements).full_tensor()
+        found[key] = tensor.contiguous()
+    return found
 
 
 def run(case: Case, model: Path, ranks: Collectives, out: Path) -> dict[str, Any]:
     """One step; gradients (by way of a moment) and weights into files."""
     policy = load_policy(model, codec=object()).train()  # type: ignore[arg-type]
-    sequence = SequenceGroup(ranks, case.sp_size)
-    data = DataRanks(ranks, sequence)
-    policy.split_sequences(sequence)
-    optimizer, weights = distributed(policy, case, ranks)
+    optimizer, weights, data = distributed(policy, case, ranks)
     in_step = case.fsdp or case.zero_stage > 0
     annotator = LogprobAnnotator(policy, data, max_sequences=2, max_tokens=0, temperature=0.9, in_step=in_step)
     scored = annotator(groups())
@@ -148,12 +183,31 @@ def run(case: Case, model: Path, ranks: Collectives, out: Path) -> dict[str, Any
     )
     totals = MetricTotals()
     outcome = updater(samples(), 0, totals)
-    gradients = {name: tensor for name, tensor in optimizer.state_tensors().items() if name.startswith("exp_avg/")}
+    gradients = gradients_of(policy, optimizer)
     file = case.name.replace(" ", "_")
     save_file({name: t.clone() for name, t in gradients.items()}, out / f"gradients_{file}_{ranks.rank}.safetensors")
     save_file({name: t.detach().clone() for name, t in weights()}, out / f"weights_{file}_{ranks.rank}.safetensors")
     merged = totals.merged(data)
     return {"norm": outcome.gradient_norm, "metrics": merged, "scored": scored, "turns": outcome.num_micro_batches}
+
+
+CONTEXT = 768
+
+
+def held_bytes(model: Path, ranks: Collectives) -> dict[str, int]:
+    """What a context that all ranks share leaves on this one for its backward pass, by how attention is shared."""
+    token_ids = torch.arange(CONTEXT) % VOCABULARY
+    positions, segments = torch.arange(CONTEXT), torch.zeros_like(token_ids)
+    given = token_ids, positions, segments, torch.ones_like(token_ids, dtype=torch.bool)
+    found: dict[str, int] = {}
+    modes: tuple[SequenceMode, ...] = ("ulysses", "ring")
+    for mode in modes:
+        policy = load_policy(model, codec=object()).train()  # type: ignore[arg-type]
+        policy.split_sequences(SequenceGroup(ranks, ranks.world_size), mode)
+        known = [*policy.model.parameters(), *policy.model.buffers(), *given]
+        loss, found[mode] = held_for_backward(lambda policy=policy: policy.token_logprobs(*given)[0].sum(), known)
+        loss.backward()
+    return found
 
 
 def main() -> None:
@@ -162,8 +216,9 @@ def main() -> None:
     found = {
         f"{model.name}/{case.name}": run(case, model, ranks, _made(out / model.name))
         for model in models
-        for case in cases(ranks.world_size)
+        for case in cases(ranks.world_size, model.name)
     }
+    found["held"] = {model.name: held_bytes(model, ranks) for model in models}
     (out / f"rank_{ranks.rank}.json").write_text(json.dumps(found))
     stop_process_group()
     sys.stderr.flush()

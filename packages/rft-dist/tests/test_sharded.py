@@ -6,10 +6,6 @@ One launch of two processes and one of four run every case of `sharded_ranks.py`
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+
+from rft_dist.testing import run_ranks
 
 pytestmark = pytest.mark.xdist_group("sharded")
 PROGRAM = Path(__file__).with_name("sharded_ranks.py")
@@ -39,26 +37,7 @@ class Found:
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What all ranks wrote."""
     world_size, out = request.param, tmp_path_factory.mktemp("sharded")
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    shared = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": f"{port}",
-        "WORLD_SIZE": f"{world_size}",
-        "NCCL_TIMEOUT": "120",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(out)],
-            env={**os.environ, **shared, "OMP_NUM_THREADS": "1", "RANK": f"{rank}"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * world_size, "\n".join(errors)
+    run_ranks(PROGRAM, world_size, out)
     return Found(out, world_size)
 
 

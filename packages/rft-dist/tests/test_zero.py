@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import socket
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +19,7 @@ from torch import Tensor
 
 from rft_algos.errors import OptionsError, PreflightError
 from rft_dist.strategies.zero_engine import ZeroOptions, load_deepspeed, verify_options
+from rft_dist.testing import run_ranks
 
 pytestmark = pytest.mark.xdist_group("zero")
 PROGRAM = Path(__file__).with_name("zero_ranks.py")
@@ -45,32 +42,11 @@ class Found:
 
 def launch(world_size: int, out: Path, *arguments: str) -> Found:
     out.mkdir()
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    shared = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": f"{port}",
-        "WORLD_SIZE": f"{world_size}",
-        "NCCL_TIMEOUT": "120",
-        "OMP_NUM_THREADS": "1",
+    compiled = {  # half of a launch is compiling what DeepSpeed imports
         "PYTHONDONTWRITEBYTECODE": "",
-        "PYTHONPYCACHEPREFIX": str(out.parent / "compiled"),  # half of a launch is compiling what DeepSpeed imports
+        "PYTHONPYCACHEPREFIX": str(out.parent / "compiled"),
     }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(out), *arguments],
-            env={**os.environ, **shared, "RANK": f"{rank}"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    printed = [process.communicate(timeout=300) for process in processes]
-    text = "\n".join(line for pair in printed for line in pair)
-    assert [process.returncode for process in processes] == [0] * world_size, text
-    return Found(out, world_size, text.strip())
+    return Found(out, world_size, run_ranks(PROGRAM, world_size, out, *arguments, environment=compiled))
 
 
 def put_together(found: Found, name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

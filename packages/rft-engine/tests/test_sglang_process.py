@@ -16,13 +16,13 @@ from rft_algos.errors import OptionsError, ServiceError
 from rft_engine.engine_process import EngineDied
 from rft_engine.held_weights import held_tensor
 from rft_engine.in_step import check_in_step
+from rft_engine.own_process_settings import EngineDeadlines
 from rft_engine.sglang_engine import SglangEngine
 from rft_engine.sglang_local import LocalSglang
 from rft_engine.sglang_settings import SglangSettings
 from rft_engine.sglang_surface import surface, version
 from rft_engine.sglang_testing import FakeSglang
 from rft_engine.states import EngineState
-from rft_engine.vllm_settings import VllmDeadlines
 from rft_engine.vllm_testing import fake_logits, fake_tensors, write_fake_model
 
 PROMPTS, KEYS = [[1, 2], [3]], [list(range(10)), list(range(50, 60))]
@@ -106,7 +106,7 @@ def test_a_death_in_the_middle_is_mended_with_the_same_tokens_and_weights(make, 
 
 
 def test_a_call_that_hangs_is_aborted_and_the_process_lives(make) -> None:
-    engine = make(Policy(), worker("FakeSglang(faults=['hang'])"), deadlines=VllmDeadlines(generate=0.3, other=60.0))
+    engine = make(Policy(), worker("FakeSglang(faults=['hang'])"), deadlines=EngineDeadlines(generate=0.3, other=60.0))
     with pytest.raises(ServiceError) as caught:
         engine.generate(PROMPTS, KEYS, **ASKED)
     assert caught.value.problem.code == "engine.deadline"
@@ -115,7 +115,7 @@ def test_a_call_that_hangs_is_aborted_and_the_process_lives(make) -> None:
 
 
 def test_a_process_that_is_stuck_is_ended_at_the_deadline(make) -> None:
-    engine = make(Policy(), worker("FakeSglang(faults=['stuck'])"), deadlines=VllmDeadlines(generate=0.3, other=0.3))
+    engine = make(Policy(), worker("FakeSglang(faults=['stuck'])"), deadlines=EngineDeadlines(generate=0.3, other=0.3))
     with pytest.raises(ServiceError) as caught:
         engine.generate(PROMPTS, KEYS, **ASKED)
     assert caught.value.problem.code == "engine.deadline"

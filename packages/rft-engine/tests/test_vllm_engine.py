@@ -13,10 +13,11 @@ from torch import Tensor
 from rft_algos.errors import OptionsError, PreflightError, ServiceError
 from rft_engine.in_step import check_in_step
 from rft_engine.native import NativeEngine
+from rft_engine.own_process_settings import EngineDeadlines
 from rft_engine.states import EngineState
 from rft_engine.vllm_engine import VllmEngine
 from rft_engine.vllm_runtime import InstalledVllm
-from rft_engine.vllm_settings import VllmDeadlines, VllmSettings, llm_arguments
+from rft_engine.vllm_settings import VllmSettings, llm_arguments
 from rft_engine.vllm_testing import VOCAB, FakeVllm, fake_logits, fake_tensors, write_fake_model
 
 PROMPTS = [[1], [2, 3, 4], [5, 1], [6, 6, 2, 1, 3, 4, 5, 0, 9, 10, 7, 8, 2], [0, 3]]
@@ -202,6 +203,12 @@ def test_what_the_cpu_build_cannot_do_is_refused_before_it_starts(model_dir: Pat
 def test_heads_that_the_cpu_kernels_do_not_know_are_refused(tmp_path: Path) -> None:
     path = write_fake_model(tmp_path / "model", head_dim=16)
     with pytest.raises(OptionsError, match="heads of 16"):
+        make(path, Policy())
+
+
+def test_experts_are_refused_on_a_cpu(tmp_path: Path) -> None:
+    path = write_fake_model(tmp_path / "model", num_experts=4)
+    with pytest.raises(OptionsError, match="4 experts"):
         make(path, Policy())
 
 
@@ -439,7 +446,7 @@ def test_a_closed_engine_stays_closed(model_dir: Path) -> None:
 
 
 def test_a_call_past_its_deadline_leaves_the_engine_usable(model_dir: Path) -> None:
-    deadlines = VllmDeadlines(generate=1e-9)
+    deadlines = EngineDeadlines(generate=1e-9)
     engine, runtime = make(model_dir, Policy(), deadlines=deadlines)
     with pytest.raises(ServiceError) as caught:
         engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=20)

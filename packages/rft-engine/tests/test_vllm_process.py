@@ -17,12 +17,13 @@ import pytest
 from rft_algos.errors import OptionsError, ServiceError
 from rft_engine.engine_process import EngineDied, EngineProcess, error_fields
 from rft_engine.in_step import check_in_step
+from rft_engine.own_process_settings import EngineDeadlines
 from rft_engine.states import EngineState
 from rft_engine.vllm_engine import VllmEngine
 from rft_engine.vllm_local import LocalVllm
 from rft_engine.vllm_process import VllmProcessEngine
 from rft_engine.vllm_requests import SampleResult
-from rft_engine.vllm_settings import VllmDeadlines, VllmSettings
+from rft_engine.vllm_settings import VllmSettings
 from rft_engine.vllm_testing import FakeVllm, fake_logits, fake_tensors, write_fake_model
 
 PROMPTS, KEYS = [[1, 2], [3]], [list(range(10)), list(range(50, 60))]
@@ -111,7 +112,7 @@ def test_a_death_in_the_middle_is_mended_with_the_same_tokens_and_weights(
 
 
 def test_a_hanging_process_is_ended_at_the_deadline(make) -> None:
-    deadlines = VllmDeadlines(generate=0.3, other=0.3)
+    deadlines = EngineDeadlines(generate=0.3, other=0.3)
     engine = make(Policy(), worker("FakeVllm(faults=['hang'])"), deadlines=deadlines)
     started = time.monotonic()
     with pytest.raises(ServiceError) as caught:

@@ -88,3 +88,27 @@ def character_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_positions=64,
         init_std=0.2,
     )
+
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789?: \n"
+
+
+@pytest.fixture(scope="session")
+def vision_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Complete directories of tiny vision-language models, by `model_type`: each is made once."""
+    from rft_models.build import build_character_tokenizer
+    from rft_models.vision.build import VisionSizes, build_vision_model
+
+    made: dict[str, Path] = {}
+    sizes = VisionSizes(hidden=32, layers=2, heads=4, kv_heads=2, ffn=48, max_positions=256, vision_hidden=32)
+
+    def directory(model_type: str) -> Path:
+        if model_type not in made:
+            path = tmp_path_factory.mktemp("vision") / model_type
+            tokenizer = build_character_tokenizer(ALPHABET)
+            made[model_type] = build_vision_model(
+                path, tokenizer, model_type=model_type, sizes=sizes, seed=5, init_std=0.2
+            )
+        return made[model_type]
+
+    return directory

@@ -75,7 +75,7 @@ class KeepGradients(PlainOptimizer):
     """Does not step."""
 
     def step(self, learning_rate: float) -> Any:
-        return type("Outcome", (), {"gradient_norm": 0.0, "applied": True})()
+        return type("Outcome", (), {"gradient_norm": 0.0, "applied": True, "loss_scale": None})()
 
 
 def samples() -> list[TrainingSample]:

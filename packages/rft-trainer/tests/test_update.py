@@ -36,7 +36,7 @@ class KeepGradients(PlainOptimizer):
     """Does not step, so that gradients of several ranks can be added."""
 
     def step(self, learning_rate: float):
-        return type("Outcome", (), {"gradient_norm": 0.0, "applied": True})()
+        return type("Outcome", (), {"gradient_norm": 0.0, "applied": True, "loss_scale": None})()
 
 
 def samples() -> list[TrainingSample]:

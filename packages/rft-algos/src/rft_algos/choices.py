@@ -230,9 +230,13 @@ class Gae(Advantage):
     needs_values: ClassVar[bool] = True
     gamma: float = 1.0
     lambd: float = 0.95
+    turn_gamma: float | None = None
+    """Discount from one turn of a conversation to the next; None = gamma, as between any two tokens."""
 
     def __post_init__(self) -> None:
         _check_discount(gamma=self.gamma, lambd=self.lambd)
+        if self.turn_gamma is not None:
+            _check_discount(turn_gamma=self.turn_gamma)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

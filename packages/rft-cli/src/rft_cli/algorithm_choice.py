@@ -141,7 +141,7 @@ def algorithm_record(settings: RlSettings) -> PolicyAlgorithm:
     aggregation = AGGREGATIONS[chosen.loss_agg_mode] if chosen.loss_agg_mode else base.aggregation
     surrogate = _surrogate(chosen, base)
     changes: dict[str, Any] = {
-        "advantage": _advantage(chosen, base),
+        "advantage": _advantage(settings, base),
         "surrogate": surrogate,
         "correction": _correction(settings, base),
         "aggregation": aggregation,
@@ -203,9 +203,12 @@ def _with(choice: Choice, changes: Mapping[str, object], flags: Mapping[str, str
     return replace(choice, **changes) if changes else choice  # type: ignore[type-var]
 
 
-def _advantage(chosen: AlgorithmSettings, base: PolicyAlgorithm) -> choices.Advantage:
-    changes = _given(gamma=chosen.gamma, lambd=chosen.lambd, k=chosen.pass_k)
-    return _with(base.advantage, changes, {"gamma": "gamma", "lambd": "lambd", "k": "pass_k"}, "advantage")
+def _advantage(settings: RlSettings, base: PolicyAlgorithm) -> choices.Advantage:
+    chosen, turns = settings.algorithm, settings.conversation
+    turn_gamma = turns.turn_gamma if turns.environment else None
+    changes = _given(gamma=chosen.gamma, lambd=chosen.lambd, turn_gamma=turn_gamma, k=chosen.pass_k)
+    flags = {"gamma": "gamma", "lambd": "lambd", "turn_gamma": "turn_gamma", "k": "pass_k"}
+    return _with(base.advantage, changes, flags, "advantage")
 
 
 def _correction(settings: RlSettings, base: PolicyAlgorithm) -> Correction:
@@ -247,6 +250,16 @@ def _check(settings: RlSettings, record: PolicyAlgorithm) -> None:
             f"{type(record.surrogate).__name__} with loss_agg_mode {chosen.loss_agg_mode or 'token-mean'}",
             "its value belongs to a sequence; only the mean over sequences is the published loss",
             "--loss_agg_mode seq-mean-token-mean",
+        )
+    by_turn = bool(settings.conversation.environment) and isinstance(record.advantage, choices.Gae | choices.Returns)
+    scaled = chosen.reward_running_norm or chosen.reward_running_norm_minus_mean or chosen.reward_clip > 0
+    if by_turn and scaled:
+        what = "reward_clip" if chosen.reward_clip > 0 else "reward_running_norm"
+        raise _refused(
+            "algorithm.scaled_turns",
+            f"{what} with {name} and an environment",
+            "it scales the reward of a whole response, and here every turn has its own",
+            f"leave {what} out",
         )
     if chosen.kl_target is not None and not (record.needs_reference or record.drift_coef > 0):
         raise _refused(

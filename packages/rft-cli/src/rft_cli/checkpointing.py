@@ -30,8 +30,8 @@ class PolicyWithShards(Protocol):
         """Whole weights that this rank writes, by their names in the Hugging Face directory; all ranks call it."""
         ...
 
-    def save_description(self, directory: Path) -> None:
-        """Configuration and tokenizer."""
+    def description(self) -> Callable[[Path], None]:
+        """What writes configuration and tokenizer, as they are when `own_weights` has been called."""
         ...
 
 
@@ -69,7 +69,7 @@ class StoreWriter:
         """Returns when the checkpoint is on disk and read back, or is being written from a copy."""
         shared: Any = policy if hasattr(policy, "own_weights") else None
         if shared:
-            snapshot = cast(Snapshot, lambda _: shared.save_description)  # pyright: ignore[reportUnknownLambdaType]
+            snapshot = cast(Snapshot, lambda _: shared.description())  # pyright: ignore[reportUnknownLambdaType]
         else:
             snapshot = cast(Snapshotable, policy).snapshot
         parts: dict[str, Tensors] = {name: self._given(cast(Tensors, part)) for name, part in tensors.items()}
@@ -80,7 +80,7 @@ class StoreWriter:
             saves.begin(step, tensors=parts, records=records, snapshot=snapshot, metadata=more, model_tensors=weights)
             return
         self._store = self._store or self._open_store(self._collectives)
-        writer = shared.save_description if shared else policy.save_pretrained
+        writer = shared.description() if shared else policy.save_pretrained
         self._store.save(
             step, tensors=parts, records=records, model_writer=writer, metadata=more, model_tensors=weights
         )

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rft_algos.algorithms import PolicyAlgorithm
+from rft_cli.adapter_choice import adapt, weights_directory
 from rft_cli.algorithm_choice import algorithm_record
+from rft_cli.async_choice import refuse_what_cannot_run_ahead, rollout_queue
 from rft_cli.checkpoint_weights import engine_source, take_weights
 from rft_cli.checkpointing import Restored
 from rft_cli.compose_algorithm import PolicyWithCritic, annotator, build_critic, credit_assigner, old_policy
@@ -25,13 +28,18 @@ from rft_cli.compose_parts import (
     trainable_policy,
 )
 from rft_cli.engines import choose_engine, engine_check, make_engine
+from rft_cli.environment_choice import ChosenEnvironment
 from rft_cli.machine import Machine
-from rft_cli.model_choice import head_chunk_size, weights_dtype
+from rft_cli.model_choice import head_chunk_size
+from rft_cli.replica_choice import make_replicas, wants_replicas
 from rft_cli.settings import RlSettings
-from rft_cli.strategies import Spread, spread_policy, spread_reference, spreads_weights
+from rft_cli.strategies import Spread, held_dtype, spread_policy, spread_reference, spreads_weights
+from rft_models.adapters import WithoutAdapters
 from rft_models.load import load_reference
+from rft_models.meta_load import load_reference_on_meta
 from rft_models.text import HfTextCodec
 from rft_trainer.annotate import LogprobAnnotator
+from rft_trainer.conversations import Conversations
 from rft_trainer.credit import ComputeAdvantages, CreditAssigner
 from rft_trainer.gap_watch import GapWatch
 from rft_trainer.loops.rl import Reinforcement
@@ -48,18 +56,24 @@ from rft_trainer.sinks.protocol import Sink
 from rft_trainer.update import MicroBatching, Updater
 
 
-def _reference(settings: RlSettings, machine: Machine) -> LogprobAnnotator:
-    """Log-probabilities under the model that the run started from."""
-    policy = load_reference(
+def _reference(settings: RlSettings, machine: Machine, spread: Spread) -> LogprobAnnotator:
+    """Log-probabilities under the model that the run started from: with adapters the policy without them."""
+    if spread.policy.adapters is not None:
+        started: Any = WithoutAdapters(spread.policy)
+        return annotator(settings, machine, started, spread.data, in_step=spread.in_step)
+    data = spread.data
+    load = load_reference_on_meta if settings.strategy.meta_init else load_reference
+    policy = load(
         settings.model.pretrain,
-        dtype=weights_dtype(settings.model.bf16),
+        dtype=held_dtype(settings.strategy, bf16=settings.model.bf16),
         device=machine.device,
         flash_attn=settings.model.flash_attn,
         head_chunk_size=head_chunk_size(settings.model),
     )
     take_weights(policy, settings.checkpoint, show=False)
     policy = spread_reference(policy, settings.strategy, machine)
-    return annotator(settings, machine, policy, in_step=spreads_weights(settings.strategy))
+    together = data if settings.strategy.tp_size > 1 else None  # a group computes every sample together
+    return annotator(settings, machine, policy, together, in_step=spreads_weights(settings.strategy))
 
 
 def _updater(
@@ -83,7 +97,7 @@ def _updater(
         device=machine.device,
         pin_memory=settings.data.dataloader_pin_memory,
         balanced=balanced_forward(settings.model, spread.policy, machine),
-        fused=spread.policy,
+        fused=spread.fused,
         in_step=spread.in_step,
     )
 
@@ -101,56 +115,70 @@ def build_rl(
     resume_command: str,
     restored: Restored | None,
     compute_advantages: ComputeAdvantages | None = None,
+    environment: ChosenEnvironment | None = None,
 ) -> Reinforcement:
     """The whole RL run, ready to go; with `restored`, exactly where that checkpoint was."""
     record = algorithm_record(settings)
-    source = restored.model_directory if restored else settings.model.pretrain
-    policy = trainable_policy(settings.model, settings.strategy, source, machine, codec)
+    talking, ranks = environment is not None, machine.ranks.world_size
+    refuse_what_cannot_run_ahead(settings, record, data, world_size=ranks, talks=talking)
+    source = weights_directory(settings.adapter, settings.model.pretrain, restored)
+    policy = trainable_policy(settings.model, settings.strategy, source, machine, codec, settings.adapter)
     if restored is None:
         take_weights(policy, settings.checkpoint, show=machine.is_first)
+        source = engine_source(settings.checkpoint, source, shares_weights=True)
+    adapt(policy, settings.adapter, settings.model, restored, base=source, seed=settings.run.seed)
     spread = spread_policy(policy, settings.strategy, settings.optimizer, machine, restored)
     longest_response, longest = response_limits(settings, data.longest_prompt)
+    if environment is not None:
+        longest = environment.room(settings.model.pretrain, longest, longest_response)
     engine, sleeps = _engine(settings, machine, directory, spread, source, longest, restored)
     credit = credit_assigner(settings, record, longest_response, compute_advantages)
     critic_rate = learning_rate_schedule(settings.optimizer, settings.critic.critic_learning_rate, data.num_updates)
     critic = build_critic(settings, machine, record, codec, restored, _cutting(settings), critic_rate)
     progress = Progress()
+    timer = machine.phase_timer(progress)
+    talks = environment and environment.conversations(engine, longest, timer)
     training, episodes = data.training, settings.batch.num_episodes
     ledger = make_ledger(training.mixture, training.data_hash, len(data.prompts), episodes, settings.run.seed)
+    sampling = _sampling(settings, longest_response, codec)
+    queue = rollout_queue(settings, engine, codec, reward, ledger, data, sampling)
     saver = make_saver(
         directory,
         settings.checkpoint,
         metadata,
         PolicyWithCritic(policy, critic.critic) if critic and settings.critic.save_value_network else spread.savable,
         spread.optimizer,
-        {"progress": progress, "ledger": ledger, "credit": credit},
+        {"progress": progress, "ledger": ledger, "credit": credit, **({"rollouts_ahead": queue} if queue else {})},
         machine,
         restored,
         tensor_parts=critic.tensor_parts if critic else None,
     )
+    serving = queue or engine
     if progress.step:
-        engine.load_weights(progress.step)
+        serving.load_weights(progress.step)
     return Reinforcement(
         ledger=ledger,
         prompts=data.prompts,
-        engine=engine,
-        collector=_collector(settings, machine, record, engine, codec, reward, longest_response),
+        engine=serving,
+        ahead=queue,
+        collector=queue
+        or _collector(settings, machine, record, engine, codec, reward, longest_response, talks),
         assign_credit=credit,
-        reference=_reference(settings, machine) if record.needs_reference else None,
+        reference=_reference(settings, machine, spread) if record.needs_reference else None,
         old_policy=old_policy(settings, record, machine, policy, spread.data, in_step=spread.in_step),
         critic=critic.part if critic else None,
         control=_control(settings),
         updater=_updater(settings, machine, spread, record, credit, data.num_updates),
-        evaluator=make_evaluator(engine, codec, reward, machine, data.held_out, longest_response),
+        evaluator=make_evaluator(serving, codec, queue.score if queue else reward, machine, data.held_out, longest_response, talks),
         saver=saver,
         reporter=_reporter(settings, machine, directory, sinks, data, progress),
         collectives=machine.collectives,
         rules=step_rules(settings, data, record),
         progress=progress,
-        timer=machine.phase_timer(progress),
+        timer=timer,
         resume_command=resume_command,
         sleep_engine=sleeps,
-        check_engine=engine_check(settings.engine, machine, policy, engine),
+        check_engine=None if queue else engine_check(settings.engine, machine, policy, engine),
         gaps=gap_watch(settings, machine, resume_command),
     )
 
@@ -169,6 +197,13 @@ def _engine(
     sleeps = settings.engine.enable_engine_sleep and chosen.can_sleep
     if restored is None:
         source = engine_source(settings.checkpoint, source, shares_weights=chosen.shares_weights)
+    if wants_replicas(settings):
+        weights, dtype = spread.whole_weights or spread.policy.named_parameters, spread.compute_dtype
+        logs = directory.path / "logs"
+        replicas = make_replicas(
+            settings, machine, spread.policy, source, longest, logs, weights=weights, dtype=dtype
+        )
+        return replicas, sleeps and chosen.shares_weights and not settings.ahead.max_staleness
     engine = make_engine(
         settings.engine,
         machine,
@@ -212,7 +247,7 @@ def gap_watch(settings: RlSettings, machine: Machine, resume_command: str) -> Ga
 
     return GapWatch(
         collectives=machine.collectives,
-        limit=given.max_logprob_gap or None,
+        limit=None if settings.ahead.max_staleness else given.max_logprob_gap or None,
         skips_first_token=settings.sampling.use_fire,
         remedy=remedy,
     )
@@ -226,6 +261,7 @@ def _collector(
     codec: HfTextCodec,
     reward: Reward,
     longest_response: int,
+    talks: Conversations | None,
 ) -> RolloutCollector:
     return RolloutCollector(
         engine,
@@ -236,6 +272,7 @@ def _collector(
         group_size=settings.batch.n_samples_per_prompt,
         seed=settings.run.seed,
         greedy_baseline=record.advantage.needs_greedy,
+        conversations=talks,
     )
 
 

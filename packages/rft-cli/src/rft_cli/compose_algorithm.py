@@ -13,16 +13,18 @@ from torch import Tensor
 from rft_algos.algorithms import PolicyAlgorithm
 from rft_algos.controllers import AdaptiveKl, EntropyTarget
 from rft_algos.errors import OptionsError
+from rft_cli.adapter_choice import adapt_critic
 from rft_cli.checkpointing import Restored
 from rft_cli.machine import Machine
 from rft_cli.model_choice import checkpointing_of
+from rft_cli.reward_names import weights_of
 from rft_cli.settings import RlSettings
 from rft_dist.replicated import ReplicatedOptimizer
 from rft_models.critic import CausalCritic, load_critic
 from rft_models.policy import CausalPolicy
 from rft_models.text import HfTextCodec
 from rft_trainer.annotate import LogprobAnnotator
-from rft_trainer.credit import ComputeAdvantages, CreditAssigner, ScoreRules, parse_component_weights
+from rft_trainer.credit import ComputeAdvantages, CreditAssigner, ScoreRules
 from rft_trainer.critic import CriticUpdater, ValueAnnotator, ValueObjective
 from rft_trainer.loops.rl import CriticPart, OldPolicy
 from rft_trainer.protocols import Collectives
@@ -48,16 +50,6 @@ def score_rules(settings: RlSettings, record: PolicyAlgorithm, longest_response:
             why="the penalty grows over the last tokens of the longest response",
             do=f"--overlong_buffer_len {max(1, longest_response // 5)}",
         )
-    try:
-        weights = parse_component_weights(chosen.reward_weights)
-    except ValueError as error:
-        raise OptionsError(
-            code="option.not_allowed",
-            what=f"reward_weights = {chosen.reward_weights!r}",
-            where="--reward_weights",
-            why="it is NAME=NUMBER, several joined by commas",
-            do="--reward_weights correctness=0.9,format=0.1",
-        ) from error
     return ScoreRules(
         longest_response=longest_response,
         overlong_buffer=buffer,
@@ -67,7 +59,7 @@ def score_rules(settings: RlSettings, record: PolicyAlgorithm, longest_response:
         running_norm=chosen.reward_running_norm or chosen.reward_running_norm_minus_mean,
         minus_mean=chosen.reward_running_norm_minus_mean,
         clip=chosen.reward_clip,
-        component_weights=weights,
+        component_weights=weights_of(settings.reward),
     )
 
 
@@ -219,6 +211,7 @@ def build_critic(
         flash_attn=settings.model.flash_attn,
         codec=None if chosen.critic_pretrain else codec,
     ).train()
+    adapt_critic(critic, settings.adapter, seed=settings.run.seed)
     optimizer = ReplicatedOptimizer(
         critic.named_parameters(),
         machine.collectives,

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from rft_algos.algorithms import PolicyAlgorithm
 from rft_algos.errors import OptionsError
 from rft_cli.algorithm_choice import algorithm_record
-from rft_cli.prompt_files import Prepared, read_held_out, read_training
+from rft_cli.media_choice import refuse_beside_images, row_images
+from rft_cli.prompt_files import Prepared, as_prompts, read_held_out, read_training
 from rft_cli.settings import EvalSettings, RlSettings
 from rft_models.model_facts import model_facts
 from rft_models.text import HfTextCodec
@@ -57,10 +58,19 @@ class RlData:
 
 
 def rl_data(settings: RlSettings, codec: HfTextCodec, world_size: int) -> RlData:
-    """Read, render and count; needs a tokenizer and no weights."""
+    """Read, render and count; needs a tokenizer and no weights. `world_size` counts all ranks."""
     data, batch = settings.data, settings.batch
+    needs_values = algorithm_record(settings).advantage.needs_values
+    refuse_beside_images(settings.images, settings.strategy, settings.model, critic=needs_values)
+    images = row_images(settings.images, settings.run.seed)
     training = read_training(
-        data, data, codec, label_key=data.label_key, output_key=None, prompt_max_len=settings.sampling.prompt_max_len
+        data,
+        data,
+        codec,
+        label_key=data.label_key,
+        output_key=None,
+        prompt_max_len=settings.sampling.prompt_max_len,
+        images=images,
     )
     held_out: list[Prompt] = []
     if data.eval_data:
@@ -73,8 +83,9 @@ def rl_data(settings: RlSettings, codec: HfTextCodec, world_size: int) -> RlData
             label_key=data.label_key,
             output_key=None,
             prompt_max_len=settings.sampling.prompt_max_len,
+            images=images,
         )
-        held_out = [Prompt(r.prompt_id, r.token_ids, r.text, r.label, r.source) for r in rendered]
+        held_out = as_prompts(rendered)
     prompts = training.prompts()
     plan = plan_batches(
         len(prompts),
@@ -85,7 +96,7 @@ def rl_data(settings: RlSettings, codec: HfTextCodec, world_size: int) -> RlData
         micro_rollout_batch_size=batch.micro_rollout_batch_size,
         max_epochs=batch.max_epochs,
         num_episodes=batch.num_episodes,
-        world_size=world_size,
+        world_size=world_size // (settings.strategy.sp_size * settings.strategy.tp_size),
         group_estimator=algorithm_record(settings).advantage.compares_groups,
     )
     steps_an_episode = -(-plan.rollouts_per_episode // plan.rollouts_per_update)
@@ -114,6 +125,7 @@ def step_rules(settings: RlSettings, data: RlData, record: PolicyAlgorithm) -> S
         eval_every=_eval_every(settings.evaluation.eval_steps, data),
         max_refused_in_a_row=settings.run.max_refused_steps,
         max_unscored_share=settings.run.max_unscored_share,
+        max_staleness=settings.ahead.max_staleness,
     )
 
 

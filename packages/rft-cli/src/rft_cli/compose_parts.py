@@ -7,26 +7,29 @@ from functools import partial
 from pathlib import Path
 
 from rft_algos import schedules
+from rft_cli.adapter_choice import quantization
 from rft_cli.checkpointing import Restored, make_writer, save_schedule
 from rft_cli.machine import Machine
 from rft_cli.model_choice import checkpointing_of, freezing_of, head_chunk_size
 from rft_cli.strategies import held_dtype
 from rft_dist.settings import AdamSettings, CheckpointSettings, StrategySettings
+from rft_models.adapter_settings import AdapterSettings
 from rft_models.load import load_policy
+from rft_models.meta_load import load_on_meta
 from rft_models.policy import CausalPolicy
 from rft_models.settings import ModelSettings
+from rft_models.tensor_sizes import refuse_uneven_model
 from rft_models.text import HfTextCodec
+from rft_trainer.conversations import Conversations
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.evaluation import Evaluator
 from rft_trainer.ledger import Ledger
 from rft_trainer.protocols import Engine, Optimizer, SavablePolicy
 from rft_trainer.records import Prompt
 from rft_trainer.rewards.records import Reward
-from rft_trainer.rewards.registry import reward_by_name
 from rft_trainer.router_balance import BalancedForward
 from rft_trainer.run_directory import RunDirectory
 from rft_trainer.saving import Saver, Stateful, StatefulTensors
-from rft_trainer.settings import RewardSettings
 from rft_trainer.update import MicroBatching
 
 
@@ -37,11 +40,6 @@ def learning_rate_schedule(settings: AdamSettings, peak: float, num_updates: int
         return partial(schedules.constant, peak=peak, warmup_steps=warmup)
     shape = schedules.warmup_cosine if settings.lr_schedule == "cosine" else schedules.warmup_linear
     return partial(shape, num_steps=num_updates, warmup_steps=warmup, peak=peak, floor_ratio=settings.min_lr_ratio)
-
-
-def make_reward(settings: RewardSettings) -> Reward:
-    """The named reward, or the person's own function."""
-    return reward_by_name(settings.reward, num_workers=settings.reward_workers, timeout=settings.reward_timeout)
 
 
 def make_ledger(mixture: Mixture, data_hash: str, num_rows: int, num_epochs: int, seed: int) -> Ledger:
@@ -90,9 +88,12 @@ def trainable_policy(
     source: str | Path,
     machine: Machine,
     codec: HfTextCodec,
+    adapter: AdapterSettings,
 ) -> CausalPolicy:
-    """The weights in `source`, whole, ready to be laid out and trained."""
-    policy = load_policy(
+    """The weights in `source`, ready to be laid out and trained: whole, or still in their files."""
+    refuse_uneven_model(source, strategy.tp_size)
+    load = load_on_meta if strategy.meta_init else load_policy
+    policy = load(
         source,
         dtype=held_dtype(strategy, bf16=settings.bf16),
         device=machine.device,
@@ -101,6 +102,7 @@ def trainable_policy(
         freeze=freezing_of(settings),
         head_chunk_size=head_chunk_size(settings),
         codec=codec,
+        **quantization(adapter),
     )
     return policy.train()
 
@@ -124,6 +126,7 @@ def make_evaluator(
     machine: Machine,
     prompts: Sequence[Prompt],
     longest_response: int,
+    talks: Conversations | None = None,
 ) -> Evaluator | None:
     """Greedy evaluation of the held-out prompts, where there are any."""
     if not prompts:
@@ -136,4 +139,5 @@ def make_evaluator(
         prompts,
         max_new_tokens=longest_response,
         stop_token_ids=codec.eos_ids,
+        conversations=talks,
     )

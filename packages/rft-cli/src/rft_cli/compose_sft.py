@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rft_cli.checkpoint_weights import take_weights
+from rft_cli.adapter_choice import adapt, counting, weights_directory
+from rft_cli.checkpoint_weights import engine_source, take_weights
 from rft_cli.checkpointing import Restored
 from rft_cli.compose_parts import (
     balanced_forward,
@@ -16,6 +17,7 @@ from rft_cli.compose_parts import (
     trainable_policy,
 )
 from rft_cli.machine import Machine
+from rft_cli.media_choice import refuse_beside_images, row_images
 from rft_cli.prompt_files import Prepared, demonstrations, hold_out, read_held_out, read_training
 from rft_cli.settings import SftSettings
 from rft_cli.strategies import Spread, spread_policy
@@ -49,7 +51,11 @@ def sft_data(settings: SftSettings, codec: HfTextCodec, max_positions: int) -> S
     """Read, render and count; needs a tokenizer and no weights."""
     data, chosen = settings.data, settings.training
     max_len = chosen.max_len or max_positions
-    training = read_training(data, data, codec, label_key=None, output_key=data.output_key, prompt_max_len=max_len)
+    refuse_beside_images(settings.images, settings.strategy, settings.model)
+    images = row_images(settings.images, settings.run.seed)
+    training = read_training(
+        data, data, codec, label_key=None, output_key=data.output_key, prompt_max_len=max_len, images=images
+    )
     samples, left_out = demonstrations(training.rendered, codec, max_len)
     held_out: list[TrainingSample] = []
     if data.eval_data:
@@ -62,6 +68,7 @@ def sft_data(settings: SftSettings, codec: HfTextCodec, max_positions: int) -> S
             label_key=None,
             output_key=data.output_key,
             prompt_max_len=max_len,
+            images=images,
         )
         held_out, _ = demonstrations(rendered, codec, max_len)
     elif data.held_out_rows:
@@ -87,10 +94,12 @@ def build_sft(
 ) -> SupervisedRun:
     """The whole supervised run, ready to go; with `restored`, exactly where that checkpoint was."""
     chosen = settings.training
-    source = restored.model_directory if restored else settings.model.pretrain
-    policy = trainable_policy(settings.model, settings.strategy, source, machine, codec)
+    source = weights_directory(settings.adapter, settings.model.pretrain, restored)
+    policy = trainable_policy(settings.model, settings.strategy, source, machine, codec, settings.adapter)
     if restored is None:
         take_weights(policy, settings.checkpoint, show=machine.is_first)
+        source = engine_source(settings.checkpoint, source, shares_weights=True)
+    adapt(policy, settings.adapter, settings.model, restored, base=source, seed=settings.run.seed)
     spread = spread_policy(policy, settings.strategy, settings.optimizer, machine, restored)
     progress, early_stop = Progress(), EarlyStop(chosen.patience, chosen.min_improvement, chosen.target_loss)
     best = _best_weights(chosen, policy, restored)
@@ -106,6 +115,8 @@ def build_sft(
         restored,
         {"best_weights": best} if best else None,
     )
+    if policy.adapters is not None:
+        policy.adapters.begin_update(progress.updates)
     return SupervisedRun(
         ledger=ledger,
         samples=data.samples,
@@ -153,11 +164,13 @@ def _updater(settings: SftSettings, machine: Machine, spread: Spread, num_steps:
         micro_batching=micro_batching(
             chosen.micro_train_batch_size, chosen.max_tokens_per_micro_batch, chosen.packing_samples
         ),
-        learning_rate=learning_rate_schedule(settings.optimizer, chosen.learning_rate, num_steps),
+        learning_rate=counting(
+            spread.policy, learning_rate_schedule(settings.optimizer, chosen.learning_rate, num_steps)
+        ),
         device=machine.device,
         pin_memory=settings.data.dataloader_pin_memory,
         balanced=balanced_forward(settings.model, spread.policy, machine),
-        fused=spread.policy,
+        fused=spread.fused,
         in_step=spread.in_step,
     )
 

@@ -11,16 +11,19 @@ from typing import Any
 import torch
 
 from rft_algos.errors import PreflightError
+from rft_cli.agreed_weights import AgreedWeights, TogetherEngine
 from rft_cli.machine import Machine
 from rft_engine.copied import CopiedNativeEngine
 from rft_engine.copied_check import check_copy
 from rft_engine.hf import HfEngine
 from rft_engine.native import NativeEngine
+from rft_engine.replicas import ReplicaEngine
 from rft_engine.settings import DecodingEngineSettings
 from rft_engine.weight_digests import WeightProvider
 from rft_models.engine_copy import EngineCopy, needs_copy
 from rft_models.hf_generate import HfGenerator
 from rft_models.policy import CausalPolicy
+from rft_models.saved_names import as_saved
 from rft_trainer.engine_gap import scored_tokens
 from rft_trainer.protocols import Engine
 
@@ -118,12 +121,12 @@ def make_engine(
         weights: yields whole tensors where the policy's parameters are in blocks; None = they are whole.
         dtype: what the policy computes in; None = the type of its weights.
     """
-    provider = weights or policy.named_parameters
     choice, rows = choose_engine(settings, machine.device), settings.engine_max_rows
     if choice.name == "hf":
         return HfEngine(HfGenerator(policy), max_rows=rows, max_len=max_len, device=machine.device)
     if choice.name == "native":
-        return native_engine(policy, rows, max_len, machine.device, dtype=dtype, weights=weights)
+        graphs = not settings.engine_enforce_eager
+        return native_engine(policy, rows, max_len, machine.device, dtype=dtype, weights=weights, graphs=graphs)
     from rft_engine.sglang_engine import SglangEngine
     from rft_engine.sglang_settings import SglangSettings
     from rft_engine.vllm_process import VllmProcessEngine
@@ -139,13 +142,17 @@ def make_engine(
         memory_utilization=settings.engine_mem_util,
         quantization="fp8" if settings.engine_fp8 else None,
         enable_sleep=sleeps and choice.can_sleep,
-        enforce_eager=torch.device(machine.device).type == "cpu",
+        enforce_eager=settings.engine_enforce_eager or torch.device(machine.device).type == "cpu",
     )
+    agreed = AgreedWeights(weights, rank=machine.ranks.rank) if weights is not None else None
+    provider = as_saved(policy.model, agreed or policy.served)
     if log_path is not None:
         log_path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(chosen, SglangSettings):
-        return SglangEngine(chosen, provider, log_path=log_path)
-    return VllmProcessEngine(chosen, provider, log_path=log_path)
+        engine = SglangEngine(chosen, provider, log_path=log_path)
+    else:
+        engine = VllmProcessEngine(chosen, provider, log_path=log_path)
+    return TogetherEngine(engine, agreed) if agreed is not None else engine
 
 
 def native_engine(
@@ -156,15 +163,17 @@ def native_engine(
     *,
     dtype: torch.dtype | None = None,
     weights: WeightProvider | None = None,
+    graphs: bool = True,
 ) -> Engine:
     """On the parameters that are trained, or on a copy of them where they are in blocks or `dtype` is another.
 
-    `weights` yields whole tensors for the copy; None = the policy's parameters are whole.
+    `weights` yields whole tensors for the copy; None = the policy's parameters are whole. `graphs`: a step may be a
+    CUDA graph.
     """
     if weights is None and not needs_copy(policy, dtype):
-        return NativeEngine(policy.decoder(), max_rows=max_rows, max_len=max_len, device=device)
-    twin = EngineCopy(policy, dtype=dtype)
-    provider = weights or policy.named_parameters
+        return NativeEngine(policy.decoder(graphs=graphs), max_rows=max_rows, max_len=max_len, device=device)
+    twin = EngineCopy(policy, dtype=dtype, graphs=graphs)
+    provider = weights or policy.served
     engine = CopiedNativeEngine(twin, provider, max_rows=max_rows, max_len=max_len, device=device)
     engine.refresh()
     return engine
@@ -177,8 +186,8 @@ def engine_check(
     engine: Any,
 ) -> EngineCheck | None:
     """A probe after every load, for an engine with a copy of the weights; None for one that shares them."""
-    is_copy = isinstance(engine, CopiedNativeEngine)
-    if choose_engine(settings, machine.device).shares_weights and not is_copy:
+    is_copy, are_replicas = isinstance(engine, CopiedNativeEngine), isinstance(engine, ReplicaEngine)
+    if choose_engine(settings, machine.device).shares_weights and not (is_copy or are_replicas):
         return None
     from rft_engine.in_step import check_in_step
 

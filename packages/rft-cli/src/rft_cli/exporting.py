@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.errors import DataError
+from rft_cli.averaged_weights import WeightsOrAverages, take_averages
 from rft_dist.checkpoints.blocks import BlockReader, table_of_files
 from rft_dist.checkpoints.reader import Checkpoint
 from rft_dist.checkpoints.resolve import resolve_checkpoint
@@ -22,12 +23,15 @@ from rft_models.policy import CausalPolicy
 _PROBE_TOKENS = 32
 
 
-def export(source: Path, target: Path, dtype_name: str = "") -> None:
+def export(source: Path, target: Path, dtype_name: str = "", *, averages: bool = False) -> None:
     """Write `target` whole or not at all: it is made beside its place, compared there, and renamed.
+
+    `averages`: with the moving averages of the weights in their place.
 
     Raises:
         CheckpointError: no checkpoint at `source` verifies.
         DataError: what was written does not read back as what it was made from.
+        OptionsError: averages are asked for, and the checkpoint has none.
     """
     checkpoint = resolve_checkpoint(source, asked_by="rft-train export").checkpoint
     stored = weights_of(checkpoint.model_directory)
@@ -36,9 +40,10 @@ def export(source: Path, target: Path, dtype_name: str = "") -> None:
     staging = target.with_name(f".{target.name}-{os.getpid()}")
     try:
         policy = load_policy(checkpoint.model_directory, dtype=dtype)
+        given = take_averages(policy, checkpoint, stored) if averages else stored
         policy.save_pretrained(staging)
         found = weights_of(staging)
-        _compare_weights(stored, found, staging)
+        _compare_weights(given, found, staging)
         digest = _hash_of(found)
         apart = _compare_logprobs(policy, staging, dtype)
         if target.exists():
@@ -62,7 +67,7 @@ def _widest(stored: BlockReader) -> torch.dtype:
     )
 
 
-def _compare_weights(stored: BlockReader, found: BlockReader, where: Path) -> None:
+def _compare_weights(stored: BlockReader | WeightsOrAverages, found: BlockReader, where: Path) -> None:
     """Names, shapes and bytes; with another dtype, the bytes of the stored tensors after the conversion."""
     if set(stored.table) != set(found.table):
         difference = sorted(set(stored.table) ^ set(found.table))

@@ -11,6 +11,7 @@ from typing import Any
 
 from rft_algos.errors import OptionsError
 from rft_cli.config.resolve import Resolved
+from rft_cli.reward_names import named_models
 from rft_dist.environment import SPAWNED, RankInfo, ranks_from_environment, timeout_seconds
 from rft_dist.preflight import Report, Subject, compare_ranks
 from rft_dist.preflight_facts import file_facts, machine_facts, model_facts, settings_facts
@@ -21,7 +22,7 @@ from rft_dist.spawn import last_lines, spawn_ranks
 
 RUNS = Path("runs")
 _DATA = ("prompt_data", "eval_data")
-_MODELS = ("pretrain", "critic_pretrain")
+_MODELS = ("pretrain", "critic_pretrain", "judge_pretrain")
 
 
 def spawned(resolved: Resolved[Any], words: Sequence[str], *, run: Path | None = None) -> int | None:
@@ -107,9 +108,17 @@ class Preflight:
         refuse_one_process(self._resolved, ranks)
         share = share_of(self._resolved.values)
         self._ranks = ranks
-        sp_size = Number(int(self._resolved.values.get("sp_size", 1)), _written(self._resolved, "sp_size"))
+        sp_size, tp_size = (
+            Number(int(self._resolved.values.get(name, 1)), _written(self._resolved, name))
+            for name in ("sp_size", "tp_size")
+        )
         self._grid = check_start(
-            ranks, num_devices=num_devices, shares_devices=shares_devices, share=share, sp_size=sp_size
+            ranks,
+            num_devices=num_devices,
+            shares_devices=shares_devices,
+            share=share,
+            sp_size=sp_size,
+            tp_size=tp_size,
         )
         return self._grid
 
@@ -137,6 +146,8 @@ class Preflight:
         for name in _MODELS:
             if values.get(name):
                 facts |= {f"{name}: {key}": text for key, text in model_facts(values[name]).items()}
+        for place in named_models(str(values.get("reward_pretrain") or "")):
+            facts |= {f"reward_pretrain {place.name}: {key}": text for key, text in model_facts(place.place).items()}
         if self._grid.num_nodes > 1 and self._ranks.local_rank == 0:
             facts |= file_facts(files_of(values))
         problem = gloo_problem(self._ranks, self._grid.num_nodes, os.environ)

@@ -17,7 +17,7 @@ from rft_cli.rank_log import logged
 from rft_cli.watched_process import WatchedProcess, first_line, watched_process
 from rft_dist.collectives import Collectives
 from rft_dist.environment import requested_backend
-from rft_dist.launch import RankInfo, Watched, ranks_from_environment, start_process_group
+from rft_dist.launch import RankInfo, Watched, meet_ranks, ranks_from_environment, start_process_group
 from rft_dist.settings import WatchSettings
 from rft_dist.watch.activity import Activity
 from rft_trainer.saving import Progress
@@ -109,8 +109,10 @@ def open_machine(
     compare = preflight.compare if preflight is not None else None
     watched = Watched(Activity(), limits or WatchSettings(), always_compares=debug)
     with logged(ranks.rank, first_line(ranks, device)) as log:
-        collectives = start_process_group(ranks, torch.device(device), compare=compare, watched=watched)
-        with watched_process(ranks, watched, log) as process:
+        store = meet_ranks(ranks)
+        with watched_process(ranks, watched, log) as process:  # from the first moment at which a rank can be missed
+            where = torch.device(device)
+            collectives = start_process_group(ranks, where, store=store, compare=compare, watched=watched)
             yield Machine(device, ranks, collectives, tuple(preflight.lines()) if preflight else (), process)
             collectives.gather_bytes(b"")  # nobody leaves before all have ended well: rank 0 serves the others' store
 

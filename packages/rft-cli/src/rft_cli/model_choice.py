@@ -8,13 +8,14 @@ from rft_models.checkpointing import Checkpointing
 from rft_models.freezing import FreezeRules
 from rft_models.own_models import load_model_code
 from rft_models.settings import ModelSettings, WeightsSettings
-from rft_models.text import HfTextCodec, load_tokenizer
+from rft_models.text import HfTextCodec
+from rft_models.vision.codec import load_codec
 
 
 def codec_of(settings: WeightsSettings) -> HfTextCodec:
-    """The tokenizer, once the model code that a person names has run."""
+    """The tokenizer (with the image processor of a model that sees), once the model code that a person names has run."""
     load_model_code(settings.model_code)
-    return load_tokenizer(settings.pretrain)
+    return load_codec(settings.pretrain)
 
 
 def weights_dtype(bf16: bool) -> torch.dtype:

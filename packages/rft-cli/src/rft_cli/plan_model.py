@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from rft_cli.adapter_choice import adapter_lines
 from rft_cli.machine import Machine, bfloat16_arithmetic
 from rft_cli.model_choice import checkpointing_of, freezing_of, weights_dtype
 from rft_models import freezing
+from rft_models.adapter_settings import AdapterSettings
 from rft_models.attention_choice import describe_attention
 from rft_models.model_facts import model_facts
 from rft_models.router import router_facts
 from rft_models.settings import ModelSettings
 
 
-def model_lines(settings: ModelSettings, machine: Machine) -> list[tuple[str, list[str]]]:
+def model_lines(
+    settings: ModelSettings, machine: Machine, adapter: AdapterSettings, *, needs_reference: bool = False
+) -> list[tuple[str, list[str]]]:
     """Titled groups of lines. Read from the configuration; no weights are loaded.
 
     Raises:
-        OptionsError: what is to be frozen does not exist, leaves nothing to train, or there are no routers to balance.
+        OptionsError: what is to be frozen does not exist, leaves nothing to train, or there are no routers to balance;
+            no layer has the name of a target module.
     """
     return [
+        ("adapters", adapter_lines(adapter, settings.pretrain, needs_reference=needs_reference)),
         ("weights", _weights(settings, machine)),
         ("attention", [_attention(settings, machine)]),
         ("memory", _memory(settings)),

@@ -8,12 +8,15 @@ import torch
 
 from rft_cli.algorithm_choice import algorithm_record
 from rft_cli.algorithm_choice import lines as algorithm_lines
+from rft_cli.async_choice import ahead_line
 from rft_cli.compose_data import RlData, response_limits
 from rft_cli.compose_sft import SftData
 from rft_cli.config.resolve import Resolved
 from rft_cli.engines import choose_engine
+from rft_cli.environment_choice import environment_line
 from rft_cli.machine import Machine, choose_device
 from rft_cli.plan_model import model_lines
+from rft_cli.reward_choice import reward_lines
 from rft_cli.settings import RlSettings, SftSettings
 from rft_cli.strategies import strategy_line
 from rft_dist.environment import environment_report
@@ -41,14 +44,7 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
             ],
         ),
         ("algorithm", algorithm_lines(record, settings)),
-        (
-            "reward",
-            [
-                f"{settings.reward.reward}, {_counted(settings.reward.reward_workers, 'process', 'processes')}, "
-                f"{settings.reward.reward_timeout:g} s a response"
-                + (", shuffled within each group (control)" if settings.reward.shuffle_rewards else "")
-            ],
-        ),
+        ("reward", _judges(settings)),
         (
             "engine",
             [_engine_line(settings)],
@@ -69,17 +65,27 @@ _ENGINES = {
 }
 
 
+def _judges(settings: RlSettings) -> list[str]:
+    talk = settings.conversation
+    return [environment_line(talk)] if talk.environment else reward_lines(settings)
+
+
 def _engine_line(settings: RlSettings) -> str:
     choice = choose_engine(settings.engine, choose_device(settings.model.device, 0))
     how = _ENGINES[choice.name]
     strategy = settings.strategy
     if choice.name == "native" and (strategy.fsdp or strategy.zero_stage):
         how = "in this process, its whole copy of the weights verified after every update"
+    if told := ahead_line(settings):
+        how = f"{told}; their copies of the weights verified after every load"
     sleep = "gives its memory back between rollouts" if settings.engine.enable_engine_sleep else "keeps its memory"
-    if settings.engine.enable_engine_sleep and not choice.can_sleep:
+    if settings.ahead.max_staleness:
+        sleep = "never sleeps"
+    elif settings.engine.enable_engine_sleep and not choice.can_sleep:
         sleep = "stays awake, because vLLM's CPU build cannot sleep"
     rows = f"at most {settings.engine.engine_max_rows} sequences at once"
-    return f"{choice.name} ({choice.why}): {how}; {rows}; {sleep}{_eight_bits(settings)}"
+    eager = "; without CUDA graphs" if settings.engine.engine_enforce_eager else ""
+    return f"{choice.name} ({choice.why}): {how}; {rows}; {sleep}{eager}{_eight_bits(settings)}"
 
 
 def _eight_bits(settings: RlSettings) -> str:
@@ -162,12 +168,16 @@ def _held_out_line(settings: SftSettings, data: SftData) -> str:
 
 def show_rl(resolved: Resolved[RlSettings], data: RlData, machine: Machine) -> None:
     """Print the plan."""
-    _show([*rl_lines(resolved, data), *model_lines(resolved.settings.model, machine)], resolved, machine)
+    settings = resolved.settings
+    needs_reference = algorithm_record(settings).needs_reference
+    lines = model_lines(settings.model, machine, settings.adapter, needs_reference=needs_reference)
+    _show([*rl_lines(resolved, data), *lines], resolved, machine)
 
 
 def show_sft(resolved: Resolved[SftSettings], data: SftData, machine: Machine) -> None:
     """Print the plan."""
-    _show([*sft_lines(resolved, data), *model_lines(resolved.settings.model, machine)], resolved, machine)
+    settings = resolved.settings
+    _show([*sft_lines(resolved, data), *model_lines(settings.model, machine, settings.adapter)], resolved, machine)
 
 
 def _show(groups: list[tuple[str, list[str]]], resolved: Resolved[Any], machine: Machine) -> None:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from rft_algos.errors import DataError, OptionsError
 from rft_algos.keyed_random import derive_key, permutation
+from rft_cli.media_choice import ImageReading, image_lines
 from rft_models.text import HfTextCodec
+from rft_trainer.data.media_store import MediaCodec, MediaStore
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.prefetch import Prefetcher
 from rft_trainer.data.prompts import PromptRow, content_hash
@@ -18,6 +20,7 @@ from rft_trainer.records import Prompt, TrainingSample
 from rft_trainer.settings import PromptTextSettings, TrainRowsSettings
 
 _CHUNK = 256
+_NO_IMAGES = ImageReading()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Prepared:
         total = len(self.rendered) + len(self.left_out)
         longest = max((len(r.token_ids) for r in self.rendered), default=0)
         fit = f"{len(self.rendered):,} of {total:,} rows fit (longest prompt {longest} tokens)"
-        lines = [*self.loaded.lines(), fit]
+        lines = [*self.loaded.lines(), fit, *image_lines(self.rendered)]
         if self.left_out:
             named = ", ".join(f"{name} ({length})" for name, length in self.left_out[:10])
             more = f" and {len(self.left_out) - 10} more" if len(self.left_out) > 10 else ""
@@ -52,7 +55,12 @@ class Prepared:
 
     def prompts(self) -> list[Prompt]:
         """As the RL loop takes them."""
-        return [Prompt(r.prompt_id, r.token_ids, r.text, r.label, r.source) for r in self.rendered]
+        return as_prompts(self.rendered)
+
+
+def as_prompts(rendered: Sequence[RenderedPrompt]) -> list[Prompt]:
+    """As the RL loop and the evaluator take them."""
+    return [Prompt(r.prompt_id, r.token_ids, r.text, r.label, r.source, r.media, r.messages) for r in rendered]
 
 
 def renderer_for(text: PromptTextSettings, codec: HfTextCodec) -> PromptRenderer:
@@ -63,6 +71,7 @@ def renderer_for(text: PromptTextSettings, codec: HfTextCodec) -> PromptRenderer
         system_prompt=text.system_prompt or None,
         apply_chat_template=text.apply_chat_template,
         add_special_tokens=not text.apply_chat_template,
+        media=MediaStore(codec) if isinstance(codec, MediaCodec) else None,
     )
 
 
@@ -74,6 +83,7 @@ def read_training(
     label_key: str | None,
     output_key: str | None,
     prompt_max_len: int,
+    images: ImageReading = _NO_IMAGES,
 ) -> Prepared:
     """The rows to train on."""
     if not rows.prompt_data:
@@ -86,9 +96,15 @@ def read_training(
         )
     specs = parse_sources(rows.prompt_data, rows.prompt_data_probs or None)
     loaded = load_prompts(
-        specs, split=rows.prompt_split or None, input_key=text.input_key, label_key=label_key, output_key=output_key
+        specs,
+        split=rows.prompt_split or None,
+        input_key=text.input_key,
+        label_key=label_key,
+        output_key=output_key,
+        images=images.column,
     )
     chosen = _first(loaded.prompts, rows.max_samples) if rows.max_samples else list(loaded.prompts)
+    chosen = images.arranged(chosen)
     kept, left_out = _render(
         chosen, renderer_for(text, codec), prompt_max_len, rows.num_workers, rows.prefetch_factor, "--prompt_max_len"
     )
@@ -117,13 +133,19 @@ def read_held_out(
     label_key: str | None,
     output_key: str | None,
     prompt_max_len: int,
+    images: ImageReading = _NO_IMAGES,
 ) -> tuple[RenderedPrompt, ...]:
     """The first `limit` held-out rows (0 = all); one that does not fit is an error, since it would change the score."""
     specs = parse_sources(path)
     loaded = load_prompts(
-        specs, split=split or None, input_key=text.input_key, label_key=label_key, output_key=output_key
+        specs,
+        split=split or None,
+        input_key=text.input_key,
+        label_key=label_key,
+        output_key=output_key,
+        images=images.column,
     )
-    chosen = loaded.prompts[:limit] if limit else loaded.prompts
+    chosen = images.arranged(loaded.prompts[:limit] if limit else loaded.prompts)
     kept, left_out = _render(chosen, renderer_for(text, codec), prompt_max_len, 0, 1, "--prompt_max_len")
     if left_out:
         name, length = max(left_out, key=lambda item: item[1])
@@ -204,7 +226,7 @@ def demonstrations(
         if len(tokens) > max_len:
             left_out.append((row.prompt_id, len(tokens)))
         else:
-            samples.append(TrainingSample(row.prompt_id, tokens, len(row.token_ids), 0.0))
+            samples.append(TrainingSample(row.prompt_id, tokens, len(row.token_ids), 0.0, media=row.media))
     if not samples:
         longest = max((length for _, length in left_out), default=0)
         raise DataError(

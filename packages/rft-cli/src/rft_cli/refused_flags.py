@@ -28,8 +28,7 @@ _OUT = "leave it out"
 REFUSED_FLAGS: dict[str, Refusal] = {
     # memory and ranks
     **_rows("it has another name here", "--shard_size N", "initial_model_shard_size"),
-    **_rows(f"{_NOT_YET}: prompts are text", _OUT, "no_shard_vit"),
-    **_rows(f"{_NOT_YET}: weights are loaded whole and then spread", _OUT, "meta_init"),
+    **_rows("the vision tower is laid out over ranks as the rest of the model is", _OUT, "no_shard_vit"),
     **_rows("gradients are summed in float32 in any case", _OUT, "grad_accum_dtype"),
     **_rows("the rank is read from the environment (LOCAL_RANK)", "torchrun --nproc_per_node=N ...", "local_rank"),
     **_rows(
@@ -46,20 +45,15 @@ REFUSED_FLAGS: dict[str, Refusal] = {
         "the form without reentrance is always used", "--gradient_checkpointing", "gradient_checkpointing_use_reentrant"
     ),
     # images, audio, video
-    **_rows(
-        f"{_NOT_YET}: prompts are text",
-        _OUT,
-        "mixed_mm_data",
-        "images_key",
-        "limit_mm_image_per_prompt",
-        "limit_mm_video_per_prompt",
-        "fps",
-        "max_pixels",
-        "image",
-    ),
-    **_rows("models are text models in this version", _OUT, "text_only"),
+    **_rows(f"{_NOT_YET}: prompts are text and images, not videos", _OUT, "limit_mm_video_per_prompt", "fps"),
+    **_rows("rows are text alone unless a column of images is named", "leave --images_key out", "text_only"),
     # engines
-    **_rows(f"{_NOT_YET}: rewards are functions", "--reward file.py:function", "rm_use_engine", "rm_engine_cudagraph"),
+    **_rows(
+        "a reward model takes one forward and needs no engine; a language model that judges has one",
+        "--reward_pretrain DIR, or --judge_pretrain DIR",
+        "rm_use_engine",
+        "rm_engine_cudagraph",
+    ),
     **_rows("it has another name here", "--engine_type vllm", "use_vllm"),
     **_rows("it has another name here", "--engine_type native", "engine"),
     **_rows("it has another name here", "--engine_tp_size N", "vllm_tensor_parallel_size"),
@@ -76,7 +70,6 @@ REFUSED_FLAGS: dict[str, Refusal] = {
         "--save_trajectories",
         "mark_high_entropy_tokens",
     ),
-    **_rows(f"{_NOT_YET}: only the last weights are kept", _OUT, "enable_ema"),
     **_rows(
         f"{_NOT_YET}: no pre-training loss is mixed in",
         "rft-train sft first, then rft-train rl on its weights",
@@ -85,27 +78,16 @@ REFUSED_FLAGS: dict[str, Refusal] = {
         "pretrain_data_probs",
         "pretrain_split",
     ),
-    **_rows(
-        f"{_NOT_YET}: all weights are trained",
-        "--gradient_checkpointing to save memory",
-        "lora_rank",
-        "lora_alpha",
-        "lora_dropout",
-        "target_modules",
-        "load_in_4bit",
-    ),
     # rewards and reward models
-    **_rows(f"{_NOT_YET}: rewards are functions", "--reward file.py:function", "reward_pretrain", "remote_rm_url"),
     **_rows(
-        f"{_NOT_YET}: reward models are not trained",
-        "--reward file.py:function",
+        f"{_NOT_YET}: no command trains reward models; the head of a trained one is read from its directory",
+        "--reward_pretrain DIR",
         "loss_type",
         "margin",
         "pooling_method",
         "scale_for_train",
         "probing_layer",
         "heads_types",
-        "task_instruction",
         "model",
     ),
     # data
@@ -156,5 +138,4 @@ REFUSED_FLAGS: dict[str, Refusal] = {
     **_rows(
         "it follows from two others", "--train_batch_size N --micro_train_batch_size N", "gradient_accumulation_steps"
     ),
-    **_rows(f"{_NOT_YET}: half precision is bfloat16", "--bf16", "fp16"),
 }

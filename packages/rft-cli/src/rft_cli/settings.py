@@ -24,6 +24,8 @@ from rft_engine.settings import (
     SamplingSettings,
     TrainingSamplingSettings,
 )
+from rft_engine.settings_replicas import ReplicaSettings
+from rft_models.adapter_settings import AdapterSettings
 from rft_models.settings import BuildSettings, ModelSettings, WeightsSettings
 from rft_trainer.settings import (
     AlgorithmSettings,
@@ -44,6 +46,10 @@ from rft_trainer.settings import (
     SftDataSettings,
     SftTrainingSettings,
 )
+from rft_trainer.settings_async import AsyncSettings
+from rft_trainer.settings_environment import EnvironmentSettings, EvalEnvironmentSettings
+from rft_trainer.settings_media import ControlledImageSettings, GenerateImageSettings
+from rft_trainer.settings_rewards import JudgeSettings, RewardModelSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +57,20 @@ class RlSettings:
     """Train a policy on rewards of its own responses."""
 
     model: ModelSettings
+    adapter: AdapterSettings = field(default_factory=AdapterSettings)
     data: DataSettings = field(default_factory=DataSettings)
+    images: ControlledImageSettings = field(default_factory=ControlledImageSettings)
     reward: RlRewardSettings = field(default_factory=RlRewardSettings)
+    reward_models: RewardModelSettings = field(default_factory=RewardModelSettings)
+    judge: JudgeSettings = field(default_factory=JudgeSettings)
+    conversation: EnvironmentSettings = field(default_factory=EnvironmentSettings)
     algorithm: AlgorithmSettings = field(default_factory=AlgorithmSettings)
     critic: CriticSettings = field(default_factory=CriticSettings)
     batch: BatchSettings = field(default_factory=BatchSettings)
     sampling: TrainingSamplingSettings = field(default_factory=TrainingSamplingSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
+    replicas: ReplicaSettings = field(default_factory=ReplicaSettings)
+    ahead: AsyncSettings = field(default_factory=AsyncSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     strategy: StrategySettings = field(default_factory=StrategySettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
@@ -72,7 +85,9 @@ class SftSettings:
     """Train a model on demonstrations."""
 
     model: ModelSettings
+    adapter: AdapterSettings = field(default_factory=AdapterSettings)
     data: SftDataSettings = field(default_factory=SftDataSettings)
+    images: ControlledImageSettings = field(default_factory=ControlledImageSettings)
     training: SftTrainingSettings = field(default_factory=SftTrainingSettings)
     optimizer: AdamSettings = field(default_factory=AdamSettings)
     strategy: StrategySettings = field(default_factory=StrategySettings)
@@ -93,7 +108,11 @@ class EvalSettings:
 
     model: WeightsSettings
     data: EvalDataSettings = field(default_factory=EvalDataSettings)
+    images: ControlledImageSettings = field(default_factory=ControlledImageSettings)
     reward: RewardSettings = field(default_factory=RewardSettings)
+    reward_models: RewardModelSettings = field(default_factory=RewardModelSettings)
+    judge: JudgeSettings = field(default_factory=JudgeSettings)
+    conversation: EvalEnvironmentSettings = field(default_factory=EvalEnvironmentSettings)
     sampling: SamplingSettings = field(default_factory=_greedy)
     engine: DecodingEngineSettings = field(default_factory=DecodingEngineSettings)
     output: OutputSettings = field(default_factory=OutputSettings)
@@ -105,6 +124,7 @@ class GenerateSettings:
 
     model: WeightsSettings
     data: GenerateDataSettings = field(default_factory=GenerateDataSettings)
+    images: GenerateImageSettings = field(default_factory=GenerateImageSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     engine: DecodingEngineSettings = field(default_factory=DecodingEngineSettings)
     output: OutputSettings = field(default_factory=OutputSettings)

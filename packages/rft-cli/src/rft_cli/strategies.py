@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,14 @@ from torch import Tensor, nn
 from rft_cli.checkpointing import Restored
 from rft_cli.machine import Machine
 from rft_cli.model_choice import weights_dtype
-from rft_dist.checkpoints.shards import Shard, ShardSink, Wanted, assign_by_bytes
+from rft_cli.optimizer_restore import restore_optimizer
+from rft_cli.parallel import cut_reference, share_samples, sharing_words, tensor_parallel
+from rft_dist.checkpoints.shards import Shard, Wanted, assign_by_bytes
 from rft_dist.collectives import Collectives
+from rft_dist.loss_scale import LossScaler
 from rft_dist.replicated import ReplicatedOptimizer
 from rft_dist.settings import AdamSettings, StrategySettings
+from rft_models import adapter_files
 from rft_models.policy import CausalPolicy
 from rft_trainer.protocols import Collectives as DataCollectives
 from rft_trainer.protocols import Optimizer, SavablePolicy
@@ -41,12 +45,25 @@ class Spread:
     compute_dtype: torch.dtype
     """What the forward computes in: an engine should too."""
 
+    @property
+    def fused(self) -> CausalPolicy | None:
+        """The policy where its head may make gradients in the forward pass: float16 has to be scaled before that."""
+        return None if self.compute_dtype == torch.float16 else self.policy
+
 
 def held_dtype(strategy: StrategySettings, *, bf16: bool) -> torch.dtype:
     """The type that weights are loaded in."""
-    if strategy.use_mp_opt:
-        return torch.float32 if strategy.fsdp else torch.bfloat16
+    narrow = _narrow_dtype(strategy)
+    if narrow is not None:
+        return torch.float32 if strategy.fsdp else narrow
     return weights_dtype(bf16)
+
+
+def _narrow_dtype(strategy: StrategySettings) -> torch.dtype | None:
+    """What is computed in, where float32 is stepped on; None = they are the same."""
+    if strategy.fp16:
+        return torch.float16
+    return torch.bfloat16 if strategy.use_mp_opt else None
 
 
 def spread_policy(
@@ -58,42 +75,42 @@ def spread_policy(
 ) -> Spread:
     """Lay a loaded policy out as the settings say, with an optimizer that is continued where a checkpoint is given."""
     ranks = machine.collectives
-    data: DataCollectives = ranks
-    if strategy.sp_size > 1:
-        from rft_dist.strategies.sequence import DataRanks, SequenceGroup
-
-        group = SequenceGroup(ranks, strategy.sp_size)
-        policy.split_sequences(group)
-        data = DataRanks(ranks, group)
+    sharing = share_samples(policy, strategy, machine)
     options: dict[str, Any] = {
         "betas": adam.adam_betas,
         "epsilon": adam.adam_epsilon,
         "weight_decay": adam.l2,
         "max_norm": adam.max_norm,
+        "ema_decay": strategy.ema_decay if strategy.enable_ema else None,
     }
-    compute_dtype = torch.bfloat16 if strategy.use_mp_opt else policy.dtype
+    narrow = _narrow_dtype(strategy)
+    compute_dtype = narrow or policy.dtype
     in_step = strategy.fsdp or strategy.zero_stage > 0
     if strategy.fsdp:
         optimizer, weights, held = _fully_sharded(policy, strategy, machine, options)
     elif strategy.zero_stage:
         optimizer, weights, held = _zero(policy, strategy, machine, options)
+    elif sharing.tensor_group is not None:
+        stepping = {"master": narrow is not None, "offload": strategy.adam_offload, "scaler": _scaler(strategy)}
+        optimizer, weights, held = tensor_parallel(policy, sharing.tensor_group, options | stepping)
     else:
         optimizer = ReplicatedOptimizer(
             policy.trainable_parameters(),
             ranks,
             **options,
-            master=strategy.use_mp_opt,
+            master=narrow is not None,
             offload=strategy.adam_offload,
+            scaler=_scaler(strategy),
         )
         weights = held = policy.named_parameters
-    _restore(optimizer, restored)
+    restore_optimizer(optimizer, restored)
     return Spread(
         policy=policy,
         optimizer=optimizer,
-        data=data,
+        data=sharing.data,
         in_step=in_step,
-        whole_weights=weights if spreads_weights(strategy) else None,
-        savable=_WeightsInBlocks(policy, weights, held, ranks) if in_step else policy,
+        whole_weights=(lambda: policy.served(weights())) if spreads_weights(strategy) else None,
+        savable=_WeightsInBlocks(policy, weights, held, ranks) if in_step or spreads_weights(strategy) else policy,
         compute_dtype=compute_dtype,
     )
 
@@ -112,29 +129,41 @@ def strategy_line(strategy: StrategySettings, *, bf16: bool) -> str:
             parts.append(f"a second copy of the weights over every {strategy.zpg} ranks")
         if strategy.overlap_comm:
             parts.append("gradients are exchanged during the backward pass")
+    elif strategy.tp_size > 1:
+        parts = ["gradients are summed once a step over the ranks that hold the same parts"]
     else:
         parts = ["every rank holds all; gradients are summed once a step"]
-    if strategy.use_mp_opt:
-        parts.append("computed in bfloat16, stepped on in float32")
+    return "; ".join([*parts, *_added_words(strategy, bf16=bf16), *sharing_words(strategy)])
+
+
+def _added_words(strategy: StrategySettings, *, bf16: bool) -> Iterator[str]:
+    """What holds under every way to lie on the ranks."""
+    if strategy.meta_init:
+        yield "every rank reads its blocks alone from the files"
+    if strategy.fp16:
+        yield "computed in float16 under a loss scale that adapts, stepped on in float32"
+    elif strategy.use_mp_opt:
+        yield "computed in bfloat16, stepped on in float32"
     elif bf16:
-        parts.append("bfloat16 throughout")
+        yield "bfloat16 throughout"
     if strategy.adam_offload and not strategy.fsdp_cpu_offload:
-        parts.append("moments in host memory")
-    if strategy.sp_size > 1:
-        parts.append(f"{strategy.sp_size} ranks share each sequence")
-    return "; ".join(parts)
+        yield "moments in host memory"
+    if strategy.enable_ema:
+        yield f"a moving average of the weights, decay {strategy.ema_decay:g}"
 
 
 def spread_reference(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> CausalPolicy:
     """Lay weights that are not trained out: in blocks where those of the policy are."""
     if strategy.fsdp or strategy.zero_stage == 3:
         _shard(policy, strategy, machine)
+    if strategy.tp_size > 1:
+        cut_reference(policy, strategy, machine)
     return policy
 
 
 def spreads_weights(strategy: StrategySettings) -> bool:
     """Whether a rank holds a part of the weights only."""
-    return strategy.fsdp or strategy.zero_stage == 3
+    return strategy.fsdp or strategy.zero_stage == 3 or strategy.tp_size > 1
 
 
 _Held = Callable[[], Iterable[tuple[str, Tensor]]]
@@ -149,10 +178,16 @@ def _shard(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -
         machine.collectives,
         device=torch.device(machine.device),
         shard_size=strategy.shard_size,
-        compute_dtype=torch.bfloat16 if strategy.use_mp_opt and strategy.fsdp else None,
+        compute_dtype=_narrow_dtype(strategy) if strategy.fsdp else None,
         cpu_offload=strategy.fsdp_cpu_offload,
     )
     policy.compute_through(sharded.compute)
+    if policy.unread is not None:
+        device, files = torch.device(machine.device), policy.unread
+        sharded.fill(files.block, device)
+        files.close()
+        policy.unread = None
+        policy.verify(device=device, dtype=_narrow_dtype(strategy))
     return sharded
 
 
@@ -163,9 +198,17 @@ def _fully_sharded(
 
     sharded = _shard(policy, strategy, machine)
     optimizer = ShardedOptimizer(
-        policy.trainable_parameters(), machine.collectives, **options, offload=strategy.adam_offload
+        policy.trainable_parameters(),
+        machine.collectives,
+        **options,
+        offload=strategy.adam_offload,
+        scaler=_scaler(strategy),
     )
     return optimizer, sharded.whole_tensors, sharded.held_tensors
+
+
+def _scaler(strategy: StrategySettings) -> LossScaler | None:
+    return LossScaler() if strategy.fp16 else None
 
 
 def _zero(
@@ -225,16 +268,6 @@ class _ZeroOptimizer:
         self.state.put(name, start, tensor)
 
 
-def _restore(optimizer: Any, restored: Restored | None) -> None:
-    if restored is None:
-        return
-    if hasattr(optimizer, "wanted"):
-        sink: ShardSink = optimizer
-        restored.checkpoint.load("optimizer", sink)
-    else:
-        optimizer.load_state_tensors(restored.optimizer_tensors())
-
-
 @dataclass(frozen=True, slots=True)
 class _WeightsInBlocks:
     """A policy whose weights are saved by all ranks together."""
@@ -243,19 +276,40 @@ class _WeightsInBlocks:
     weights: WholeWeights
     held: _Held
     ranks: Collectives
+    adapters: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def own_weights(self) -> Mapping[str, Tensor]:
         """Whole weights that this rank writes: every rank about as many bytes; all ranks call it."""
-        owners = assign_by_bytes(_sizes(self.policy.named_parameters()), self.ranks.world_size)
+        owners = assign_by_bytes(_sizes(self.policy.base_parameters()), self.ranks.world_size)
         found: dict[str, Tensor] = {}
-        for name, tensor in self.weights():
+        self.adapters.clear()
+        for name, tensor in self.policy.served(self._keeping_adapters()):
             if owners[name] == self.ranks.rank:
                 found[name] = tensor.detach().clone()
         return found
 
+    def _keeping_adapters(self) -> Iterator[tuple[str, Tensor]]:
+        """The whole tensors; those of adapters are small, and kept for `description`."""
+        adapters = self.policy.adapters
+        for name, tensor in self.weights():
+            if adapters is not None:
+                self.adapters.update({n: part.clone() for n, part in adapters.tensors([(name, tensor)]).items()})
+            yield name, tensor
+
+    def description(self) -> Callable[[Path], None]:
+        """What writes configuration and tokenizer, and the adapters as `own_weights` found them."""
+        kept = dict(self.adapters)
+
+        def write(directory: Path) -> None:
+            self.policy.save_description(directory)
+            if self.policy.adapters is not None:
+                adapter_files.save(self.policy.adapters, Path(directory) / adapter_files.FOLDER, kept)
+
+        return write
+
     def save_description(self, directory: Path) -> None:
         """Configuration and tokenizer."""
-        self.policy.save_description(directory)
+        self.description()(directory)
 
     def save_pretrained(self, directory: Path) -> None:
         """Not possible by one rank."""

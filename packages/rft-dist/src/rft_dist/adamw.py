@@ -10,7 +10,7 @@ scales and shifts, which decay would pull towards a different function, not a si
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from rft_algos.errors import CheckpointError, OptionsError
+from rft_dist import ema, loss_scale
+from rft_dist.ema import MovingAverage
 
 _DOT_BLOCK = 65536  # float32 dot products of this length are exact to 6e-8; longer ones lose digits on CPU
 STATES = ("exp_avg", "exp_avg_sq", "step")
@@ -32,6 +34,8 @@ class StepOutcome:
     """L2 norm over all parameters, summed over ranks, before clipping."""
     applied: bool
     """False where the norm was not finite: weights and moments are as before, on every rank."""
+    loss_scale: float | None = None
+    """What the losses of the step were multiplied with (float16); None = they were not."""
 
 
 class LocalAdamW:
@@ -52,6 +56,7 @@ class LocalAdamW:
         weight_decay: float,
         master: bool = False,
         offload: bool = False,
+        ema_decay: float | None = None,
     ) -> None:
         """
         Args:
@@ -61,10 +66,12 @@ class LocalAdamW:
                 the last bit of a weight is then not lost.
             offload: keep moments and copies in host memory and step there; gradients go to the host, weights back.
                 On a CPU everything is in host memory already.
+            ema_decay: keep a moving average of what is stepped on, see `ema`; None = none.
         """
         self.held = dict(held)
         self._stepped = {name: _stepped(tensor, master, offload) for name, tensor in self.held.items()}
         self._optimizer = _adamw(self._stepped, betas, epsilon, weight_decay)
+        self._average = MovingAverage(self._stepped, ema_decay) if ema_decay is not None else None
 
     def update(self, gradients: Mapping[str, Tensor], learning_rate: float) -> None:
         """One step with a gradient for every tensor, already summed and clipped."""
@@ -77,9 +84,11 @@ class LocalAdamW:
             parameter.grad = None
             if not _shares_memory(parameter, self.held[name]):
                 self.held[name].detach().copy_(parameter.detach())
+        if self._average is not None:
+            self._average.update(self._stepped)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """ "exp_avg/<name>", "exp_avg_sq/<name>", "step/<name>", and "master/<name>" where there is a copy.
+        """ "exp_avg/<name>", "exp_avg_sq/<name>", "step/<name>"; "master/<name>" of a copy, "ema/<name>" of an average.
 
         The tensors are the live state, not copies of it; before the first step the moments are zeros.
         """
@@ -89,15 +98,23 @@ class LocalAdamW:
             tensors |= {f"{kind}/{name}": state[kind].detach() for kind in STATES}
             if parameter.dtype != self.held[name].dtype:
                 tensors[f"master/{name}"] = parameter.detach()
-        return tensors
+        return tensors | {f"{ema.KIND}/{name}": average for name, average in self._averages().items()}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Put back what `state_tensors` gave, bit for bit; the next step equals the uninterrupted one.
 
+        Averages that are missing begin anew from the weights; those that are not kept are left.
+
         Raises:
             CheckpointError: missing or unexpected names, another shape or another dtype; nothing has changed then.
         """
+        averages = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{ema.KIND}/")}
+        begins = self._average is not None and not averages
+        if self._average is None or begins:
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in averages}
         expected = {name: torch.empty_like(tensor, device="meta") for name, tensor in self.state_tensors().items()}
+        if begins:
+            expected = {name: tensor for name, tensor in expected.items() if not name.startswith(f"{ema.KIND}/")}
         compare_states(expected, tensors)
         for name, parameter in self._stepped.items():
             state = fresh_state(parameter)
@@ -106,12 +123,46 @@ class LocalAdamW:
             self._optimizer.state[parameter] = state
             if f"master/{name}" in tensors:
                 parameter.detach().copy_(tensors[f"master/{name}"])
+        if self._average is not None and begins:
+            self._average.restart(self._stepped)
+        for name, average in self._averages().items():
+            average.copy_(tensors.get(f"{ema.KIND}/{name}", average))
 
     def round_weights(self) -> None:
         """Take the master copies anew from the held weights, after these were loaded."""
         for name, parameter in self._stepped.items():
             if not _shares_memory(parameter, self.held[name]):
                 parameter.detach().copy_(self.held[name].detach())
+        if self._average is not None:
+            self._average.restart(self._stepped)
+
+    def _averages(self) -> dict[str, Tensor]:
+        return {} if self._average is None else self._average.tensors()
+
+
+def trained_parameters(named_parameters: Iterable[tuple[str, Parameter]]) -> dict[str, Parameter]:
+    """Those that require a gradient, in the order of their names, the same on every rank.
+
+    Raises:
+        OptionsError: there are none.
+    """
+    everything = dict(named_parameters)
+    trained = {name: everything[name] for name in sorted(everything) if everything[name].requires_grad}
+    if not trained:
+        raise nothing_to_train(len(everything))
+    return trained
+
+
+def is_optional(key: str) -> bool:
+    """Whether a run may continue without this tensor of the state, which then begins anew."""
+    return key.partition("/")[0] in (ema.KIND, loss_scale.KEY)
+
+
+def clip(gradients: Iterable[Tensor], norm: float, max_norm: float) -> None:
+    """g <- g * min(1, max_norm / n), in place, where `max_norm` is above 0."""
+    if 0 < max_norm < norm:
+        for gradient in gradients:
+            gradient.mul_(max_norm / norm)
 
 
 def _stepped(tensor: Tensor, master: bool, offload: bool) -> Parameter:

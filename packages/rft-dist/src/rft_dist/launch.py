@@ -35,6 +35,7 @@ __all__ = [
     "Watched",
     "backend_for",
     "environment_report",
+    "meet_ranks",
     "ranks_from_environment",
     "start_process_group",
     "start_watch",
@@ -70,10 +71,21 @@ def backend_for(device: torch.device, environment: Mapping[str, str] | None = No
     return requested or ("nccl" if device.type == "cuda" else "gloo")
 
 
+def meet_ranks(info: RankInfo, environment: Mapping[str, str] | None = None) -> Store | None:
+    """The store at which all ranks have announced themselves; None for a single process.
+
+    Waits at most NCCL_TIMEOUT seconds (600 by default). From here on a watch can tell who is gone.
+    Raises PeerError naming the ranks that did not come.
+    """
+    values = os.environ if environment is None else environment
+    return meet(info, timeout_seconds(values), values) if info.world_size > 1 else None
+
+
 def start_process_group(
     info: RankInfo,
     device: torch.device,
     *,
+    store: Store | None = None,
     environment: Mapping[str, str] | None = None,
     compare: Callable[[Store], None] | None = None,
     watched: Watched | None = None,
@@ -82,6 +94,7 @@ def start_process_group(
 
     Waits at most NCCL_TIMEOUT seconds (600 by default) for the others, here and in every
     collective afterwards; `watched` collectives, which the watch ends, wait for as long as it allows.
+    `store` is that of `meet_ranks`; None meets them first.
     Raises PeerError naming the ranks that did not come. `compare` is called with
     a store that all ranks share, between the meeting and the first connection of the backend.
     """
@@ -91,7 +104,7 @@ def start_process_group(
     values = os.environ if environment is None else environment
     atexit.register(stop_process_group)
     backend, seconds = backend_for(device, values), timeout_seconds(values)
-    store = meet(info, seconds, values)
+    store = store or meet(info, seconds, values)
     if compare is not None:
         compare(PrefixStore("preflight", store))
     patience = seconds if values.get("NCCL_TIMEOUT") or watched is None else max(seconds, _patience(watched.settings))
@@ -135,7 +148,7 @@ def start_watch(
     scrub: Callable[[str], str] = str,
     beat: float = BEAT_SECONDS,
 ) -> Watch:
-    """The watch over this process, and over the others once the group has started.
+    """The watch over this process, and over the others, which must have met (`meet_ranks`, or a group that started).
 
     `scrub` removes secrets from what is stored; `beat` is the time between two heartbeats, in seconds.
 

@@ -29,6 +29,7 @@ def check_start(
     shares_devices: bool = False,
     share: Share | None = None,
     sp_size: Number = _ONE,
+    tp_size: Number = _ONE,
     interfaces: Collection[str] | None = None,
 ) -> RankGrid:
     """The grid that this process is part of.
@@ -41,7 +42,7 @@ def check_start(
     """
     values = os.environ if environment is None else environment
     wanted = wanted_of(ranks, values, num_devices=0 if shares_devices else num_devices, share=share)
-    grid = resolve_grid(replace(wanted, sp_size=sp_size))
+    grid = resolve_grid(replace(wanted, sp_size=sp_size, tp_size=tp_size))
     refuse_contradictions(values, ranks, grid, interfaces_here() if interfaces is None else interfaces)
     if ranks.world_size > 1 and ranks.rank == 0 and values.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         refuse_taken_port(ranks)

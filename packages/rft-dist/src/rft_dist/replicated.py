@@ -13,22 +13,27 @@ Gradients are exchanged once a step, after the last micro-batch, in flat float32
 for float64 parameters) whose order is that of the parameter names.
 
 Moments have the dtype of the parameter unless there are master copies: keep parameters in float32, or ask for those.
+With master copies the micro-batches of float16 and bfloat16 weights are added up in float32 too: of gradients in
+the smaller type there is one parameter's at a time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from rft_algos.errors import PeerError
-from rft_dist.adamw import LocalAdamW, StepOutcome, nothing_to_train, total_norm
+from rft_dist.adamw import LocalAdamW, StepOutcome, clip, total_norm, trained_parameters
 from rft_dist.collectives import Collectives
+from rft_dist.loss_scale import KEY, LossScaler, Unscaled
 from rft_dist.tensor_bytes import tensor_bytes
 
 _BUCKET_BYTES = 64 * 2**20
@@ -37,7 +42,7 @@ _BUCKET_BYTES = 64 * 2**20
 @dataclass(frozen=True, slots=True)
 class _Bucket:
     dtype: torch.dtype
-    parameters: tuple[Parameter, ...]
+    names: tuple[str, ...]
 
 
 class ReplicatedOptimizer:
@@ -67,15 +72,15 @@ class ReplicatedOptimizer:
         bucket_bytes: int = _BUCKET_BYTES,
         master: bool = False,
         offload: bool = False,
+        ema_decay: float | None = None,
+        scaler: LossScaler | None = None,
     ) -> None:
-        """`master` and `offload` as in `LocalAdamW`."""
-        everything = dict(named_parameters)
-        self._parameters = {name: everything[name] for name in sorted(everything) if everything[name].requires_grad}
-        if not self._parameters:
-            raise nothing_to_train(len(everything))
+        """`master`, `offload` and `ema_decay` as in `LocalAdamW`; `scaler`: what float16 losses are scaled by."""
+        self._parameters = trained_parameters(named_parameters)
         self._collectives = collectives
         self._max_norm = max_norm
-        self._buckets = _cut_into_buckets(self._parameters.values(), bucket_bytes)
+        self._scaler = scaler or Unscaled()
+        self._buckets = _cut_into_buckets(self._parameters, bucket_bytes)
         verify_equal_weights(self._parameters.items(), collectives)
         self._adamw = LocalAdamW(
             self._parameters,
@@ -84,11 +89,15 @@ class ReplicatedOptimizer:
             weight_decay=weight_decay,
             master=master,
             offload=offload,
+            ema_decay=ema_decay,
         )
+        self._sums: dict[str, Tensor] = {}
+        self._dtypes = {name: _sum_dtype(parameter, master) for name, parameter in self._parameters.items()}
+        self._sum_in_float32()
 
     def backward(self, loss: Tensor, *, last: bool = False) -> None:
         """Add the gradients of one micro-batch; nothing is exchanged, also by the last."""
-        loss.backward()
+        self._scaler.scaled(loss).backward()
 
     def step(self, learning_rate: float) -> StepOutcome:
         """Sum the gradients over ranks, clip, update; gradients are cleared either way.
@@ -96,55 +105,90 @@ class ReplicatedOptimizer:
         Every rank must call it, also one that had no micro-batch. A parameter that no micro-batch
         of any rank touched has gradient zero: its moments decay. Where the norm is not finite on
         any rank, no rank updates. `learning_rate` is finite and at least 0.
+
+        Raises:
+            NumericsError: float16 overflows at the smallest loss scale.
         """
         assert 0 <= learning_rate < math.inf, f"learning rate {learning_rate}"
-        self._sum_gradients()
-        gradients = {name: _gradient(parameter) for name, parameter in self._parameters.items()}
+        gradients = self._own_gradients()
+        self._sum_over_ranks(gradients)
+        scale = self._scaler.scale
+        self._scaler.unscale(gradients.values())
         norm = total_norm(list(gradients.values()))
         applied = self._finite_everywhere(norm)
         if applied:
-            if 0 < self._max_norm < norm:
-                for gradient in gradients.values():
-                    gradient.mul_(self._max_norm / norm)
+            clip(gradients.values(), norm, self._max_norm)
             self._adamw.update(gradients, learning_rate)
         for parameter in self._parameters.values():
             parameter.grad = None
-        return StepOutcome(norm, applied)
+        self._scaler.judge(finite=applied)
+        return StepOutcome(norm, applied, scale)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """ "exp_avg/<name>", "exp_avg_sq/<name>" and "step/<name>" of every trained parameter, see `LocalAdamW`."""
-        return self._adamw.state_tensors()
+        """What `LocalAdamW` keeps of every trained parameter, and "loss_scale" where there is a scaler."""
+        return self._adamw.state_tensors() | self._scaler.state_tensors()
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Put back what `state_tensors` gave, bit for bit; the next step equals the uninterrupted one.
 
         Raises CheckpointError, and changes nothing, for missing or unexpected names, another
-        shape or another dtype.
+        shape or another dtype. A scale that is missing begins anew; one that is not needed is left.
         """
-        self._adamw.load_state_tensors(tensors)
+        self._adamw.load_state_tensors({name: tensor for name, tensor in tensors.items() if name != KEY})
+        self._scaler.load_state_tensors(tensors)
 
     def weights_hash(self) -> str:
         """SHA-256 of the trained parameters (`weights_hash`)."""
         return weights_hash(self._parameters.items())
 
-    def _sum_gradients(self) -> None:
-        for parameter in self._parameters.values():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+    def _sum_in_float32(self) -> None:
+        """Let a gradient of fewer bits be added to a float32 sum, and dropped, as soon as it is there."""
+        for name, parameter in self._parameters.items():
+            if parameter.dtype != self._dtypes[name]:
+                parameter.register_post_accumulate_grad_hook(partial(_hand_over, weakref.ref(self), name))
+
+    def take_in(self, name: str, parameter: Tensor) -> None:
+        """Add a gradient that has just arrived to the sum, and drop it."""
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None:  # another optimizer of the same parameter was first
+            return
+        if name in self._sums:
+            self._sums[name].add_(gradient)
+        else:
+            self._sums[name] = gradient.float()
+
+    def _own_gradients(self) -> dict[str, Tensor]:
+        """What the micro-batches of this rank added up to; zeros where none touched a parameter."""
+        sums, self._sums = self._sums, {}
+        found: dict[str, Tensor] = {}
+        for name, parameter in self._parameters.items():
+            own = sums.pop(name, None)
+            own = parameter.grad if own is None else own
+            found[name] = torch.zeros_like(parameter, dtype=self._dtypes[name]) if own is None else own
+        return found
+
+    def _sum_over_ranks(self, gradients: dict[str, Tensor]) -> None:
+        """In place."""
         if self._collectives.world_size == 1:
             return
         for bucket in self._buckets:
-            flat = torch.cat([_gradient(parameter).to(bucket.dtype).reshape(-1) for parameter in bucket.parameters])
+            own = [gradients[name] for name in bucket.names]
+            flat = torch.cat([gradient.to(bucket.dtype).reshape(-1) for gradient in own])
             self._collectives.sum_in_place(flat)
-            sizes = [parameter.numel() for parameter in bucket.parameters]
-            for parameter, piece in zip(bucket.parameters, flat.split(sizes), strict=True):
-                _gradient(parameter).copy_(piece.view(parameter.shape))
+            for gradient, piece in zip(own, flat.split([gradient.numel() for gradient in own]), strict=True):
+                gradient.copy_(piece.view(gradient.shape))
 
     def _finite_everywhere(self, norm: float) -> bool:
         # The sums are equal on all ranks, and so is the norm; the exchange covers a rank whose
         # memory or arithmetic is at fault, since ranks that disagree here never agree again.
         refused = torch.tensor([0 if math.isfinite(norm) else 1], dtype=torch.int64)
         return int(self._collectives.max(refused).item()) == 0
+
+
+def _hand_over(optimizer: weakref.ref[ReplicatedOptimizer], name: str, parameter: Tensor) -> None:
+    """Nothing where the optimizer is gone: parameters outlive it."""
+    if (found := optimizer()) is not None:
+        found.take_in(name, parameter)
 
 
 def weights_hash(named_tensors: Iterable[tuple[str, Tensor]]) -> str:
@@ -179,20 +223,20 @@ def broadcast_weights(named_tensors: Iterable[tuple[str, Tensor]], collectives: 
             tensor.detach().copy_(values)
 
 
-def _cut_into_buckets(parameters: Iterable[Parameter], bucket_bytes: int) -> list[_Bucket]:
+def _cut_into_buckets(parameters: Mapping[str, Parameter], bucket_bytes: int) -> list[_Bucket]:
     """Runs of parameters of one reduction dtype and device, each of at most `bucket_bytes` or one parameter."""
     buckets: list[_Bucket] = []
-    current: list[Parameter] = []
+    current: list[str] = []
     size = 0
-    for parameter in parameters:
+    for name, parameter in parameters.items():
         num_bytes = parameter.numel() * _reduction_dtype(parameter).itemsize
-        same = bool(current) and _kind(current[0]) == _kind(parameter)
+        same = bool(current) and _kind(parameters[current[0]]) == _kind(parameter)
         if current and (not same or size + num_bytes > bucket_bytes):
-            buckets.append(_Bucket(_reduction_dtype(current[0]), tuple(current)))
+            buckets.append(_Bucket(_reduction_dtype(parameters[current[0]]), tuple(current)))
             current, size = [], 0
-        current.append(parameter)
+        current.append(name)
         size += num_bytes
-    buckets.append(_Bucket(_reduction_dtype(current[0]), tuple(current)))
+    buckets.append(_Bucket(_reduction_dtype(parameters[current[0]]), tuple(current)))
     return buckets
 
 
@@ -204,6 +248,6 @@ def _reduction_dtype(parameter: Parameter) -> torch.dtype:
     return torch.float64 if parameter.dtype == torch.float64 else torch.float32
 
 
-def _gradient(parameter: Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
+def _sum_dtype(parameter: Parameter, master: bool) -> torch.dtype:
+    """In which the gradients of micro-batches are added up."""
+    return torch.float32 if master and parameter.dtype in (torch.bfloat16, torch.float16) else parameter.dtype

@@ -90,7 +90,15 @@ class Training:
     weight_bytes: int = 4
     """Of an element: 4 in float32, 2 in bfloat16."""
     master_copy: bool = False
-    """Float32 copies of the weights, and float32 moments, beside bfloat16 weights."""
+    """Float32 copies of the weights, and float32 moments, beside weights of two bytes."""
+    narrow_compute: bool = False
+    """Whether float32 blocks are rounded to two bytes where they are gathered (FSDP)."""
+    average: bool = False
+    """Whether a float32 moving average of the weights is kept."""
+    host_moments: bool = False
+    """Moments, master copies and averages in host memory, which is another one than the device's."""
+    host_weights: bool = False
+    """Weights and gradients too."""
     micro_tokens: int = 0
     """Tokens of one forward and backward pass, at most."""
     head_rows: int | None = None
@@ -98,12 +106,19 @@ class Training:
     recomputes: bool = False
     """Whether the inputs of blocks alone are kept for the backward pass."""
     recompute_every: int = 1
+    adapter_weights: int = 0
+    """Weights of float32 adapters that are trained in place of the model's; 0 = the model's own are."""
     reference: bool = False
     critic: bool = False
     cache_rows: int = 0
     """Sequences that an engine in this process decodes at once; 0 = no such engine."""
     cache_tokens: int = 0
     """Tokens of the longest of them."""
+
+    @property
+    def compute_bytes(self) -> int:
+        """Of an element of what is computed."""
+        return 2 if self.narrow_compute else self.weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +131,26 @@ class Term:
     """With its numbers."""
     in_training: bool = True
     in_rollout: bool = True
+    on_host: bool = False
+    """In the memory of the host, where the device has one of its own."""
 
     def line(self) -> str:
         """For a person."""
-        return f"{self.name:<22} {self.num_bytes / GIB:9.3f} GiB = {self.formula}"
+        where = "; in host memory" if self.on_host else ""
+        return f"{self.name:<22} {self.num_bytes / GIB:9.3f} GiB = {self.formula}{where}"
 
 
 def estimate(sizes: DecoderSizes, run: Training) -> list[Term]:
     """Every part of one rank's memory, at most."""
     terms = [*_weights(sizes, run), *_exchange(sizes, run)]
     if run.critic:
-        terms += [replace(term, name=f"critic {term.name}") for term in _weights(sizes, run)]
+        own = replace(run, sharding="replicated", master_copy=False, average=False, host_moments=False)
+        terms += [replace(term, name=f"critic {term.name}") for term in _weights(sizes, own)]
     if run.reference:
-        terms.append(_reference(sizes, run))
+        shared = run.sharding in ("zero3", "fsdp")
+        terms.append(
+            _shared_out("reference model", sizes.parameters, run.weight_bytes, run, shared, True, run.host_weights)
+        )
     terms += [_activations(sizes, run), _logits(sizes, run)]
     return terms + ([_cache(sizes, run)] if run.cache_rows else [])
 
@@ -136,44 +158,77 @@ def estimate(sizes: DecoderSizes, run: Training) -> list[Term]:
 def peaks(terms: Sequence[Term]) -> tuple[int, int]:
     """(bytes while training, bytes while generating): not everything is alive at once."""
     return (
-        sum(term.num_bytes for term in terms if term.in_training),
-        sum(term.num_bytes for term in terms if term.in_rollout),
+        sum(term.num_bytes for term in terms if term.in_training and not term.on_host),
+        sum(term.num_bytes for term in terms if term.in_rollout and not term.on_host),
     )
 
 
+def host_peak(terms: Sequence[Term]) -> int:
+    """Bytes in host memory of what is kept there beside a device."""
+    return sum(term.num_bytes for term in terms if term.on_host)
+
+
 def _weights(sizes: DecoderSizes, run: Training) -> list[Term]:
-    """P w of weights, P w of gradients, 2 P m of moments (m = 4 with a master copy, else w), 4 P of that copy."""
+    """P w of weights, P g of gradients, 2 P m of moments, 4 P each of master copies and of an average.
+
+    With master copies, moments and sums of gradients are float32 (m = g = 4), else as the weights (w). With adapters of
+    A weights: P w, and 4 A of adapters, 4 A of gradients, 8 A of moments.
+    """
+    if run.adapter_weights:
+        return _adapters(sizes, run)
     moment_bytes = 4 if run.master_copy else run.weight_bytes
-    count = sizes.parameters
+    gradient_bytes = 4 if run.master_copy else run.weight_bytes
+    in_blocks = run.sharding in ("zero3", "fsdp")
+    spread = run.sharding != "replicated"
     rows = [
-        ("parameters", run.weight_bytes, run.sharding in ("zero3", "fsdp"), True),
-        ("gradients", run.weight_bytes, run.sharding in ("zero2", "zero3", "fsdp"), False),
-        ("Adam moments", 2 * moment_bytes, run.sharding != "replicated", True),
+        ("parameters", run.weight_bytes, in_blocks, True, run.host_weights),
+        ("gradients", gradient_bytes, in_blocks or run.sharding == "zero2", False, run.host_weights),
+        ("Adam moments", 2 * moment_bytes, spread, True, run.host_moments),
     ]
     if run.master_copy:
-        rows.append(("master copy", 4, run.sharding != "replicated", True))
-    return [_shared_out(name, count, size, run, shared, stays) for name, size, shared, stays in rows]
+        rows.append(("master copy", 4, spread, True, run.host_moments))
+    if run.average:
+        rows.append(("moving average", 4, spread, True, run.host_moments))
+    terms = [
+        _shared_out(name, sizes.parameters, size, run, shared, stays, host) for name, size, shared, stays, host in rows
+    ]
+    return [*terms, _gathered(sizes, run)] if in_blocks else terms
 
 
-def _shared_out(name: str, count: int, size: int, run: Training, shared: bool, stays: bool) -> Term:
+def _adapters(sizes: DecoderSizes, run: Training) -> list[Term]:
+    in_blocks = run.sharding in ("zero3", "fsdp")
+    base = _shared_out("parameters", sizes.parameters, run.weight_bytes, run, in_blocks, True, run.host_weights)
+    rows = [("adapters", 4, True), ("gradients", 4, False), ("Adam moments", 8, True)]
+    terms = [
+        _shared_out(name, run.adapter_weights, size, run, in_blocks, stays, name == "Adam moments" and run.host_moments)
+        for name, size, stays in rows
+    ]
+    return [base, *terms, *([_gathered(sizes, run)] if in_blocks else [])]
+
+
+def _gathered(sizes: DecoderSizes, run: Training) -> Term:
+    """The embeddings and the two layers (one computes, the next comes) that are whole at a moment."""
+    size = run.compute_bytes
+    outside = sizes.vocab * sizes.hidden * (1 if sizes.tied else 2) + sizes.hidden
+    layer = (sizes.parameters - outside) // sizes.layers
+    count = outside + min(2, sizes.layers) * layer
+    return Term("gathered weights", count * size // run.tp_size, f"{count:,} x {size} bytes", in_rollout=False)
+
+
+def _shared_out(name: str, count: int, size: int, run: Training, shared: bool, stays: bool, host: bool) -> Term:
     ranks = run.tp_size * ((run.shard_size or run.dp_size * run.sp_size) if shared else 1)
     over = f" / {ranks} ranks" if ranks > 1 else ""
     divided = " (by division)" if shared else ""
-    return Term(name, -(-count * size // ranks), f"{count:,} x {size} bytes{over}{divided}", in_rollout=stays)
+    told = f"{count:,} x {size} bytes{over}{divided}"
+    return Term(name, -(-count * size // ranks), told, in_rollout=stays, on_host=host)
 
 
 def _exchange(sizes: DecoderSizes, run: Training) -> list[Term]:
     """2 min(4 P, B): replicated gradients are summed in float32 buckets of at most B bytes, and parts of one."""
     if run.dp_size * run.sp_size == 1 or run.sharding != "replicated":
         return []
-    bucket = min(BUCKET_BYTES, 4 * sizes.parameters)
+    bucket = min(BUCKET_BYTES, 4 * (run.adapter_weights or sizes.parameters))
     return [Term("gradient exchange", 2 * bucket, f"2 x {bucket:,} bytes", in_rollout=False)]
-
-
-def _reference(sizes: DecoderSizes, run: Training) -> Term:
-    """P w: the model that the run started from, without gradients."""
-    count = -(-sizes.parameters * run.weight_bytes // run.tp_size)
-    return Term("reference model", count, f"{sizes.parameters:,} x {run.weight_bytes} bytes")
 
 
 def activation_bytes_of_block(sizes: DecoderSizes, weight_bytes: int) -> int:
@@ -190,12 +245,12 @@ def activation_bytes_of_block(sizes: DecoderSizes, weight_bytes: int) -> int:
 def _activations(sizes: DecoderSizes, run: Training) -> Term:
     """T L b of all blocks; recomputed: T h w of each kept block's input, and b of the blocks between two of them."""
     tokens = -(-run.micro_tokens // run.sp_size)
-    block = -(-activation_bytes_of_block(sizes, run.weight_bytes) // run.tp_size)
+    block = -(-activation_bytes_of_block(sizes, run.compute_bytes) // run.tp_size)
     if not run.recomputes:
         told = f"at most {tokens:,} tokens x {sizes.layers} blocks x {block:,} bytes"
         return Term("activations", tokens * sizes.layers * block, told, in_rollout=False)
     kept = -(-sizes.layers // run.recompute_every)
-    inputs = sizes.hidden * run.weight_bytes
+    inputs = sizes.hidden * run.compute_bytes
     told = f"at most {tokens:,} tokens x ({kept} x {inputs:,} + {run.recompute_every} x {block:,} bytes)"
     return Term("activations", tokens * (kept * inputs + run.recompute_every * block), told, in_rollout=False)
 
@@ -211,6 +266,6 @@ def _logits(sizes: DecoderSizes, run: Training) -> Term:
 
 def _cache(sizes: DecoderSizes, run: Training) -> Term:
     """2 L k w of each token of each sequence."""
-    a_token = 2 * sizes.layers * sizes.kv_width * run.weight_bytes
+    a_token = 2 * sizes.layers * sizes.kv_width * run.compute_bytes
     told = f"at most {run.cache_rows:,} sequences x {run.cache_tokens:,} tokens x {a_token:,} bytes"
     return Term("keys and values", run.cache_rows * run.cache_tokens * a_token, told, in_training=False)

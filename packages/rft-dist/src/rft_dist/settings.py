@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Schedule = Literal["cosine", "linear", "constant"]
+SequenceMode = Literal["auto", "ulysses", "ring"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,13 +108,31 @@ class StrategySettings:
     """Exchange gradients while the backward pass goes on (with `zero_stage` 1 to 3)."""
 
     sp_size: int = field(default=1, metadata={"minimum": 1})
-    """Ranks that share every sequence: each holds a part of its tokens (Ulysses); a divisor of their number."""
+    """Ranks that share every sequence: each holds a part of its tokens; a divisor of their number."""
+
+    sp_mode: SequenceMode = "auto"
+    """How attention is shared (with `sp_size`): by heads (ulysses), or keys go round (ring); auto = heads that divide."""
+
+    tp_size: int = field(default=1, metadata={"minimum": 1})
+    """Ranks that hold parts of every matrix and compute together (tensor parallel); a divisor of their number."""
 
     adam_offload: bool = False
     """Keep the moments in host memory and step there; on a CPU they are there already."""
 
     use_mp_opt: bool = False
     """Compute in bfloat16, and keep weights, sums of gradients and moments in float32."""
+
+    fp16: bool = False
+    """Compute in float16 under a loss scale that adapts, and keep weights, sums of gradients and moments in float32."""
+
+    meta_init: bool = False
+    """Make the model without memory and let every rank read its blocks alone from the files (with `fsdp`)."""
+
+    enable_ema: bool = False
+    """Keep a moving average of the trained weights, in float32, in every checkpoint (`rft-train export --ema`)."""
+
+    ema_decay: float = field(default=0.992, metadata={"minimum": 0.0, "below": 1.0})
+    """What is left of the average after a step (with `enable_ema`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,6 +55,8 @@ class ContinuousBatch(Generic[CacheT]):
         self.log_kept_mass_SM = torch.zeros(shape, device=device)
         self.lengths_S = list(budgets)
         self._budgets = budgets
+        self.media: Sequence[object | None] | None = None
+        """Images of each prompt, None where it has none; None: no prompt has any."""
         self.stopped_S = [False] * len(sample_keys)
         self.num_steps, self.prefill_seconds = 0, 0.0
         self._ends_early = self._sampler.has_stop_tokens
@@ -66,16 +68,21 @@ class ContinuousBatch(Generic[CacheT]):
 
     def run(self, queue: AdmissionQueue) -> None:
         """Until every sample has stopped or reached its budget."""
-        while True:
-            self._retire()
-            if pieces := queue.take(self._cache.max_rows - len(self._samples)):
-                started = time.perf_counter()
-                self._admit(pieces)
-                self.prefill_seconds += time.perf_counter() - started
-            elif self._samples:
-                self._decode_segment(self._num_done_to_leave(queue))
-            else:
-                return
+        while self.advance(queue):
+            pass
+
+    def advance(self, queue: AdmissionQueue) -> bool:
+        """Read prompts that fit, else decode a segment; False when nothing is left to do."""
+        self._retire()
+        if pieces := queue.take(self._cache.max_rows - len(self._samples)):
+            started = time.perf_counter()
+            self._admit(pieces)
+            self.prefill_seconds += time.perf_counter() - started
+        elif self._samples:
+            self._decode_segment(self._num_done_to_leave(queue))
+        else:
+            return False
+        return True
 
     def _admit(self, pieces: Sequence[PromptCopies]) -> None:
         """Read prompts and draw the first token of each of their samples."""
@@ -85,10 +92,10 @@ class ContinuousBatch(Generic[CacheT]):
             row[: piece.length] = torch.tensor(self._prompts[piece.prompt_index], dtype=torch.int64)
         copies = [piece.num_copies for piece in pieces]
         lengths_P = torch.tensor(lengths, device=self._device)
-        logits_PV = self._model.prefill(self._cache, tokens_PL.to(self._device), lengths_P, copies)
+        seen = [] if self.media is None else [[self.media[piece.prompt_index] for piece in pieces]]
+        logits_PV = self._model.prefill(self._cache, tokens_PL.to(self._device), lengths_P, copies, *seen)
         samples = [s for piece in pieces for s in range(piece.first_sample, piece.first_sample + piece.num_copies)]
-        keys = [self._keys[sample] for sample in samples]
-        uniforms_BM = keyed_random.uniforms(keys, self._options.max_new_tokens).to(self._device)
+        uniforms_BM = self._uniforms_of(samples).to(self._device)
         logits_BV = logits_PV.repeat_interleave(torch.tensor(copies, device=self._device), dim=0)
         drawn = self._draw_first(logits_BV, uniforms_BM[:, 0])
         self._record(samples, [0] * len(samples), [drawn])
@@ -97,6 +104,10 @@ class ContinuousBatch(Generic[CacheT]):
         self._last_B = torch.cat([self._last_B, drawn[0]])
         self._alive_B = torch.cat([self._alive_B, ~self._has_ended(drawn)])
         self._uniforms_BM = torch.cat([self._uniforms_BM, uniforms_BM])
+
+    def _uniforms_of(self, samples: Sequence[int]) -> Tensor:
+        """[B, M] float64: the draws of samples that enter."""
+        return keyed_random.uniforms([self._keys[sample] for sample in samples], self._options.max_new_tokens)
 
     def _decode_segment(self, num_done_to_leave: int) -> None:
         """Steps with the rows as they are, until enough are done or one has no room for more."""

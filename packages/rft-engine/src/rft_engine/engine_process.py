@@ -101,7 +101,7 @@ class EngineProcess:
         while True:
             message = json.loads(self._line(operation, seconds, deadline))
             if "error" in message:
-                raise _error_of(message["error"])
+                raise error_of(message["error"])
             yield message
             if "reply" in message:
                 return
@@ -178,7 +178,7 @@ def error_fields(error: RftError) -> dict[str, str]:
     return {"kind": type(error).__name__, **{name: str(getattr(problem, name)) for name in names}}
 
 
-def _error_of(fields: dict[str, str]) -> RftError:
+def error_of(fields: dict[str, str]) -> RftError:
     kinds: dict[str, type[RftError]] = {
         kind.__name__: kind for kind in RftError.__subclasses__() if kind.__module__ == errors.__name__
     }

@@ -37,12 +37,11 @@ class LocalEngine(Protocol):
     def wake(self, tags: list[str]) -> None: ...
 
 
-class EngineWorker:
-    """Answers requests with the engine that its first request starts."""
+class RequestWorker:
+    """Answers each request `x` with its method `do_x`."""
 
-    def __init__(self, answers: BinaryIO, make_engine: Callable[[dict[str, Any]], LocalEngine]) -> None:
-        self._answers, self._make_engine = answers, make_engine
-        self._engine: LocalEngine | None = None
+    def __init__(self, answers: BinaryIO) -> None:
+        self._answers = answers
 
     def answer(self, request: dict[str, Any]) -> None:
         """Carry one request out."""
@@ -53,6 +52,19 @@ class EngineWorker:
             self._write({"error": error_fields(error)})
             return
         self._write({"reply": reply})
+
+    def _write(self, message: dict[str, Any]) -> None:
+        self._answers.write(json.dumps(message).encode() + b"\n")
+        self._answers.flush()
+
+
+class EngineWorker(RequestWorker):
+    """Answers requests with the engine that its first request starts."""
+
+    def __init__(self, answers: BinaryIO, make_engine: Callable[[dict[str, Any]], LocalEngine]) -> None:
+        super().__init__(answers)
+        self._make_engine = make_engine
+        self._engine: LocalEngine | None = None
 
     def do_start(self, settings: dict[str, Any]) -> dict[str, Any]:
         self._engine = self._make_engine(settings)
@@ -82,18 +94,19 @@ class EngineWorker:
         assert self._engine is not None, "start comes first"
         return self._engine
 
-    def _write(self, message: dict[str, Any]) -> None:
-        self._answers.write(json.dumps(message).encode() + b"\n")
-        self._answers.flush()
-
 
 def serve(read_fd: int, write_fd: int, make_engine: Callable[[dict[str, Any]], LocalEngine]) -> None:
     """Answer until the other side closes its pipe."""
+    serve_with(read_fd, write_fd, lambda answers: EngineWorker(answers, make_engine))
+
+
+def serve_with(read_fd: int, write_fd: int, make_worker: Callable[[BinaryIO], RequestWorker]) -> None:
+    """`serve` with a worker of another kind."""
     for descriptor in (read_fd, write_fd):
         os.set_inheritable(descriptor, False)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     with os.fdopen(read_fd, "rb") as requests, os.fdopen(write_fd, "wb") as answers:
-        worker = EngineWorker(answers, make_engine)
+        worker = make_worker(answers)
         for line in requests:
             worker.answer(json.loads(line))
     os._exit(0)  # the engine's threads and children are not waited for

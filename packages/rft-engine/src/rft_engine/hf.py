@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from rft_algos import keyed_random
 from rft_algos.token_trie import TokenTrie
 from rft_engine.constraint import TrieSampler, check_constraint, check_whole
 from rft_engine.lists import floats, integers
-from rft_engine.prompt_checks import check_budgets, check_keys, check_prompts
+from rft_engine.prompt_checks import check_budgets, check_keys, check_media, check_prompts
 from rft_engine.records import Completion, EngineStats
 from rft_engine.sampling import SamplingOptions, TokenSampler
 from rft_engine.told import ToldEngine
@@ -39,9 +39,16 @@ class WholeGenerator(Protocol):
         ...
 
     def run(
-        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, pick: Pick, ended: Callable[[], Tensor]
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        pick: Pick,
+        ended: Callable[[], Tensor],
+        media: Sequence[Any] | None = None,
     ) -> None:
         """Continue every row until [B] bool `ended()`, asked after each token, or for `max_new_tokens`.
+
+        `media` are the images of each row, None where it has none.
 
         Rows that ended may be asked for as long as others have not.
         """
@@ -84,6 +91,7 @@ class HfEngine(ToldEngine):
         first_token_temperature: float | None = None,
         budgets: Sequence[Sequence[int]] | None = None,
         constraint: TokenTrie | None = None,
+        media: Sequence[object | None] | None = None,
     ) -> list[list[Completion]]:
         """See `NativeEngine.generate`: the same arguments, completions and errors."""
         self._states.require_ready("generate")
@@ -99,12 +107,14 @@ class HfEngine(ToldEngine):
         )
         options.check(self._model.vocab_size)
         check_keys(prompts, sample_keys)
+        check_media(prompts, media)
         check_prompts(prompts, max_new_tokens, self._max_len, self._model.vocab_size)
         allowed = check_budgets(sample_keys, budgets, max_new_tokens)
         if constraint is not None:
             check_constraint(constraint, options, allowed, self._model.vocab_size)
         started = time.perf_counter()
         rows = [(prompt, key) for prompt, keys in zip(prompts, sample_keys, strict=True) for key in keys]
+        images = [one for one, keys in zip(media or (), sample_keys, strict=False) for _ in keys]
         order = sorted(range(len(rows)), key=lambda place: -len(rows[place][0]))
         found: dict[int, Completion] = {}
         num_steps = 0
@@ -112,7 +122,8 @@ class HfEngine(ToldEngine):
             chosen = order[first : first + self._max_rows]
             draws = self._draws(options, [rows[at][1] for at in chosen], [allowed[at] for at in chosen], constraint)
             longest = max(allowed[at] for at in chosen)
-            self._model.run([rows[at][0] for at in chosen], longest, draws.pick, draws.ended)
+            seen = [[images[at] for at in chosen]] if images else []
+            self._model.run([rows[at][0] for at in chosen], longest, draws.pick, draws.ended, *seen)
             found |= dict(zip(chosen, draws.completions(self.weight_version), strict=True))
             num_steps += draws.num_steps
         in_order = [found[place] for place in range(len(rows))]

@@ -18,7 +18,7 @@ from rft_engine.constrained_batch import ConstrainedBatch
 from rft_engine.constraint import check_constraint, check_whole
 from rft_engine.memory_fit import CacheDemand, FreeMemory, fitting_rows, free_memory, is_out_of_memory
 from rft_engine.native_results import completions_of, stats_of
-from rft_engine.prompt_checks import check_budgets, check_keys, check_prompts, refusal
+from rft_engine.prompt_checks import check_budgets, check_keys, check_media, check_prompts, refusal
 from rft_engine.protocols import CacheT, DecodableModel
 from rft_engine.records import Completion, EngineStats
 from rft_engine.sampling import SamplingOptions
@@ -84,6 +84,7 @@ class NativeEngine(ToldEngine, Generic[CacheT]):
         first_token_temperature: float | None = None,
         budgets: Sequence[Sequence[int]] | None = None,
         constraint: TokenTrie | None = None,
+        media: Sequence[object | None] | None = None,
     ) -> list[list[Completion]]:
         """Continue every prompt once for each of its keys.
 
@@ -105,6 +106,8 @@ class NativeEngine(ToldEngine, Generic[CacheT]):
                 work within what may follow, whose mass counts in `log_kept_mass`, at temperature 0 too. Budgets
                 must hold the longest sequence and `min_new_tokens` lie below the shortest; a stop token may only
                 end sequences.
+            media: images of each prompt as the model's codec made them beside its token ids, None where it has
+                none; None: no prompt has any.
 
         Returns:
             One list a prompt, one completion a key, in the order given.
@@ -129,6 +132,7 @@ class NativeEngine(ToldEngine, Generic[CacheT]):
         options.check(self._model.vocab_size)
         check_prompts(prompts, max_new_tokens, self._max_len, self._model.vocab_size)
         check_keys(prompts, sample_keys)
+        check_media(prompts, media)
         allowed = check_budgets(sample_keys, budgets, max_new_tokens)
         if constraint is not None:
             check_constraint(constraint, options, allowed, self._model.vocab_size)
@@ -137,7 +141,7 @@ class NativeEngine(ToldEngine, Generic[CacheT]):
             self._stats = EngineStats()
             return [[] for _ in prompts]
         copies = [len(prompt_keys) for prompt_keys in sample_keys]
-        completions = self._run(prompts, copies, keys, options, allowed, constraint)
+        completions = self._run(prompts, copies, keys, options, allowed, constraint, media)
         if constraint is not None:
             check_whole(constraint, completions)
         flat = iter(completions)
@@ -151,6 +155,7 @@ class NativeEngine(ToldEngine, Generic[CacheT]):
         options: SamplingOptions,
         budgets: Sequence[int],
         constraint: TokenTrie | None,
+        media: Sequence[object | None] | None,
     ) -> list[Completion]:
         """The samples of a call whose arguments are good, prompt after prompt: `copies[p]` of prompt p."""
         started = time.perf_counter()
@@ -160,6 +165,7 @@ class NativeEngine(ToldEngine, Generic[CacheT]):
             cache = self._fitting_cache(CacheDemand(rows, longest + options.max_new_tokens, len(prompts), longest))
             given = (self._model, cache, prompts, keys, options, self._device, budgets)
             batch = ContinuousBatch(*given) if constraint is None else ConstrainedBatch(*given, constraint)
+            batch.media = media
             queue = AdmissionQueue(lengths, copies, cache.max_rows)
             batch.run(queue)
             self._cache = cache

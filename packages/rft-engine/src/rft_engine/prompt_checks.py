@@ -14,6 +14,24 @@ def check_keys(prompts: Sequence[Sequence[int]], sample_keys: Sequence[Sequence[
         raise refusal("engine.sample_keys", what, "every prompt has its list of keys", "one list of keys a prompt")
 
 
+def check_media(prompts: Sequence[Sequence[int]], media: Sequence[object | None] | None) -> None:
+    """Raise `OptionsError` unless media are as many as prompts, where any are given."""
+    if media is not None and len(media) != len(prompts):
+        what = f"{len(prompts)} prompts, {len(media)} entries of media"
+        raise refusal("engine.media", what, "every prompt has its entry, None without images", "one entry a prompt")
+
+
+def refuse_media(media: Sequence[object | None] | None, engine: str) -> None:
+    """Raise `OptionsError` where a prompt has images, for an engine that takes none."""
+    if media is not None and any(one is not None for one in media):
+        raise refusal(
+            "engine.no_images",
+            f"{sum(one is not None for one in media)} of {len(media)} prompts have images",
+            f"{engine} is given token ids only",
+            "--engine_type native",
+        )
+
+
 def check_budgets(
     sample_keys: Sequence[Sequence[int]], budgets: Sequence[Sequence[int]] | None, max_new_tokens: int
 ) -> list[int]:

@@ -6,10 +6,33 @@ P prompts of one prefill, L tokens of the longest of them, B rows of the cache, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
+
+
+class PromptMedia(Protocol):
+    """The images of a prompt, for an engine with an image processor of its own."""
+
+    @property
+    def image_token_id(self) -> int:
+        """What stands at their placeholders."""
+        ...
+
+    @property
+    def files(self) -> Sequence[bytes]:
+        """Image files, in the order of their placeholders."""
+        ...
+
+    @property
+    def processor_options(self) -> Mapping[str, Any]:
+        """What the image processor is told beside its own configuration."""
+        ...
+
+    def collapsed(self, token_ids: Sequence[int]) -> list[int]:
+        """The prompt with one placeholder an image."""
+        ...
 
 
 class DecodeCache(Protocol):
@@ -60,7 +83,14 @@ class DecodableModel(Protocol[CacheT]):
         """An empty cache for `max_rows` sequences of at most `max_len` tokens each."""
         ...
 
-    def prefill(self, cache: CacheT, token_ids_PL: Tensor, lengths_P: Tensor, copies_P: Sequence[int]) -> Tensor:
+    def prefill(
+        self,
+        cache: CacheT,
+        token_ids_PL: Tensor,
+        lengths_P: Tensor,
+        copies_P: Sequence[int],
+        media: Sequence[Any] | None = None,
+    ) -> Tensor:
         """Read whole prompts; append `copies_P[p]` rows for prompt p, prompt after prompt.
 
         Args:
@@ -68,6 +98,8 @@ class DecodableModel(Protocol[CacheT]):
             token_ids_PL: [P, L] int64, padded on the right with any valid id.
             lengths_P: [P] int64, tokens of each prompt without padding, at least 1.
             copies_P: sequences to be continued from each prompt, at least 1.
+            media: images of each prompt as the model's own codec made them, None where it has none; None: no
+                prompt has any.
 
         Returns:
             [P, V] float32 logits after each prompt's last token.

@@ -44,6 +44,10 @@ class EngineSizeSettings:
 class DecodingEngineSettings(EngineSizeSettings, EngineChoiceSettings):
     """The inference engine."""
 
+    engine_enforce_eager: bool = False
+    """Start the kernels of a decode step one by one on a GPU, without CUDA graphs: ready sooner, decodes slower
+    (native, vllm, sglang; a CPU has no graphs)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedEnginesSettings(EngineSizeSettings):

@@ -57,6 +57,9 @@ class SglangEngine(VllmProcessEngine):
         if call.constraint is not None:
             why = "SGLang draws the tokens itself, and its own grammars do not know a token trie"
             raise refusal("constraint", "generation within a token trie", why, "--engine_type native or vllm")
+        if call.media:
+            why = "what reaches SGLang here are token ids"
+            raise refusal("images", "prompts with images", why, "--engine_type native or vllm")
         check_options(options_of(call.options), self._ends)
         return super()._collect(call, answers)
 

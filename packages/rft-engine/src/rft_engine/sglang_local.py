@@ -18,12 +18,13 @@ from rft_algos.errors import ServiceError
 from rft_engine.engine_process_weights import read_header, shared_directory
 from rft_engine.sampling import SamplingOptions
 from rft_engine.sglang_runtime import SglangRoot, SglangRuntime
-from rft_engine.sglang_settings import LOADER, SglangSettings, engine_arguments, options_of, read_config
+from rft_engine.sglang_settings import LOADER, SglangSettings, engine_arguments, options_of
 from rft_engine.vllm_requests import EngineFacts, GenerateCall, SampleResult, StepCounts, garbage
-from rft_engine.vllm_settings import resolved_dtype
 from rft_engine.weight_digests import Fingerprint
 
 _AWAKE_ORDER = ("weights", "kv_cache")
+
+_REMEDY = "see SGLang's own words and its log; --engine_type vllm or native run without it"
 
 
 class LocalSglang:
@@ -40,11 +41,11 @@ class LocalSglang:
         try:
             self._engine: SglangRoot = runtime.make_engine(arguments)
         except (RuntimeError, ValueError, OSError, MemoryError, AssertionError) as error:
-            raise _not_started(settings, error) from error
+            raise settings.not_started(error, _REMEDY) from error
         self._is_closed, self.version = False, 0
         self._held: list[Fingerprint] = []
-        vocab_size = int(read_config(settings.model_dir)["vocab_size"])
-        self.facts = EngineFacts(dtype=resolved_dtype(settings), vocab_size=vocab_size, is_cpu=False, transport="file")
+        vocab_size = int(settings.config()["vocab_size"])
+        self.facts = EngineFacts(dtype=settings.resolved_dtype(), vocab_size=vocab_size, is_cpu=False, transport="file")
 
     @property
     def is_alive(self) -> bool:
@@ -76,7 +77,7 @@ class LocalSglang:
         try:
             while pending:
                 if not self._wait(some_finished, deadline):
-                    raise _too_slow(num_total - len(pending), num_total, seconds)
+                    raise self._settings.too_slow(num_total - len(pending), num_total, seconds)
                 while finished:
                     task = finished.popleft()
                     sample = pending.pop(task)
@@ -268,31 +269,4 @@ def _require(operation: str, told: tuple[bool, str]) -> None:
         why="every worker must hold the whole of the new weights",
         state="the engine refuses to generate until a load succeeds",
         do="load_weights again; see SGLang's own words, and the end of its log",
-    )
-
-
-def _not_started(settings: SglangSettings, error: Exception) -> ServiceError:
-    words = " ".join(str(error).split())[:600] or type(error).__name__
-    remedy = "see SGLang's own words and its log; --engine_type vllm or native run without it"
-    if "memory" in words.lower():
-        share = settings.memory_utilization or 0.8
-        remedy = f"--engine_mem_util {share / 2:.2g}, or a smaller --engine_max_rows or --max_len"
-    return ServiceError(
-        code="engine.sglang.start",
-        what=f"SGLang did not start: {words}",
-        where=f"SGLang engine for {settings.model_dir}, {settings.max_rows} rows of {settings.max_len} tokens",
-        why="weights, workspace and the cache of keys and values must fit into the memory that is free",
-        state="nothing was started",
-        do=remedy,
-    )
-
-
-def _too_slow(num_done: int, num_total: int, seconds: float) -> ServiceError:
-    return ServiceError(
-        code="engine.deadline",
-        what=f"generate did not end within {seconds:g} s: {num_done} of {num_total} samples were done",
-        where="SGLang engine",
-        why="every call to an engine is bounded by a deadline",
-        state="the samples that were under way are dropped; the weights are unchanged",
-        do=f"VllmDeadlines(generate={2 * seconds:g}), or a smaller rollout batch",
     )

@@ -20,11 +20,11 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rft_algos.errors import OptionsError
+from rft_engine.own_process_settings import OwnProcessSettings
 from rft_engine.sampling import SamplingOptions
-from rft_engine.vllm_settings import VllmSettings, resolved_dtype
 
 LOADER = "rft_engine.sglang_loader.exchange"
 """What SGLang's workers call with the model in hand (its `custom_weight_loader`)."""
@@ -37,22 +37,25 @@ _ENVIRONMENT = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "0"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SglangSettings(VllmSettings):
-    """An SGLang engine: the fields of `VllmSettings` mean the same here; what SGLang lacks is refused.
+class SglangSettings(OwnProcessSettings):
+    """An SGLang engine: what SGLang lacks is refused.
 
     Example::
 
         SglangSettings(model_dir="/models/qwen", max_rows=256, max_len=2048, tensor_parallel_size=2)
     """
 
+    library: ClassVar[str] = "sglang"
+    library_name: ClassVar[str] = "SGLang"
+
     def __post_init__(self) -> None:
-        VllmSettings.__post_init__(self)
+        OwnProcessSettings.__post_init__(self)
         if self.quantization is not None:
             why = "SGLang rounds matrices to 8 bits when it starts, and not those that are loaded after every step"
-            raise refusal("quantization", f"quantization = {self.quantization!r}", why, "--engine_type vllm")
+            raise self.refusal("quantization", f"quantization = {self.quantization!r}", why, "--engine_type vllm")
         if self.transport not in ("auto", "file"):
             why = "weights reach SGLang's workers through a file in shared memory"
-            raise refusal("transport", f"transport = {self.transport!r}", why, 'transport="file"')
+            raise self.refusal("transport", f"transport = {self.transport!r}", why, 'transport="file"')
 
 
 def set_environment() -> None:
@@ -66,11 +69,11 @@ def engine_arguments(settings: SglangSettings) -> dict[str, Any]:
     Raises:
         OptionsError: `max_len` leaves no room in the model's positions.
     """
-    positions = read_config(settings.model_dir).get("max_position_embeddings")
+    positions = settings.config().get("max_position_embeddings")
     if positions is not None and settings.max_len + _SPARE_CONTEXT > positions:
         why = f"SGLang keeps {_SPARE_CONTEXT} of the model's {positions} positions free"
         raise refusal("max_len", f"max_len = {settings.max_len}", why, f"max_len={positions - _SPARE_CONTEXT}")
-    dtype = resolved_dtype(settings)
+    dtype = settings.resolved_dtype()
     arguments: dict[str, Any] = {
         "model_path": str(settings.model_dir),
         "dtype": dtype,
@@ -92,12 +95,6 @@ def engine_arguments(settings: SglangSettings) -> dict[str, Any]:
     if dtype == "float32":
         arguments["attention_backend"] = "triton"  # its default on Hopper GPUs takes 16-bit numbers only
     return arguments
-
-
-def read_config(model_dir: str | Path) -> dict[str, Any]:
-    """config.json, with the fields of the text model on top."""
-    config: dict[str, Any] = json.loads((Path(model_dir) / "config.json").read_text())
-    return {**config, **config.get("text_config", {})}
 
 
 def end_tokens(model_dir: str | Path) -> frozenset[int]:

@@ -10,17 +10,17 @@ from collections.abc import Callable
 from typing import Any
 
 from rft_engine import engine_worker
+from rft_engine.own_process_settings import EngineDeadlines
 from rft_engine.sglang_local import LocalSglang
 from rft_engine.sglang_runtime import InstalledSglang, SglangRuntime
 from rft_engine.sglang_settings import SglangSettings
-from rft_engine.vllm_settings import VllmDeadlines
 
 
 def serve(read_fd: int, write_fd: int, make_runtime: Callable[[], SglangRuntime]) -> None:
     """Answer until the other side closes its pipe."""
 
     def start(settings: dict[str, Any]) -> LocalSglang:
-        deadlines: Any = VllmDeadlines(**settings.pop("deadlines"))
+        deadlines: Any = EngineDeadlines(**settings.pop("deadlines"))
         return LocalSglang(SglangSettings(**settings, deadlines=deadlines), make_runtime())
 
     engine_worker.serve(read_fd, write_fd, start)

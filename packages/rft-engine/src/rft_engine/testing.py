@@ -3,13 +3,15 @@
 The logits after a token depend on a number that a row carries along, `state = (carry x state +
 token + 1) mod num_states`, which starts at 0 and takes in every token of the row. With carry 0 and one
 state a token the table is a bigram. With carry above 0 the whole history counts, so an engine
-that mixes up rows, or feeds a token twice, draws from a wrong line of the table.
+that mixes up rows, or feeds a token twice, draws from a wrong line of the table. The images of a prompt are a number:
+the state that it starts in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,14 +73,22 @@ class FakeDecodableModel:
         self.calls.append(("new_cache", (max_rows, max_len)))
         return FakeCache(max_rows, max_len)
 
-    def prefill(self, cache: FakeCache, token_ids_PL: Tensor, lengths_P: Tensor, copies_P: Sequence[int]) -> Tensor:
+    def prefill(
+        self,
+        cache: FakeCache,
+        token_ids_PL: Tensor,
+        lengths_P: Tensor,
+        copies_P: Sequence[int],
+        media: Sequence[Any] | None = None,
+    ) -> Tensor:
         self.calls.append(("prefill", tuple(copies_P)))
         assert cache.num_rows + sum(copies_P) <= cache.max_rows, "more rows than the cache holds"
         assert int(lengths_P.max()) <= cache.max_len, "a prompt longer than the cache"
+        starts = [0] * len(token_ids_PL) if media is None else [one or 0 for one in media]
         states_P = torch.tensor(
             [
-                self._state_after(integers(row_L[:length]))
-                for row_L, length in zip(token_ids_PL, integers(lengths_P), strict=True)
+                self._state_after(integers(row_L[:length]), start)
+                for row_L, length, start in zip(token_ids_PL, integers(lengths_P), starts, strict=True)
             ]
         )
         copies = torch.tensor(list(copies_P))
@@ -97,12 +107,12 @@ class FakeDecodableModel:
     def refresh(self) -> None:
         self.num_refreshes += 1
 
-    def logits_after(self, token_ids: Sequence[int]) -> Tensor:
+    def logits_after(self, token_ids: Sequence[int], media: int = 0) -> Tensor:
         """[V]: what the table says after these tokens, for tests to compare with."""
-        return self.log_SV[self._state_after(token_ids)].float()
+        return self.log_SV[self._state_after(token_ids, media)].float()
 
-    def _state_after(self, token_ids: Sequence[int]) -> int:
-        state = 0
+    def _state_after(self, token_ids: Sequence[int], media: int = 0) -> int:
+        state = media
         for token in token_ids:
             state = (self.carry * state + token + 1) % self.log_SV.shape[0]
         return state

@@ -11,15 +11,16 @@ from typing import Protocol
 from rft_algos.errors import ServiceError
 from rft_algos.token_trie import TokenTrie
 from rft_engine.constraint import check_constraint, check_whole, end_tokens
-from rft_engine.prompt_checks import check_budgets
+from rft_engine.own_process_settings import OwnProcessSettings
+from rft_engine.prompt_checks import check_budgets, check_media
 from rft_engine.records import Completion, EngineStats
 from rft_engine.sampling import SamplingOptions
 from rft_engine.states import EngineState
 from rft_engine.told import ToldEngine
 from rft_engine.vllm_local import LocalVllm
+from rft_engine.vllm_media import plain_media
 from rft_engine.vllm_requests import Answers, EngineFacts, GenerateCall, SampleResult, StepCounts, check_prompts
 from rft_engine.vllm_runtime import InstalledVllm, VllmRuntime
-from rft_engine.vllm_settings import VllmSettings
 from rft_engine.vllm_transport import SenderFactory, WeightTransport, Workers
 from rft_engine.weight_digests import Fingerprint, WeightProvider, WeightSource, compare
 
@@ -58,7 +59,9 @@ class VllmEngine(ToldEngine):
         [samples] = engine.generate([[5, 6, 7]], [[11, 12]], temperature=1.0, max_new_tokens=32)
     """
 
-    def __init__(self, settings: VllmSettings, weights: WeightProvider, *, runtime: VllmRuntime | None = None) -> None:
+    def __init__(
+        self, settings: OwnProcessSettings, weights: WeightProvider, *, runtime: VllmRuntime | None = None
+    ) -> None:
         """
         Args:
             settings: the model directory, sizes, and how vLLM is to run.
@@ -112,6 +115,7 @@ class VllmEngine(ToldEngine):
         first_token_temperature: float | None = None,
         budgets: Sequence[Sequence[int]] | None = None,
         constraint: TokenTrie | None = None,
+        media: Sequence[object | None] | None = None,
     ) -> list[list[Completion]]:
         """Continue every prompt once for each of its keys; arguments and result as of `NativeEngine.generate`.
 
@@ -135,6 +139,7 @@ class VllmEngine(ToldEngine):
         vocab_size = self._backend.facts.vocab_size
         options.check(vocab_size)
         check_prompts(prompts, sample_keys, max_new_tokens, self._settings.max_len, vocab_size)
+        check_media(prompts, media)
         allowed = check_budgets(sample_keys, budgets, max_new_tokens)
         if constraint is not None:
             check_constraint(constraint, options, allowed, vocab_size)
@@ -150,6 +155,7 @@ class VllmEngine(ToldEngine):
             requests=list(enumerate(owners)),
             budgets=allowed,
             constraint=None if constraint is None else constraint.as_lists(),
+            media=plain_media(prompts, media),
         )
         self._stats, answers = EngineStats(), Answers(call, vocab_size)
         counts = self._collect(call, answers) if owners else StepCounts(0, 0)

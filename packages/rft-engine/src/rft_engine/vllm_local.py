@@ -9,12 +9,16 @@ from typing import Any
 
 from rft_algos.errors import ServiceError
 from rft_engine.device_inventory import Inventory, nvidia_inventory
+from rft_engine.own_process_settings import OwnProcessSettings
 from rft_engine.vllm_draws import SAMPLE_ARGUMENT
+from rft_engine.vllm_media import check_expanded, request_of, takes_images
 from rft_engine.vllm_memory import memory_error
 from rft_engine.vllm_requests import EngineFacts, GenerateCall, SampleResult, StepCounts
 from rft_engine.vllm_runtime import Llm, VllmRuntime
-from rft_engine.vllm_settings import VllmSettings, cannot_sleep_on_cpu, llm_arguments
+from rft_engine.vllm_settings import cannot_sleep_on_cpu, llm_arguments
 from rft_engine.vllm_transport import resolve_transport
+
+_REMEDY = "see vLLM's own words; --engine_type native runs without it"
 
 
 class LocalVllm:
@@ -22,7 +26,7 @@ class LocalVllm:
 
     def __init__(
         self,
-        settings: VllmSettings,
+        settings: OwnProcessSettings,
         runtime: VllmRuntime,
         *,
         in_process: bool,
@@ -47,7 +51,7 @@ class LocalVllm:
         try:
             self._llm: Llm = runtime.make_llm(arguments)
         except (RuntimeError, ValueError, OSError, MemoryError) as error:
-            raise memory_error(settings, str(error), inventory) or _not_started(settings, error) from error
+            raise memory_error(settings, str(error), inventory) or settings.not_started(error, _REMEDY) from error
         self.version = 0
         self._serial = itertools.count()
         config = self._llm.llm_engine.model_config
@@ -80,11 +84,16 @@ class LocalVllm:
         try:
             while pending:
                 if time.monotonic() > deadline:
-                    raise _too_slow(num_total - len(pending), num_total, seconds)
+                    raise self._settings.too_slow(num_total - len(pending), num_total, seconds)
                 finished = [output for output in engine.step() if output.finished]
                 num_steps += 1
                 num_prefill += sum(len(o.prompt_token_ids) - (o.num_cached_tokens or 0) for o in finished)
                 preempted += [o.metrics.num_preemptions for o in finished if getattr(o, "metrics", None) is not None]
+                if call.media:
+                    owners = dict(call.requests)
+                    for output in finished:
+                        sample = pending[output.request_id]
+                        check_expanded(sample, call.prompts[owners[sample]], output.prompt_token_ids)
                 yield from self._results(call, [(pending.pop(o.request_id), o.outputs[0]) for o in finished])
             yield StepCounts(num_steps, num_prefill, sum(preempted) if preempted else None)
         finally:
@@ -106,6 +115,8 @@ class LocalVllm:
                 state="the engine refuses to generate until a load succeeds",
                 do=f"load_weights({version}) when no request is under way",
             )
+        if takes_images(self._settings):
+            self._llm.llm_engine.reset_encoder_cache()  # features of older weights
         self.version = version
 
     def sleep(self, level: int) -> None:
@@ -115,7 +126,7 @@ class LocalVllm:
             OptionsError: on a CPU.
         """
         if self._runtime.is_cpu:
-            raise cannot_sleep_on_cpu(f"sleep(level={level})")
+            raise cannot_sleep_on_cpu(self._settings, f"sleep(level={level})")
         self._llm.sleep(level=level)
 
     def wake(self, tags: list[str]) -> None:
@@ -139,7 +150,8 @@ class LocalVllm:
                 extra_args={SAMPLE_ARGUMENT: sample},
             )
             name = f"{serial}-{sample}"
-            self._llm.llm_engine.add_request(name, {"prompt_token_ids": list(call.prompts[prompt])}, params)
+            request = request_of(call.prompts[prompt], call.media[prompt] if call.media else None)
+            self._llm.llm_engine.add_request(name, request, params)
             pending[name] = sample
         return pending
 
@@ -174,33 +186,6 @@ class LocalVllm:
                 state="no sample was drawn",
                 do=f"load_weights({version})",
             )
-
-
-def _not_started(settings: VllmSettings, error: Exception) -> ServiceError:
-    words = " ".join(str(error).split())[:600] or type(error).__name__
-    share = settings.memory_utilization or 0.9
-    remedy = "see vLLM's own words; --engine_type native runs without it"
-    if "memory" in words.lower():
-        remedy = f"--engine_mem_util {share / 2:.2g}, or a smaller --engine_max_rows or --max_len"
-    return ServiceError(
-        code="engine.vllm.start",
-        what=f"vLLM did not start: {words}",
-        where=f"vLLM engine for {settings.model_dir}, {settings.max_rows} rows of {settings.max_len} tokens",
-        why="weights, workspace and the cache of keys and values must fit into the memory that is free",
-        state="nothing was started",
-        do=remedy,
-    )
-
-
-def _too_slow(num_done: int, num_total: int, seconds: float) -> ServiceError:
-    return ServiceError(
-        code="engine.deadline",
-        what=f"generate did not end within {seconds:g} s: {num_done} of {num_total} samples were done",
-        where="vLLM engine",
-        why="every call to an engine is bounded by a deadline",
-        state="the samples that were under way are dropped; the weights are unchanged",
-        do=f"VllmDeadlines(generate={2 * seconds:g}), or a smaller rollout batch",
-    )
 
 
 def _not_drawn(sample: int, picked: list[int], drawn: list[int]) -> ServiceError:

@@ -14,6 +14,7 @@ from typing import Any
 from rft_algos.errors import ServiceError
 from rft_engine.device_inventory import Inventory, nvidia_inventory
 from rft_engine.engine_process import EngineDied, EngineProcess
+from rft_engine.own_process_settings import OwnProcessSettings
 from rft_engine.vllm_engine import Backend, VllmEngine
 from rft_engine.vllm_memory import memory_error
 from rft_engine.vllm_requests import (
@@ -26,7 +27,6 @@ from rft_engine.vllm_requests import (
     message_of,
 )
 from rft_engine.vllm_runtime import VllmRuntime
-from rft_engine.vllm_settings import VllmSettings
 from rft_engine.vllm_transport import SenderFactory
 from rft_engine.weight_digests import WeightProvider
 
@@ -38,7 +38,7 @@ class ProcessVllm:
 
     def __init__(
         self,
-        settings: VllmSettings,
+        settings: OwnProcessSettings,
         command: Sequence[str],
         environment: Mapping[str, str],
         log_path: Path,
@@ -104,7 +104,7 @@ class VllmProcessEngine(VllmEngine):
 
     def __init__(
         self,
-        settings: VllmSettings,
+        settings: OwnProcessSettings,
         weights: WeightProvider,
         *,
         environment: Mapping[str, str] | None = None,

@@ -42,6 +42,9 @@ class GenerateCall:
     constraint: dict[str, Any] | None = None
     """Lists of the `TokenTrie` that holds every completion, whole; `stop_token_ids` then are what ends requests."""
 
+    media: Sequence[dict[str, Any] | None] = ()
+    """Images of each prompt as `vllm_media` has them; empty: no prompt has any."""
+
     def budget(self, sample: int) -> int:
         """Tokens that a sample may have."""
         return self.budgets[sample] if self.budgets else self.options["max_new_tokens"]

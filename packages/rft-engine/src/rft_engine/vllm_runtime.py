@@ -35,6 +35,8 @@ class LlmEngine(Protocol):
 
     def abort_request(self, request_ids: list[str]) -> None: ...
 
+    def reset_encoder_cache(self) -> None: ...
+
 
 class Llm(Protocol):
     """`vllm.LLM`."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from rft_algos.errors import OptionsError
+from rft_engine.own_process_settings import OwnProcessSettings
 
 _PROCESSOR = "rft_engine.vllm_plugin:KeyedLogitsProcessor"
 _EXTENSION = "rft_engine.vllm_extension.VllmWorkerExtension"
@@ -27,71 +25,15 @@ _ENVIRONMENT_DEFAULTS = {
 _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Those of vLLM's CPU attention kernels; another fails at the first request."""
 
-Transport = Literal["auto", "direct", "file", "ipc", "nccl"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmDeadlines:
-    """Seconds after which a call is given up; the engine's own process is then ended."""
-
-    start: float = 900.0
-    generate: float = 3600.0
-    load_weights: float = 600.0
-    other: float = 120.0
-
-    def __post_init__(self) -> None:
-        for name in ("start", "generate", "load_weights", "other"):
-            value = getattr(self, name)
-            if not 0.0 < value < math.inf:
-                raise _refusal("deadline", f"{name} = {value}", "a deadline is a number of seconds above 0", "600")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmSettings:
+class VllmSettings(OwnProcessSettings):
     """A vLLM engine; every field is passed on to vLLM or refused, none is ignored.
 
     Example::
 
         VllmSettings(model_dir="/models/qwen", max_rows=256, max_len=2048, tensor_parallel_size=2)
     """
-
-    model_dir: str | Path
-    """Hugging Face directory: architecture, and the weights of version 0."""
-    max_rows: int
-    """Sequences decoded at once (vLLM's max_num_seqs)."""
-    max_len: int
-    """Tokens of the longest prompt with its completion (vLLM's max_model_len)."""
-    dtype: str = "auto"
-    """Of weights and activations: auto (the directory's), float32, bfloat16 or float16."""
-    tensor_parallel_size: int = 1
-    """GPUs that share the model."""
-    memory_utilization: float | None = None
-    """Share of the device's memory that vLLM may take; None = vLLM's own default, on a CPU what the cache needs."""
-    quantization: str | None = None
-    """None or "fp8": matrices are rounded to 8 bits as they are loaded (a GPU only)."""
-    enable_sleep: bool = False
-    """Allow `sleep`: vLLM then allocates in a pool that it can give back (a GPU only)."""
-    enforce_eager: bool = False
-    """No CUDA graphs and no compilation: starts sooner, decodes slower."""
-    seed: int = 0
-    """Of vLLM's own generators; no sample depends on it."""
-    transport: Transport = "auto"
-    """How weights come in: see `vllm_transport`."""
-    deadlines: VllmDeadlines = field(default_factory=VllmDeadlines)
-
-    def __post_init__(self) -> None:
-        sizes = (("max_rows", self.max_rows, 1), ("max_len", self.max_len, 2))
-        for name, value, least in (*sizes, ("tensor_parallel_size", self.tensor_parallel_size, 1)):
-            if value < least:
-                raise _refusal(name, f"{name} = {value}", f"allowed: {least} or above", f"{name}={least}")
-        share = self.memory_utilization
-        if share is not None and not 0.0 < share <= 1.0:
-            why = "it is a share of the device's memory: above 0, at most 1"
-            raise _refusal("memory_utilization", f"memory_utilization = {share}", why, "memory_utilization=0.5")
-        if self.quantization not in (None, "fp8"):
-            why = 'weights that change every step can be rounded as they come: "fp8", or not at all'
-            remedy = 'quantization="fp8"'
-            raise _refusal("quantization", f"quantization = {self.quantization!r}", why, remedy)
 
 
 def set_environment() -> None:
@@ -101,7 +43,7 @@ def set_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def llm_arguments(settings: VllmSettings, *, is_cpu: bool) -> dict[str, Any]:
+def llm_arguments(settings: OwnProcessSettings, *, is_cpu: bool) -> dict[str, Any]:
     """Keyword arguments of `vllm.LLM`.
 
     Raises:
@@ -111,7 +53,7 @@ def llm_arguments(settings: VllmSettings, *, is_cpu: bool) -> dict[str, Any]:
         _refuse_on_cpu(settings)
     arguments: dict[str, Any] = {
         "model": str(settings.model_dir),
-        "dtype": resolved_dtype(settings),
+        "dtype": settings.resolved_dtype(),
         "max_model_len": settings.max_len,
         "max_num_seqs": settings.max_rows,
         "tensor_parallel_size": settings.tensor_parallel_size,
@@ -120,7 +62,8 @@ def llm_arguments(settings: VllmSettings, *, is_cpu: bool) -> dict[str, Any]:
         "quantization": settings.quantization,
         "enable_sleep_mode": settings.enable_sleep,
         "enable_prefix_caching": True,
-        "skip_tokenizer_init": True,  # it is given token ids and gives token ids
+        # it is given token ids and gives token ids; its image processors ask for the tokenizer
+        "skip_tokenizer_init": "vision_config" not in settings.config(),
         "async_scheduling": False,  # a row's age is the length of its output, which must be there when it is drawn
         "generation_config": "vllm",  # not the directory's own sampling defaults
         "logits_processors": [_PROCESSOR],
@@ -133,64 +76,49 @@ def llm_arguments(settings: VllmSettings, *, is_cpu: bool) -> dict[str, Any]:
     return arguments
 
 
-def kv_cache_bytes(settings: VllmSettings) -> int:
+def kv_cache_bytes(settings: OwnProcessSettings) -> int:
     """Keys and values of `max_rows` sequences of `max_len` tokens, at most half of the memory that is free.
 
     bytes = 2 x layers x kv heads x head size x bytes of a number x max_len x max_rows
     """
-    config = _config(settings)
+    config = settings.config()
     heads, head_size = config["num_attention_heads"], _head_size(config)
-    bytes_each = 4 if resolved_dtype(settings) == "float32" else 2
+    bytes_each = 4 if settings.resolved_dtype() == "float32" else 2
     of_token = 2 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * head_size * bytes_each
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     blocks_slack = 128 * of_token * settings.max_rows  # a sequence's last block is rarely full
     return max(min(of_token * settings.max_len * settings.max_rows + blocks_slack, free // 2), 2**24)
 
 
-def resolved_dtype(settings: VllmSettings) -> str:
-    """The directory's own for "auto": vLLM's "auto" would round float32 to bfloat16, out of step with the policy."""
-    if settings.dtype != "auto":
-        return settings.dtype
-    config = _config(settings)
-    return str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
-
-
 def _head_size(config: dict[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def _config(settings: VllmSettings) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((Path(settings.model_dir) / "config.json").read_text())
-    return {**config, **config.get("text_config", {})}
-
-
-def _refuse_on_cpu(settings: VllmSettings) -> None:
+def _refuse_on_cpu(settings: OwnProcessSettings) -> None:
     if settings.enable_sleep:
-        raise cannot_sleep_on_cpu("enable_sleep = True")
+        raise cannot_sleep_on_cpu(settings, "enable_sleep = True")
     if settings.quantization is not None:
         why = "vLLM's CPU build has no 8-bit matrix products"
-        raise _refusal("quantization", f"quantization = {settings.quantization!r} on a CPU", why, "quantization=None")
-    head_size = _head_size(_config(settings))
+        raise settings.refusal(
+            "quantization", f"quantization = {settings.quantization!r} on a CPU", why, "quantization=None"
+        )
+    config = settings.config()
+    if experts := config.get("num_experts") or config.get("num_local_experts"):
+        # Seen with vLLM 0.32: after an update in place, even with the same weights, its log-probs are others.
+        why = "vLLM's CPU build computes something else with experts once they were updated in place"
+        raise settings.refusal("experts", f"{experts} experts in {settings.model_dir}", why, "--engine_type native")
+    head_size = _head_size(config)
     if head_size not in _CPU_HEAD_SIZES:
         why = f"vLLM's attention on CPUs knows heads of {', '.join(map(str, _CPU_HEAD_SIZES))}"
-        raise _refusal("head_size", f"heads of {head_size} in {settings.model_dir}", why, "--engine_type native")
+        raise settings.refusal(
+            "head_size", f"heads of {head_size} in {settings.model_dir}", why, "--engine_type native"
+        )
     if settings.transport in ("ipc", "nccl"):
         why = "CUDA handles and NCCL pass weights between GPUs"
-        raise _refusal("transport", f"transport = {settings.transport!r} on a CPU", why, 'transport="file"')
+        raise settings.refusal("transport", f"transport = {settings.transport!r} on a CPU", why, 'transport="file"')
 
 
-def cannot_sleep_on_cpu(what: str) -> OptionsError:
+def cannot_sleep_on_cpu(settings: OwnProcessSettings, what: str) -> OptionsError:
     """vLLM's CPU build answers `sleep` with a warning and keeps its memory."""
     why = "vLLM's CPU build cannot sleep: it warns and keeps its memory, so asking for it would have no effect"
-    return _refusal("sleep", f"{what} with vLLM's CPU build", why, "--disable_engine_sleep")
-
-
-def _refusal(name: str, what: str, why: str, remedy: str) -> OptionsError:
-    return OptionsError(
-        code=f"engine.vllm.{name}",
-        what=what,
-        where=f"vLLM engine ({name})",
-        why=why,
-        state="nothing was started",
-        do=remedy,
-    )
+    return settings.refusal("sleep", f"{what} with vLLM's CPU build", why, "--disable_engine_sleep")

@@ -25,6 +25,7 @@ from rft_engine.vllm_draws import KeyedDraws
 from rft_engine.vllm_extension import VllmWorkerExtension
 
 VOCAB, HIDDEN, PADDING = 11, 8, 5
+IMAGE_TOKEN = 10
 _EMBEDDING, _NORM = "model.embed_tokens.weight", "model.norm.weight"
 _PARTS = ("q_proj", "k_proj", "v_proj")
 _ATTENTION = "model.layers.0.self_attn."
@@ -189,10 +190,20 @@ class FakeEngine:
         self._gone: list[int] = []
         self.prefixes: dict[tuple[int, ...], Tensor] = {}
         self.num_steps = 0
+        self.num_encoder_resets = 0
+        self.images: list[Any] = []
+        self.processor_options: list[Any] = []
         self._num_finished = 0
 
     def add_request(self, request_id: str, prompt: Any, params: Any) -> str:
-        self._waiting.append(_Request(request_id, prompt["prompt_token_ids"], params))
+        tokens, images = list(prompt["prompt_token_ids"]), prompt.get("multi_modal_data", {}).get("image", [])
+        self.images += images
+        self.processor_options += [prompt["mm_processor_kwargs"]] if "mm_processor_kwargs" in prompt else []
+        places = [at for at, token in enumerate(tokens) if token == IMAGE_TOKEN]
+        for at, image in zip(reversed(places), reversed(images), strict=bool(images)):
+            # as many placeholders as it has columns of pixels
+            tokens[at:at] = [IMAGE_TOKEN] * (image.width - 1 - int("one_too_few" in self._faults))
+        self._waiting.append(_Request(request_id, tokens, params))
         return request_id
 
     def has_unfinished_requests(self) -> bool:
@@ -204,6 +215,9 @@ class FakeEngine:
     def abort_request(self, request_ids: list[str]) -> None:
         self._waiting = deque(request for request in self._waiting if request.name not in request_ids)
         self._gone = [i for i, row in enumerate(self._rows) if row.name in request_ids or i in self._gone]
+
+    def reset_encoder_cache(self) -> None:
+        self.num_encoder_resets += 1
 
     def step(self) -> list[Any]:
         if self._workers[0].missing:

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from rft_algos.errors import OptionsError
 from rft_engine.engine_process_weights import shared_directory, write_weight_file
+from rft_engine.own_process_settings import OwnProcessSettings
 from rft_engine.vllm_handles import encode_update
 from rft_engine.vllm_requests import EngineFacts
-from rft_engine.vllm_settings import VllmSettings
 from rft_engine.weight_digests import Fingerprint, WeightSource
 
 
@@ -48,7 +48,7 @@ class SenderFactory(Protocol):
     def __call__(self, transport: str, client: SyncClient, source: SourceView, num_workers: int) -> Sender: ...
 
 
-def resolve_transport(settings: VllmSettings, *, is_cpu: bool, in_process: bool) -> str:
+def resolve_transport(settings: OwnProcessSettings, *, is_cpu: bool, in_process: bool) -> str:
     """The transport that `settings` mean here.
 
     Raises:
@@ -73,7 +73,7 @@ class WeightTransport:
 
     def __init__(
         self,
-        settings: VllmSettings,
+        settings: OwnProcessSettings,
         facts: EngineFacts,
         source: WeightSource,
         workers: Workers,

@@ -7,16 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 from rft_engine import engine_worker
+from rft_engine.own_process_settings import EngineDeadlines
 from rft_engine.vllm_local import LocalVllm
 from rft_engine.vllm_runtime import InstalledVllm, VllmRuntime
-from rft_engine.vllm_settings import VllmDeadlines, VllmSettings
+from rft_engine.vllm_settings import VllmSettings
 
 
 def serve(read_fd: int, write_fd: int, make_runtime: Callable[[], VllmRuntime]) -> None:
     """Answer until the other side closes its pipe."""
 
     def start(settings: dict[str, Any]) -> LocalVllm:
-        deadlines: Any = VllmDeadlines(**settings.pop("deadlines"))
+        deadlines: Any = EngineDeadlines(**settings.pop("deadlines"))
         return LocalVllm(VllmSettings(**settings, deadlines=deadlines), make_runtime(), in_process=False)
 
     engine_worker.serve(read_fd, write_fd, start)

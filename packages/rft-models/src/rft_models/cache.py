@@ -70,12 +70,18 @@ class StaticCache:
         self.prompt_values = [nothing] * num_layers
         # On the CPU: the shapes of a step follow from these, and must not wait for a device.
         self.prompt_lengths_P = torch.empty(0, dtype=torch.int64)
+        self.position_offsets_P = torch.empty(0, dtype=torch.int64)
+        """Position of a token behind the prompt, minus its place: below 0 behind images on three axes."""
         self.prompt_of_row_B = torch.empty(0, dtype=torch.int64)
         self.own_lengths_B = torch.empty(0, dtype=torch.int64)
         self.group_size = 0
         """Rows of the prompt that has most of them."""
         self.place_B: Tensor | None = None
         """Place of each row in [P, group_size]; None where every prompt has `group_size` rows."""
+        self.layout = 0
+        """Another number after every change of the rows."""
+        self.recording: object = None
+        """What reads this memory without asking, see `step_graph`."""
 
     @property
     def num_rows(self) -> int:
@@ -87,22 +93,36 @@ class StaticCache:
         """Tokens of each row, prompt included."""
         return self.prompt_lengths_P[self.prompt_of_row_B] + self.own_lengths_B
 
+    @property
+    def positions_B(self) -> Tensor:
+        """Position of each row's next token."""
+        return self.lengths_B + self.position_offsets_P[self.prompt_of_row_B]
+
     def longest(self) -> int:
         """Tokens of the longest row, 0 without rows."""
         return int(self.lengths_B.max()) if self.num_rows else 0
+
+    def longest_own(self) -> int:
+        """Own tokens of the row that has most, 0 without rows."""
+        return int(self.own_lengths_B.max()) if self.num_rows else 0
 
     def append(self, lengths_P: Tensor, copies_P: Tensor) -> None:
         """Claim `copies_P[p]` rows for each prompt (at least 1 each); `write_prompts` fills each layer."""
         num_rows = int(copies_P.sum())
         check_room(self.num_rows + num_rows, self.max_rows, int(lengths_P.max()), self.max_len)
-        first, columns = self.num_rows, int(self.own_lengths_B.max()) if self.num_rows else 0
+        first, columns = self.num_rows, self.longest_own()
         for store in (*self.keys, *self.values) if columns else ():
             store[first : first + num_rows, :, :columns] = 0
         numbers_P = torch.arange(lengths_P.shape[0]) + self.prompt_lengths_P.shape[0]
         self.prompt_lengths_P = torch.cat([self.prompt_lengths_P, lengths_P])
+        self.position_offsets_P = torch.cat([self.position_offsets_P, torch.zeros_like(lengths_P)])
         self.prompt_of_row_B = torch.cat([self.prompt_of_row_B, numbers_P.repeat_interleave(copies_P)])
         self.own_lengths_B = torch.cat([self.own_lengths_B, torch.zeros(num_rows, dtype=torch.int64)])
         self._find_places()
+
+    def shift_positions(self, offsets_P: Tensor) -> None:
+        """Of the newest prompts, what tokens behind them are shifted by."""
+        self.position_offsets_P[self.position_offsets_P.shape[0] - offsets_P.shape[0] :] = offsets_P
 
     def write_prompts(self, layer: int, keys_PGLD: Tensor, values_PGLD: Tensor) -> None:
         """The newest prompts' keys and values in one layer, zero behind the shorter ones."""
@@ -117,10 +137,18 @@ class StaticCache:
         Such a column is masked, and weight 0 times what a former row left there must be 0: after
         a step with broken weights it could be NaN.
         """
-        column = int(self.own_lengths_B.max())
+        column = self.longest_own()
         if int(self.own_lengths_B.min()) < column:
             for store in (*self.keys, *self.values):
                 store[: self.num_rows, :, column] = 0
+
+    def clear_columns(self, multiple: int) -> int:
+        """Zero what no row has written yet, up to the next whole number of `multiple` columns; returns that number."""
+        column = self.longest_own()
+        end = min((column // multiple + 1) * multiple, self.max_len)
+        for store in (*self.keys, *self.values):
+            store[: self.num_rows, :, column:end] = 0
+        return end
 
     @torch.inference_mode()
     def keep(self, rows: Tensor) -> None:
@@ -133,7 +161,7 @@ class StaticCache:
         if used_Q.shape[0] < self.prompt_lengths_P.shape[0]:
             self._keep_prompts(used_Q)
         self._find_places()
-        sources, live = rows[moved:].to(self.keys[0].device), int(self.own_lengths_B.max()) if rows.shape[0] else 0
+        sources, live = rows[moved:].to(self.keys[0].device), self.longest_own()
         if not sources.shape[0] or not live:
             return
         for store in (*self.keys, *self.values):
@@ -147,7 +175,7 @@ class StaticCache:
         prompt_of_row_B = self.prompt_of_row_B[rows]
         if bool((prompt_of_row_B[1:] < prompt_of_row_B[:-1]).any()):
             raise ValueError(f"prompts must stay in their order, got rows {rows.tolist()[:20]}")
-        live = int(self.own_lengths_B.max()) if self.num_rows else 0
+        live = self.longest_own()
         sources = rows.to(self.keys[0].device)
         for store in (*self.keys, *self.values) if live else ():
             store[: rows.shape[0], :, :live] = store[sources, :, :live]  # the right side is a copy
@@ -159,12 +187,14 @@ class StaticCache:
 
     def _keep_prompts(self, used_Q: Tensor) -> None:
         self.prompt_lengths_P = self.prompt_lengths_P[used_Q]
+        self.position_offsets_P = self.position_offsets_P[used_Q]
         columns = int(self.prompt_lengths_P.max()) if used_Q.shape[0] else 0
         index = used_Q.to(self.keys[0].device)
         self.prompt_keys = [layer[index, :, :columns] for layer in self.prompt_keys]
         self.prompt_values = [layer[index, :, :columns] for layer in self.prompt_values]
 
     def _find_places(self) -> None:
+        self.layout += 1
         if not self.num_rows:
             self.group_size, self.place_B = 0, None
             return
@@ -194,6 +224,8 @@ class GrowingCache:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.lengths = torch.empty(0, dtype=torch.int64)
+        self.offsets = torch.empty(0, dtype=torch.int64)
+        """[B] of each row, see `StaticCache.position_offsets_P`."""
 
     @property
     def num_rows(self) -> int:
@@ -205,19 +237,20 @@ class GrowingCache:
         """Columns in use: the length of the longest row."""
         return self.keys[0].shape[2] if self.keys else 0
 
-    def append(self, keys: list[Tensor], values: list[Tensor], lengths_B: Tensor) -> None:
+    def append(self, keys: list[Tensor], values: list[Tensor], lengths_B: Tensor, offsets_B: Tensor) -> None:
         """Add right-aligned rows [B, G, L, D] of these lengths, one tensor a layer."""
         check_room(self.num_rows + lengths_B.shape[0], self.max_rows, int(lengths_B.max()), self.max_len)
         self.keys = _join(self.keys, keys) if self.num_rows else keys
         self.values = _join(self.values, values) if self.num_rows else values
         self.lengths = torch.cat([self.lengths, lengths_B])
+        self.offsets = torch.cat([self.offsets, offsets_B])
 
     @torch.inference_mode()
     def keep(self, rows: Tensor) -> None:
         """Drop every row but these (int64, ascending), and the columns that none of them uses."""
         rows = rows.to("cpu")
         check_ascending(rows, self.num_rows)
-        self.lengths = self.lengths[rows]
+        self.lengths, self.offsets = self.lengths[rows], self.offsets[rows]
         unused = self.num_columns - (int(self.lengths.max()) if rows.shape[0] else 0)
         index = rows.to(self.keys[0].device) if self.keys else rows
         self.keys = [layer[index, :, unused:] for layer in self.keys]
@@ -228,7 +261,7 @@ class GrowingCache:
         """Row i becomes what row `rows[i]` is (int64, repeats allowed)."""
         rows = rows.to("cpu")
         check_places(rows, self.num_rows, self.max_rows)
-        self.lengths = self.lengths[rows]
+        self.lengths, self.offsets = self.lengths[rows], self.offsets[rows]
         index = rows.to(self.keys[0].device) if self.keys else rows
         self.keys = [layer[index] for layer in self.keys]
         self.values = [layer[index] for layer in self.values]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -11,21 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rft_algos.errors import PreflightError
+from rft_models.adapters import AdapterRules, Adapters, attach
 from rft_models.attention_choice import choose_attention
-from rft_models.backbone import Backbone, Probe, States, difference, follows_its_own, refuse_difference, tolerance
+from rft_models.backbone import Backbone, States, follows_its_own
 from rft_models.checkpointing import Checkpointing
+from rft_models.classifiers import HEAD, classifiers, edit_config, has_no_token_head
 from rft_models.directories import checked_model_directory, no_load_report, no_progress_bars
 from rft_models.load import Attention, choose_packed, load_model, native_attention, prepare, refuse_other_kinds
+from rft_models.reward_files import weighted_head
+from rft_models.reward_spec import RECORD
+from rft_models.state_checks import check_states
 from rft_models.text import load_tokenizer
 from rft_models.value_head import checked_prefix, initial_head, stored_head, value_head
 from rft_models.varlen_attention import VarlenKernel
 
 if TYPE_CHECKING:
     from rft_models.text import HfTextCodec
-
-_CLASSIFIERS_HEAD = "score"
-"""What transformers calls the layer of its sequence classifiers."""
 
 
 class CausalCritic:
@@ -53,6 +53,8 @@ class CausalCritic:
         self.head_prefix = head_prefix
         self.head_was_loaded = head_was_loaded
         self.where = where
+        self.adapters: Adapters | None = None
+        """What is trained beside the head; None = every weight is."""
         self._backbone = Backbone(model, packed=packed, kernel=kernel)
 
     @property
@@ -95,24 +97,7 @@ class CausalCritic:
             PreflightError: the states differ by more than the weights' precision explains, or a token's state
                 depends on tokens behind it, so that a value would know what is sampled next.
         """
-        training = self.model.training
-        self.model.eval()
-        with torch.no_grad():
-            probe = Probe.of(self.model.get_input_embeddings().weight.shape[0], self.device)
-            expected = torch.cat([self._backbone.own_states(tokens) for tokens in probe.segments])
-            found = self._backbone.hidden_states(probe.token_ids_T, probe.positions_T, probe.segment_ids_T)
-            beginning = self._backbone.own_states(probe.segments[-1][:-1])
-        self.model.train(training)
-        name = type(self.model).__name__
-        refuse_difference(expected, found, of=f"hidden states of {name}", dtype=self.dtype, where=self.where)
-        if not difference(expected[-1 - len(beginning) : -1], beginning) <= tolerance(self.dtype):
-            raise PreflightError(
-                code="models.looks_ahead",
-                what=f"a state of {name} changes with the tokens behind it",
-                where=self.where,
-                why="a value is an estimate from the tokens so far, before the next is sampled",
-                do="use the directory of a causal language model",
-            )
+        check_states(self.model, self._backbone, device=self.device, dtype=self.dtype, where=self.where)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Names as in the saved directory."""
@@ -120,6 +105,12 @@ class CausalCritic:
             yield self._saved_name(name), parameter
         for name, parameter in self.head.named_parameters(self.head_prefix):
             yield name, parameter
+
+    def adapt(self, rules: AdapterRules, *, seed: int) -> Adapters:
+        """Put adapters around linear layers, once; they and the head are trained then. Errors as of `attach`."""
+        assert self.adapters is None, "there are adapters already"
+        self.adapters = attach(self.model, rules, seed=seed, where=self.where, packed=self.packed)
+        return self.adapters
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write a complete Hugging Face directory: safetensors weights, configuration, tokenizer.
@@ -130,7 +121,9 @@ class CausalCritic:
 
     def snapshot(self, copy: Callable[[str, Tensor], Tensor]) -> Callable[[Path], None]:
         """`save_pretrained` of the weights as they are now: each is copied by `copy(name, tensor)`."""
-        named = {self._saved_name(name): tensor for name, tensor in self.model.state_dict().items()}
+        state = self.model.state_dict()
+        held = state.items() if self.adapters is None else self.adapters.merged(state.items())
+        named = {self._saved_name(name): tensor for name, tensor in held}
         named[f"{self.head_prefix}.weight"] = self.head.weight.detach()
         tensors = {name: copy(name, tensor) for name, tensor in named.items()}
         return lambda directory: self._write(directory, tensors)
@@ -150,12 +143,9 @@ class CausalCritic:
         return f"{prefix}.{name}" if prefix else name
 
     def _name_the_classifier(self, file: Path) -> None:
-        classifier = _classifiers().get(self.model.config.model_type)
-        if classifier is None or self.head_prefix != _CLASSIFIERS_HEAD:
-            return
-        config = json.loads(file.read_text(encoding="utf-8"))
-        config["architectures"] = [classifier]
-        file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        classifier = classifiers().get(self.model.config.model_type)
+        if classifier is not None and self.head_prefix == HEAD:
+            edit_config(file, {"architectures": [classifier]})
 
     @property
     def num_parameters(self) -> int:
@@ -198,7 +188,8 @@ def load_critic(
     """A critic from a causal language model, a saved critic, or a sequence classifier with one label; in eval mode.
 
     A head for tokens that is in the files is not read. The value head is the tensor "<head_prefix>.weight"
-    where the files hold one, otherwise it is drawn; `head_was_loaded` says which.
+    where the files hold one (of a reward model with several weighted heads their sum), otherwise it is drawn;
+    `head_was_loaded` says which.
 
     Args:
         source: a Hugging Face model directory (config.json, *.safetensors, tokenizer files).
@@ -219,13 +210,15 @@ def load_critic(
     """
     checked_prefix(head_prefix)
     path, config = checked_model_directory(source)
-    refuse_other_kinds(path, {**config, "architectures": []} if _has_no_token_head(config) else config)
+    refuse_other_kinds(path, {**config, "architectures": []} if has_no_token_head(config) else config)
     codec = codec if codec is not None else load_tokenizer(path)
     packed = choose_packed(config["model_type"], attention, path)
     with no_load_report():
         model = load_model(path, dtype, native_attention(config), auto_class="AutoModel")
+    vars(model.config).pop(RECORD, None)  # a critic has one head, and none of a reward model's other parts
     hidden_size = model.config.get_text_config(decoder=True).hidden_size
-    head_1D = stored_head(path, head_prefix, hidden_size)
+    head_1D = weighted_head(path, config) if head_prefix == HEAD else None
+    head_1D = stored_head(path, head_prefix, hidden_size) if head_1D is None else head_1D
     model.to(device)
     return make_critic(
         model,
@@ -268,19 +261,3 @@ def make_critic(
     )
     critic.verify()
     return critic
-
-
-def _has_no_token_head(config: dict[str, Any]) -> bool:
-    """Whether the files hold a decoder alone or under a classifier, in transformers' own names."""
-    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
-
-    model_type = config.get("model_type", "")
-    alone = MODEL_MAPPING_NAMES.get(model_type, ())
-    known = {*([alone] if isinstance(alone, str) else alone), _classifiers().get(model_type)}
-    return bool(known.intersection(config.get("architectures") or []))
-
-
-def _classifiers() -> dict[str, str]:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
-
-    return dict(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)

@@ -16,12 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rft_models.adapter_merge import effective_weight, is_adapted, own_layer
 from rft_models.cache import DecodeCache, StaticCache, check_room, keys_and_values_bytes
 from rft_models.families import FAST_DECODE_FAMILIES, STATIC_ROTARY
 from rft_models.linear import FastLinear, linear
 from rft_models.packed_attention import PackedLayout, packed_attention
 from rft_models.patches import is_patched
 from rft_models.step_attention import StepAttention
+from rft_models.step_graph import CudaGraphs, RecordedSteps, StepInputs, StepRecorder
+from rft_models.vision.families import text_family
+from rft_models.vision.prompts import see
 
 if TYPE_CHECKING:
     from rft_models.policy import CausalPolicy
@@ -37,9 +41,17 @@ class DecodableModel(Protocol):
         """An empty cache for at most `max_rows` sequences of at most `max_len` tokens."""
         ...
 
-    def prefill(self, cache: Any, token_ids_PL: Tensor, lengths_P: Tensor, copies_P: Sequence[int]) -> Tensor:
+    def prefill(
+        self,
+        cache: Any,
+        token_ids_PL: Tensor,
+        lengths_P: Tensor,
+        copies_P: Sequence[int],
+        media: Sequence[Any] | None = None,
+    ) -> Tensor:
         """Run P right-padded prompts once and append `copies_P[p]` rows for each, prompt by prompt.
 
+        `media` are the images of each prompt, None where it has none.
         Returns [P, V] float32 logits at each prompt's last token.
         """
         ...
@@ -53,16 +65,16 @@ class DecodableModel(Protocol):
         ...
 
 
-def decoder_for(policy: CausalPolicy) -> DecodableModel:
-    """The fast path where it is known to be exact, else the general one."""
+def decoder_for(policy: CausalPolicy, *, graphs: bool = True) -> DecodableModel:
+    """The fast path where it is known to be exact, else the general one; `graphs`: see `CausalPolicy.decoder`."""
     from rft_models.decode_general import GeneralDecoder
 
-    return FunctionalDecoder(policy) if _is_fast(policy) else GeneralDecoder(policy)
+    return FunctionalDecoder(policy, graphs=graphs) if _is_fast(policy) else GeneralDecoder(policy)
 
 
 def _is_fast(policy: CausalPolicy) -> bool:
-    config = policy.model.config
-    if config.model_type not in FAST_DECODE_FAMILIES or is_patched(policy.model):
+    config = policy.model.config.get_text_config(decoder=True)
+    if text_family(config.model_type) not in FAST_DECODE_FAMILIES or is_patched(policy.model):
         return False
     backbone = policy.model.get_decoder()
     rotary = backbone.rotary_emb
@@ -71,7 +83,7 @@ def _is_fast(policy: CausalPolicy) -> bool:
     return (
         rotary.rope_type in STATIC_ROTARY
         and rotary.inv_freq.shape[0] * 2 == head_dim
-        and all(type(module) in (nn.Linear, FastLinear) for module in linears)
+        and all(type(own_layer(module)) in (nn.Linear, FastLinear) for module in linears)
     )
 
 
@@ -98,6 +110,9 @@ class _Layer:
     qkv_bias: Tensor | None
     gate_up: Tensor
     gate_up_bias: Tensor | None
+    output: Tensor | None = None
+    """The attention's output matrix with its adapter folded in; None = the module's, as for `down`."""
+    down: Tensor | None = None
 
 
 class FunctionalDecoder:
@@ -107,10 +122,11 @@ class FunctionalDecoder:
     after an optimizer step and before generating.
     """
 
-    def __init__(self, policy: CausalPolicy) -> None:
+    def __init__(self, policy: CausalPolicy, *, graphs: bool = True) -> None:
         self._head = policy.head
         self._backbone = policy.model.get_decoder()
-        config = policy.model.config
+        self._tower = policy.tower
+        config = policy.model.config.get_text_config(decoder=True)
         attention = self._backbone.layers[0].self_attn
         self.vocab_size = policy.head.weight.shape[0]
         self.max_positions = int(config.max_position_embeddings)
@@ -120,12 +136,16 @@ class FunctionalDecoder:
         self._scaling = float(attention.scaling)
         self._layers: list[_Layer] = []
         self._cos = self._sin = torch.empty(0)
+        self._recorded: RecordedSteps | None = None
+        if graphs and policy.head.weight.device.type == "cuda":
+            self.record_steps(CudaGraphs())
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Derive fused weights again after the parameters changed."""
         self._layers = [_fuse(layer) for layer in self._backbone.layers]
+        self._forget_recordings()
 
     @torch.inference_mode()
     def new_cache(self, max_rows: int, max_len: int) -> StaticCache:
@@ -152,7 +172,14 @@ class FunctionalDecoder:
         return sum(part + part // (2 * num_layers) for part in parts)
 
     @torch.inference_mode()
-    def prefill(self, cache: StaticCache, token_ids_PL: Tensor, lengths_P: Tensor, copies_P: Sequence[int]) -> Tensor:
+    def prefill(
+        self,
+        cache: StaticCache,
+        token_ids_PL: Tensor,
+        lengths_P: Tensor,
+        copies_P: Sequence[int],
+        media: Sequence[Any] | None = None,
+    ) -> Tensor:
         """See `DecodableModel.prefill`. Padding costs nothing in the linear layers: only real tokens run."""
         device = self._head.weight.device
         lengths_P = lengths_P.to("cpu", torch.int64)
@@ -161,8 +188,11 @@ class FunctionalDecoder:
         longest = int(lengths_P.max())
         inside_PL = torch.arange(longest, device=device) < lengths_P.to(device)[:, None]
         place_T = inside_PL.reshape(-1).nonzero()[:, 0]
-        hidden_TD = F.embedding(token_ids_PL.to(device)[:, :longest][inside_PL], self._embedding)
-        cos, sin = self._rotary(place_T % longest)
+        token_ids_T = token_ids_PL.to(device)[:, :longest][inside_PL]
+        seen = see(self._tower, media, layout.lengths, token_ids_T, place_T % longest)
+        cache.shift_positions(seen.offsets_P)
+        hidden_TD = seen.embedded(self._embedding)
+        cos, sin = self._rotary(place_T % longest) if seen.axes_3T is None else self._rotary_of_axes(seen.axes_3T)
         for number, layer in enumerate(self._layers):
             query, key, value = self._project(layer, hidden_TD, cos, sin)
             padded = [_to_rows(tensor, place_T, lengths_P.shape[0], longest) for tensor in (key, value)]
@@ -171,25 +201,44 @@ class FunctionalDecoder:
                 query, key, value, layout, scaling=self._scaling, sliding_window=layer.sliding_window
             )
             self._finish(layer, hidden_TD, attended.flatten(1))
+            seen.add_deep(number, hidden_TD)
         return self._logits(hidden_TD[lengths_P.cumsum(0).to(device) - 1])
 
     @torch.inference_mode()
     def step(self, cache: StaticCache, token_ids_B: Tensor) -> Tensor:
         """See `DecodableModel.step`."""
         check_room(cache.num_rows, cache.max_rows, cache.longest() + 1, cache.max_len)
+        if self._recorded is not None and (logits := self._recorded.step(cache, token_ids_B)) is not None:
+            return logits
         cache.clear_next_column()
-        device = self._head.weight.device
-        positions_B, own_B = cache.lengths_B.to(device), cache.own_lengths_B.to(device)
         attention = StepAttention(cache, self._num_kv_heads, self._scaling)
-        row_B = torch.arange(cache.num_rows, device=device)
-        hidden_BD = F.embedding(token_ids_B.to(device), self._embedding)
-        cos, sin = self._rotary(positions_B)
+        logits = self._forward(cache, StepInputs.of(cache, token_ids_B), attention)
+        cache.own_lengths_B = cache.own_lengths_B + 1
+        return logits
+
+    def record_steps(self, recorder: StepRecorder | None) -> None:
+        """Do steps from recordings where rows stay for a while; None = one operation at a time.
+
+        The logits of a step are then valid until the next one.
+        """
+        given = (self._num_kv_heads, self._scaling)
+        self._recorded = None if recorder is None else RecordedSteps(self._forward, recorder, *given)
+
+    def _forget_recordings(self) -> None:
+        """What a step reads lies elsewhere now."""
+        if self._recorded is not None:
+            self._recorded.refresh()
+
+    def _forward(self, cache: StaticCache, inputs: StepInputs, attention: StepAttention) -> Tensor:
+        """Logits [B, V] of one token a row, whose keys and values go into the cache."""
+        row_B = torch.arange(cache.num_rows, device=self._head.weight.device)
+        hidden_BD = F.embedding(inputs.token_ids_B, self._embedding)
+        cos, sin = self._rotary(inputs.positions_B)
         for number, layer in enumerate(self._layers):
             query, key, value = self._project(layer, hidden_BD, cos, sin)
-            cache.keys[number][row_B, :, own_B] = key
-            cache.values[number][row_B, :, own_B] = value
+            cache.keys[number][row_B, :, inputs.own_lengths_B] = key
+            cache.values[number][row_B, :, inputs.own_lengths_B] = value
             self._finish(layer, hidden_BD, attention(number, query, layer.sliding_window))
-        cache.own_lengths_B = cache.own_lengths_B + 1
         return self._logits(hidden_BD)
 
     @property
@@ -205,9 +254,17 @@ class FunctionalDecoder:
         cos, sin = angles.cos() * rotary.attention_scaling, angles.sin() * rotary.attention_scaling
         self._cos = torch.cat([cos, cos], -1)[:, None].to(like.dtype)
         self._sin = torch.cat([-sin, sin], -1)[:, None].to(like.dtype)
+        self._forget_recordings()
 
     def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self._cos[positions], self._sin[positions]
+
+    def _rotary_of_axes(self, axes_3T: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of tokens whose positions have three axes, each with its share of the frequencies."""
+        cos_1TD, sin_1TD = self._backbone.rotary_emb(self._embedding, axes_3T[:, None])
+        signs_D = torch.ones(self._head_dim, device=sin_1TD.device, dtype=sin_1TD.dtype)
+        signs_D[: self._head_dim // 2] = -1
+        return cos_1TD[0, :, None], (sin_1TD[0] * signs_D)[:, None]
 
     def _project(self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Normed, projected, rotated query [N, H, D], key and value [N, G, D] of N rows."""
@@ -226,11 +283,12 @@ class FunctionalDecoder:
         """Output projection and MLP, added to `hidden` in place."""
         module = layer.module
         output = module.self_attn.o_proj
-        hidden.add_(linear(attended, output.weight, output.bias))
+        hidden.add_(linear(attended, output.weight if layer.output is None else layer.output, output.bias))
         both = linear(_rms_norm(hidden, module.post_attention_layernorm), layer.gate_up, layer.gate_up_bias)
         gate, up = both.chunk(2, -1)
         down = module.mlp.down_proj
-        hidden.add_(linear(module.mlp.act_fn(gate).mul_(up), down.weight, down.bias))
+        matrix = down.weight if layer.down is None else layer.down
+        hidden.add_(linear(module.mlp.act_fn(gate).mul_(up), matrix, down.bias))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return self._head.logits(_rms_norm(hidden, self._backbone.norm))
@@ -255,10 +313,12 @@ def _fuse(module: Any) -> _Layer:
     return _Layer(
         module=module,
         sliding_window=_window(attention),
-        qkv=torch.cat([part.weight for part in qkv]),
+        qkv=torch.cat([effective_weight(part) for part in qkv]),
         qkv_bias=_fused_bias(qkv),
-        gate_up=torch.cat([part.weight for part in gate_up]),
+        gate_up=torch.cat([effective_weight(part) for part in gate_up]),
         gate_up_bias=_fused_bias(gate_up),
+        output=effective_weight(attention.o_proj) if is_adapted(attention.o_proj) else None,
+        down=effective_weight(mlp.down_proj) if is_adapted(mlp.down_proj) else None,
     )
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from rft_algos.errors import OptionsError
 from rft_models.cache import GrowingCache, check_room, dynamic_layers, keys_and_values_bytes
 from rft_models.families import ATTENTION_LAYERS
+from rft_models.vision.prompts import see
+from rft_models.vision.rows import RowInputs
 
 if TYPE_CHECKING:
     from rft_models.policy import CausalPolicy
@@ -29,6 +31,7 @@ class GeneralDecoder:
         self._model = policy.model
         self._backbone = policy.model.get_decoder()
         self._takes_positions = policy.accepts("position_ids")
+        self._tower = policy.tower
         self.vocab_size = policy.head.weight.shape[0]
         self.max_positions = int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", 0))
         layer_types = set(getattr(config, "layer_types", None) or ())
@@ -62,7 +65,14 @@ class GeneralDecoder:
         return 2 * keys_and_values_bytes(layers, max_rows, num_kv_heads, max_len, head_dim, each)
 
     @torch.inference_mode()
-    def prefill(self, cache: GrowingCache, token_ids_PL: Tensor, lengths_P: Tensor, copies_P: Sequence[int]) -> Tensor:
+    def prefill(
+        self,
+        cache: GrowingCache,
+        token_ids_PL: Tensor,
+        lengths_P: Tensor,
+        copies_P: Sequence[int],
+        media: Sequence[Any] | None = None,
+    ) -> Tensor:
         """See `DecodableModel.prefill`."""
         from transformers import DynamicCache
 
@@ -74,10 +84,16 @@ class GeneralDecoder:
         place_PL = torch.arange(longest) - (longest - lengths)[:, None]
         ids_PL = token_ids_PL.to("cpu").gather(1, place_PL.clamp(min=0))
         fresh = DynamicCache()
-        hidden = self._run(ids_PL, place_PL.clamp(min=0), lengths, fresh)
+        row, offsets_P = self._row(media, ids_PL, place_PL, lengths)
+        hidden = self._run(row, tuple(ids_PL.shape), lengths, fresh)
         index = prompt_of_row_B.to(hidden.device)
         keys, values = dynamic_layers(fresh)
-        cache.append([key[index] for key in keys], [value[index] for value in values], lengths[prompt_of_row_B])
+        cache.append(
+            [key[index] for key in keys],
+            [value[index] for value in values],
+            lengths[prompt_of_row_B],
+            offsets_P[prompt_of_row_B],
+        )
         return self._head.logits(hidden[:, -1])
 
     @torch.inference_mode()
@@ -89,20 +105,37 @@ class GeneralDecoder:
         past = DynamicCache()
         for number, (keys, values) in enumerate(zip(cache.keys, cache.values, strict=True)):
             past.update(keys, values, number)
-        hidden = self._run(token_ids_B[:, None], cache.lengths[:, None], cache.lengths + 1, past)
+        device = self._head.weight.device
+        row = RowInputs(token_ids_B.to(device), (cache.lengths + cache.offsets).to(device))
+        hidden = self._run(row, (cache.num_rows, 1), cache.lengths + 1, past)
         cache.keys, cache.values = dynamic_layers(past)
         cache.lengths = cache.lengths + 1
         return self._head.logits(hidden[:, -1])
 
-    def _run(self, ids_BQ: Tensor, positions_BQ: Tensor, lengths_B: Tensor, past: Any) -> Tensor:
+    def _row(
+        self, media: Sequence[Any] | None, ids_PL: Tensor, place_PL: Tensor, lengths_P: Tensor
+    ) -> tuple[RowInputs, Tensor]:
+        """Right-aligned prompts with the features of their images, and [P] what later positions are shifted by."""
+        device = self._head.weight.device
+        inside_PL = place_PL >= 0
+        ids, places = ids_PL[inside_PL].to(device), place_PL[inside_PL].to(device)
+        seen = see(self._tower, media, lengths_P.tolist(), ids, places)
+        where_PL = (inside_PL.flatten().cumsum(0) - 1).clamp(min=0)  # padding repeats a token: nothing attends to it
+        first_P = inside_PL.int().argmax(1) + torch.arange(inside_PL.shape[0]) * inside_PL.shape[1]
+        where_PL = torch.where(inside_PL, where_PL.view_as(place_PL), where_PL[first_P][:, None])
+        return seen.row.select(where_PL.flatten().to(device)), seen.offsets_P
+
+    def _run(self, row: RowInputs, shape: tuple[int, int], lengths_B: Tensor, past: Any) -> Tensor:
         """[B, Q, D] final hidden states; rows are right-aligned and `lengths_B` long after these tokens."""
         device = self._head.weight.device
-        columns = past.get_seq_length() + ids_BQ.shape[1]
+        columns = past.get_seq_length() + shape[1]
         mask_BK = (torch.arange(columns) >= columns - lengths_B[:, None]).to(torch.int64)
-        given: dict[str, Any] = {"position_ids": positions_BQ.to(device)} if self._takes_positions else {}
+        given = row.arguments(shape, self._backbone.get_input_embeddings())
+        if not self._takes_positions:
+            del given["position_ids"]
         given |= {"past_key_values": past, "use_cache": True}
         training = self._model.training
         self._model.eval()
-        output = self._backbone(input_ids=ids_BQ.to(device), attention_mask=mask_BK.to(device), **given)
+        output = self._backbone(attention_mask=mask_BK.to(device), **given)
         self._model.train(training)
         return output.last_hidden_state

@@ -17,6 +17,7 @@ def existing_directory(directory: str | Path) -> Path:
     """The path, if it is a directory; otherwise `DataError` naming what is there instead."""
     path = Path(directory).expanduser()
     if path.is_dir():
+        _refuse_adapters(path)
         return path
     parent = next(candidate for candidate in path.absolute().parents if candidate.is_dir())
     names = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
@@ -71,6 +72,19 @@ def checked_model_directory(directory: str | Path) -> tuple[Path, dict[str, Any]
     config = read_json(path / "config.json")
     _refuse_missing_weights(path)
     return path, config
+
+
+def _refuse_adapters(path: Path) -> None:
+    """Raise a DataError where a directory holds adapters alone."""
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        base = read_json(path / "adapter_config.json").get("base_model_name_or_path")
+        raise DataError(
+            code="models.adapters_alone",
+            what=f"{path} holds adapters, and not the model under them ({base or 'which it does not name'})",
+            where=str(path),
+            why="a model is a directory with all of its weights",
+            do=f"rft-train export {path} {path}-merged, then {path}-merged in its place",
+        )
 
 
 def _refuse_missing_weights(path: Path) -> None:

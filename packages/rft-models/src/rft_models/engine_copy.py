@@ -25,6 +25,7 @@ from rft_models.decode import FunctionalDecoder, decoder_for
 from rft_models.decode_general import GeneralDecoder
 from rft_models.load import prepare
 from rft_models.policy import CausalPolicy
+from rft_models.step_graph import CudaGraphs
 
 _MOST_NAMED = 5
 _META = torch.device("meta")
@@ -51,27 +52,28 @@ class EngineCopy:
 
         twin = EngineCopy(policy)
         twin.begin()
-        for name, tensor in policy.named_parameters():
+        for name, tensor in policy.served():
             twin.write(name, tensor)
         twin.finish()
     """
 
-    def __init__(self, policy: CausalPolicy, *, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, policy: CausalPolicy, *, dtype: torch.dtype | None = None, graphs: bool = True) -> None:
         """
         Args:
             policy: whose architecture and buffers; its parameters come through `write`.
             dtype: of the copy's floating-point parameters; None = that of each of the policy's.
+            graphs: see `CausalPolicy.decoder`.
 
         Raises:
             PreflightError: the configuration does not describe the policy's model.
             OptionsError: the architecture cannot be decoded in process.
         """
         self._source = policy.model
-        self._device = policy.device
+        self._device, self._graphs = policy.device, graphs
         self._twin = CausalPolicy(_skeleton(policy), None, packed=policy.packed, where=policy.where)
         self._dtypes = {
             name: dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
-            for name, parameter in policy.named_parameters()
+            for name, parameter in policy.base_parameters()
         }
         self.dtype = dtype or policy.dtype
         self._names = _first_names(self._twin.model)
@@ -159,9 +161,16 @@ class EngineCopy:
         """Bytes of keys and values at their peak, as of the decoders."""
         return self._decoder.cache_bytes(max_rows, max_len, num_prompts=num_prompts, prompt_len=prompt_len)
 
-    def prefill(self, cache: Any, token_ids_PL: Tensor, lengths_P: Tensor, copies_P: Sequence[int]) -> Tensor:
+    def prefill(
+        self,
+        cache: Any,
+        token_ids_PL: Tensor,
+        lengths_P: Tensor,
+        copies_P: Sequence[int],
+        media: Sequence[Any] | None = None,
+    ) -> Tensor:
         """See `DecodableModel.prefill`."""
-        return self._decoder.prefill(cache, token_ids_PL, lengths_P, copies_P)
+        return self._decoder.prefill(cache, token_ids_PL, lengths_P, copies_P, media)
 
     def step(self, cache: Any, token_ids_B: Tensor) -> Tensor:
         """See `DecodableModel.step`."""
@@ -187,6 +196,8 @@ class EngineCopy:
         for module in self._twin.model.modules():
             for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
                 setattr(module, name, fresh[id(parameter)])
+        if isinstance(self._decoder, FunctionalDecoder):
+            self._decoder.record_steps(CudaGraphs() if self._graphs and device.type == "cuda" else None)
         self.refresh()
 
     def _joined(self, old: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
@@ -226,6 +237,7 @@ class _JoinedDecoder(FunctionalDecoder):
             super().refresh()
         else:
             self._layers = [_look_at_joined(layer) for layer in self._layers]
+            self._forget_recordings()
 
 
 def _look_at_joined(layer: Any) -> Any:
@@ -260,7 +272,8 @@ def _skeleton(policy: CausalPolicy) -> Any:
         model = type(source)(copy.deepcopy(source.config))
     if patches.is_patched(source):
         model = patches.apply(model)
-    expected, found = (dict(m.named_parameters(remove_duplicate=False)) for m in (source, model))
+    expected = dict(policy.base_parameters(remove_duplicate=False))
+    found = dict(model.named_parameters(remove_duplicate=False))
     differing = sorted(expected.keys() ^ found.keys())
     differing += [name for name in expected.keys() & found.keys() if _whole_shape(expected[name]) != found[name].shape]
     if differing:

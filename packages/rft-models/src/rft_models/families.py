@@ -26,6 +26,9 @@ PACKED_FAMILIES = frozenset(
 """`model_type`s whose attention goes through transformers' attention interface with nothing but scaling,
 a sliding window and softcapping, and which mix tokens nowhere else. Each is held to the padded forward by a test."""
 
+PACKED_VISION_FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
+"""The same of vision-language models; of LLaVA it is its text part's family that counts."""
+
 FAST_DECODE_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """`model_type`s that `FunctionalDecoder` computes: pre-norm RMSNorm blocks, rotary positions, gated MLP."""
 
@@ -50,7 +53,8 @@ OWN_FAMILIES: dict[str, OwnFamily] = {}
 
 def packs(model_type: str) -> bool:
     """Whether models of this type run packed."""
-    return model_type in PACKED_FAMILIES or (model_type in OWN_FAMILIES and OWN_FAMILIES[model_type].packed)
+    known = model_type in PACKED_FAMILIES or model_type in PACKED_VISION_FAMILIES
+    return known or (model_type in OWN_FAMILIES and OWN_FAMILIES[model_type].packed)
 
 
 def own_classes() -> dict[str, str]:

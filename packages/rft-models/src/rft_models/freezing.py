@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 from rft_algos.errors import OptionsError
 
+_PARTS = ("visual", "vision_tower", "multi_modal_projector", "language_model")
+"""Parts of vision-language models, which may be named without the "model." before them."""
 _NEAR = 5
 """Names that an error suggests."""
 
@@ -127,12 +129,18 @@ def freeze(model: Any, rules: FreezeRules, where: str = "model") -> tuple[Frozen
 
 def preview(directory: str | Path, rules: FreezeRules) -> Frozen:
     """What `freeze` would do with the model in a directory, from its configuration and without its weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    return freeze(model_without_weights(directory), rules, where=str(directory))[0]
 
-    config = AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+
+def model_without_weights(directory: str | Path) -> Any:
+    """The transformers model that a directory's configuration describes; its tensors have no memory."""
+    import transformers
+
+    from rft_models.load import auto_class_of
+
+    config = transformers.AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return freeze(model, rules, where=str(directory))[0]
+        return getattr(transformers, auto_class_of(config.to_dict())).from_config(config)
 
 
 def _freeze_all_but_rows(model: Any, first: int, rows: TrainedRows, where: str) -> None:
@@ -157,7 +165,7 @@ def _matching(model: Any, prefixes: Sequence[str], where: str) -> Iterator[nn.Pa
     named = dict(model.named_parameters(remove_duplicate=False))
     for prefix in prefixes:
         stem = prefix.rstrip(".")
-        found = [parameter for name, parameter in named.items() if name == stem or name.startswith(f"{stem}.")]
+        found = next((found for name in _names_of(stem) if (found := _below(name, named))), [])
         if not found:
             raise OptionsError(
                 code="freezing.no_such_parameter",
@@ -167,6 +175,18 @@ def _matching(model: Any, prefixes: Sequence[str], where: str) -> Iterator[nn.Pa
                 do=f"--freeze_prefix {_near(stem, named)[0]}",
             )
         yield from found
+
+
+def _names_of(stem: str) -> list[str]:
+    """The name itself, then others that a part of a vision-language model has; "visual" is any model's tower."""
+    names = [stem]
+    if stem.split(".")[0] in _PARTS:
+        names.append(f"model.{stem}")
+    return [*names, "model.vision_tower"] if stem == "visual" else names
+
+
+def _below(stem: str, named: dict[str, nn.Parameter]) -> list[nn.Parameter]:
+    return [parameter for name, parameter in named.items() if name == stem or name.startswith(f"{stem}.")]
 
 
 def _near(prefix: str, names: Sequence[str] | dict[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rft_algos.errors import PreflightError
 from rft_models.fused_loss import LossOutputs, TokenObjective, linear_loss
+from rft_models.head_sums import VocabularyShard
 from rft_models.linear import linear
 from rft_models.logprobs import HeadOutputs, linear_logprobs, linear_outputs
 
@@ -28,22 +29,28 @@ class OutputHead:
     """Cohere's `logit_scale`, or one over Granite's `logits_scaling`."""
     softcap: float | None = None
     """Gemma 2's `final_logit_softcapping`."""
+    shard: VocabularyShard | None = None
+    """Which rows of the matrix this rank has, where ranks share it; None: all."""
 
     @property
     def weight(self) -> Tensor:
-        """[V, D]."""
-        weight = self.layer.weight
+        """[V, D], or this rank's rows of it."""
+        weight = self._own(self.layer.weight)
         assert isinstance(weight, Tensor)
         return weight
 
     @property
     def bias(self) -> Tensor | None:
         """[V] with the scale applied, or None."""
-        bias = getattr(self.layer, "bias", None)
+        bias = self._own(getattr(self.layer, "bias", None))
         return bias if bias is None or self.scale == 1.0 else bias * self.scale
+
+    def _own(self, tensor: Any) -> Any:
+        return tensor if self.shard is None or tensor is None else tensor.to_local()
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """[R, V] float32 (float64 for float64 weights)."""
+        assert self.shard is None, "no rank has all logits"
         logits_RV = linear(self._scaled(hidden_RD), self.weight, self.bias)
         logits_RV = logits_RV if logits_RV.dtype is torch.float64 else logits_RV.float()
         return logits_RV if self.softcap is None else self.softcap * torch.tanh(logits_RV / self.softcap)
@@ -69,6 +76,7 @@ class OutputHead:
             chunk_size=chunk_size,
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
+            shard=self.shard,
         )
 
     def outputs(
@@ -93,6 +101,7 @@ class OutputHead:
             with_entropy=True,
             with_argmax=with_argmax,
             top_k=top_k,
+            shard=self.shard,
         )
 
     def loss(
@@ -114,6 +123,7 @@ class OutputHead:
             temperature=temperature,
             softcap=self.softcap,
             chunk_size=chunk_size,
+            shard=self.shard,
         )
 
     def _scaled(self, hidden_RD: Tensor) -> Tensor:

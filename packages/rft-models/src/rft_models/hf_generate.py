@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rft_models.backbone import own_attention
+from rft_models.vision.prompts import generation_inputs
 
 if TYPE_CHECKING:
     from rft_models.policy import CausalPolicy
@@ -30,6 +31,7 @@ class HfGenerator:
         max_new_tokens: int,
         pick: Callable[[Tensor, int], Tensor],
         ended: Callable[[], Tensor],
+        media: Sequence[Any] | None = None,
     ) -> None:
         """Continue every row until it has ended or has `max_new_tokens`.
 
@@ -38,6 +40,7 @@ class HfGenerator:
             max_new_tokens: tokens of the longest continuation.
             pick: ([B, V] float32 logits, tokens so far) -> [B] int64 the next tokens; rows that ended are asked too.
             ended: [B] bool after each token: the row needs no more.
+            media: the images of each row, None where it has none.
         """
         from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
 
@@ -48,6 +51,7 @@ class HfGenerator:
             ids_BL[row, longest - len(prompt) :] = torch.tensor(prompt)
             real_BL[row, longest - len(prompt) :] = 1
         model, device = self._policy.model, self._policy.device
+        images = generation_inputs(self._policy.tower, media, real_BL.sum(1).tolist(), longest)
         # every field that changes what is generated is set: what is left open would come from the model's own file
         settings = GenerationConfig(
             do_sample=False,
@@ -69,6 +73,7 @@ class HfGenerator:
                 model.generate(
                     input_ids=ids_BL.to(device),
                     attention_mask=real_BL.to(device),
+                    **images,
                     generation_config=settings,
                     logits_processor=LogitsProcessorList([_Picked(pick, longest)]),
                     stopping_criteria=StoppingCriteriaList([_Ended(ended)]),

@@ -123,6 +123,7 @@ def _suits_onednn(inputs: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> b
         and inputs.device.type == "cpu"
         and inputs.numel() * weight_NK.shape[0] >= _FEW_PRODUCTS
         and (bias_N is None or bias_N.dtype is torch.float32)
+        and not hasattr(weight_NK, "placements")  # cut over ranks (DTensor): torch's own product knows how
         and not torch.is_autocast_enabled("cpu")
         and _onednn_answers()
     )

@@ -12,16 +12,21 @@ from rft_algos.errors import DataError, OptionsError
 from rft_models import checkpointing, patches
 from rft_models.attention_choice import choose_attention
 from rft_models.attention_interface import IMPLEMENTATION, register
+from rft_models.backbone import switched
 from rft_models.checkpointing import Checkpointing
 from rft_models.directories import checked_model_directory, no_progress_bars
 from rft_models.families import PACKED_FAMILIES, own_classes, packs
 from rft_models.freezing import FreezeRules
 from rft_models.linear import use_fast_linears
 from rft_models.policy import CausalPolicy
-from rft_models.text import HfTextCodec, load_tokenizer
+from rft_models.quantized import four_bit_arguments
+from rft_models.text import HfTextCodec
 from rft_models.varlen_attention import VarlenKernel
+from rft_models.vision.codec import load_codec
+from rft_models.vision.families import is_vision, text_type
 
 Attention = Literal["auto", "packed", "native"]
+AutoClass = Literal["AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModel"]
 
 
 def load_policy(
@@ -35,8 +40,9 @@ def load_policy(
     freeze: FreezeRules | None = None,
     head_chunk_size: int | None = None,
     codec: HfTextCodec | None = None,
+    load_in_4bit: bool = False,
 ) -> CausalPolicy:
-    """The causal language model in `directory`, ready to train, in eval mode, with the patches of its `model_type`.
+    """The causal or vision-language model in `directory`, ready to train, in eval mode, patched for its `model_type`.
 
     Args:
         directory: a Hugging Face model directory (config.json, *.safetensors, tokenizer files).
@@ -48,19 +54,23 @@ def load_policy(
         flash_attn: use the flash-attn package where it can run, see `attention_choice`.
         freeze: what is left untrained, see `CausalPolicy.freeze`.
         head_chunk_size: rows whose logits are formed at a time, never whole in memory; None picks by size.
-        codec: a tokenizer that was loaded already.
+        codec: a tokenizer that was loaded already (of a model that takes images an `HfVisionCodec`).
+        load_in_4bit: hold the weights in 4 bits, see `quantized`; adapters alone can then be trained.
 
     Raises:
         DataError: directory, configuration, weights or tokenizer absent, damaged or of another kind.
         OptionsError: attention="packed" for an architecture without it; `freeze` names nothing, or leaves nothing.
-        PreflightError: the architecture computes something that is not known here.
+        PreflightError: the architecture computes something that is not known here; no GPU for weights in 4 bits.
     """
+    more = four_bit_arguments(device, dtype) if load_in_4bit else {}
     path, config = checked_model_directory(directory)
-    refuse_other_kinds(path, config)
-    codec = codec if codec is not None else load_tokenizer(path)
-    packed = choose_packed(config["model_type"], attention, path)
-    model = patches.apply(load_model(path, dtype, native_attention(config), auto_class="AutoModelForCausalLM"))
-    model.to(device)
+    refuse_other_kinds(path, config, takes_images=True)
+    codec = codec if codec is not None else load_codec(path)
+    packed = choose_packed(config["model_type"], attention, path, text_type=text_type(config))
+    loaded = load_model(path, dtype, native_attention(config), auto_class=auto_class_of(config), more=more)
+    model = patches.apply(loaded)
+    if not load_in_4bit:
+        model.to(device)
     policy = make_policy(
         model,
         codec,
@@ -120,7 +130,7 @@ def prepare(model: Any, *, packed: bool, gradient_checkpointing: Checkpointing |
     """Switch a transformers model to the computations used here; it is in eval mode afterwards."""
     if packed:
         register()
-        model.set_attn_implementation(IMPLEMENTATION)
+        switched(model).set_attn_implementation(IMPLEMENTATION)
     use_fast_linears(model)
     if gradient_checkpointing:
         chosen = gradient_checkpointing if isinstance(gradient_checkpointing, Checkpointing) else Checkpointing()
@@ -133,8 +143,16 @@ def native_attention(config: dict[str, Any]) -> str:
     return "eager" if config.get("attn_logit_softcapping") else "sdpa"
 
 
-def refuse_other_kinds(path: Path, config: dict[str, Any]) -> None:
-    """Raise a DataError unless the configuration is that of a causal language model of transformers."""
+def auto_class_of(config: dict[str, Any]) -> AutoClass:
+    """The class of transformers that reads a policy of this configuration."""
+    return "AutoModelForImageTextToText" if is_vision(config["model_type"]) else "AutoModelForCausalLM"
+
+
+def refuse_other_kinds(path: Path, config: dict[str, Any], *, takes_images: bool = False) -> None:
+    """Raise a DataError unless the configuration is that of a causal language model of transformers.
+
+    `takes_images`: a vision-language model of one of `VISION_FAMILIES` will do too.
+    """
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
@@ -152,6 +170,9 @@ def refuse_other_kinds(path: Path, config: dict[str, Any]) -> None:
     causal_classes = {name for value in CAUSAL.values() for name in ([value] if isinstance(value, str) else value)}
     named = model_type in CAUSAL or model_type in own_classes()
     causal_classes.update(own_classes().values())
+    if takes_images and is_vision(model_type or ""):
+        named = True
+        causal_classes.update({name for name in architectures if name.endswith("ForConditionalGeneration")})
     if named and (not architectures or causal_classes.intersection(architectures)):
         return
     known = model_type in CONFIG_MAPPING
@@ -168,9 +189,12 @@ def refuse_other_kinds(path: Path, config: dict[str, Any]) -> None:
     )
 
 
-def choose_packed(model_type: str, attention: Attention, path: Path) -> bool:
-    """Whether the packed attention is used, see `load_policy`; `OptionsError` where it cannot be."""
-    known = packs(model_type)
+def choose_packed(model_type: str, attention: Attention, path: Path, *, text_type: str = "") -> bool:
+    """Whether the packed attention is used, see `load_policy`; `OptionsError` where it cannot be.
+
+    `text_type` is that of the decoder in a model whose own type does not say it (LLaVA).
+    """
+    known = packs(model_type) or (is_vision(model_type) and packs(text_type))
     if attention == "packed" and not known:
         raise OptionsError(
             code="models.no_packed_attention",
@@ -183,9 +207,11 @@ def choose_packed(model_type: str, attention: Attention, path: Path) -> bool:
 
 
 def load_model(
-    path: Path, dtype: torch.dtype, attention: str, *, auto_class: Literal["AutoModelForCausalLM", "AutoModel"]
+    path: Path, dtype: torch.dtype, attention: str, *, auto_class: AutoClass, more: dict[str, Any] | None = None
 ) -> Any:
     """The weights in a checked directory; "AutoModel" is the decoder alone and leaves every head in the file out.
+
+    `more`: further arguments of transformers' `from_pretrained`.
 
     Raises:
         DataError: the weights are damaged, or the file lacks some of the architecture's.
@@ -202,6 +228,7 @@ def load_model(
                 use_safetensors=True,
                 attn_implementation=attention,
                 output_loading_info=True,
+                **(more or {}),
             )
     except (SafetensorError, OSError, ValueError, RuntimeError, KeyError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -27,6 +27,7 @@ def model_facts(directory: str | Path) -> ModelFacts:
         DataError: directory, configuration or weights absent, damaged or of another kind.
     """
     path, config = checked_model_directory(directory)
-    refuse_other_kinds(path, config)
-    lengths = [int(config[key]) for key in _LENGTH_KEYS if config.get(key)]
+    refuse_other_kinds(path, config, takes_images=True)
+    text = config.get("text_config") or config
+    lengths = [int(text[key]) for key in _LENGTH_KEYS if text.get(key)]
     return ModelFacts(model_type=str(config["model_type"]), max_positions=min(lengths, default=2**31 - 1))

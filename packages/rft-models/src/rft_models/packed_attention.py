@@ -65,6 +65,14 @@ class RowLayout(Protocol):
         ...
 
 
+class PiecedLayout(RowLayout, Protocol):
+    """A layout of a whole row, which can say what each token sees."""
+
+    def pieces(self) -> list[Piece]:
+        """Runs of queries in the order of the row, each with the keys that stand before its own."""
+        ...
+
+
 @dataclass(slots=True)
 class PackedLayout:
     """Where the segments of a packed row lie; computed once per forward, used by every layer."""
@@ -104,9 +112,12 @@ class PackedLayout:
             return packed_attention(query_THD, key_TGD, value_TGD, self, **settings)
         assert self.kernel is not None
         if self.sequences is None:
-            pieces = [Piece(start, length) for start, length in zip(self.starts, self.lengths, strict=True)]
-            self.sequences = Sequences.of(pieces, query_THD.device)
+            self.sequences = Sequences.of(self.pieces(), query_THD.device)
         return varlen_attention(query_THD, key_TGD, value_TGD, self.sequences, self.kernel, **settings)
+
+    def pieces(self) -> list[Piece]:
+        """Every segment."""
+        return [Piece(start, length) for start, length in zip(self.starts, self.lengths, strict=True)]
 
 
 def kernel_takes(kernel: VarlenKernel | None, query_THD: Tensor, value_TGD: Tensor, settings: dict[str, Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -10,23 +10,31 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from rft_models.adapter_files import save_beside
+from rft_models.adapters import AdapterRules, Adapters, attach
 from rft_models.backbone import Backbone, Probe, States, follows_its_own, own_attention, refuse_difference
 from rft_models.directories import no_progress_bars
 from rft_models.freezing import FreezeRules, Frozen, TrainedRows, freeze
 from rft_models.fused_loss import LossOutputs, TokenObjective
 from rft_models.head import head_of
 from rft_models.logprobs import KEPT_LOGITS
+from rft_models.quantized import saved_as_numbers, state_of
 from rft_models.router import Router, RouterBalance, balance, count_experts, router_of, verify_router
-from rft_models.sequence_split import SequenceRanks, rows_here
+from rft_models.sequence_split import SequenceMode, SequenceRanks, rows_here
 from rft_models.varlen_attention import VarlenKernel
+from rft_models.vision.probe import media_probe
+from rft_models.vision.records import Media
+from rft_models.vision.rows import MediaInputs
+from rft_models.vision.tower import vision_tower_of
 
 if TYPE_CHECKING:
     from rft_models.decode import DecodableModel
     from rft_models.text import HfTextCodec
+    from rft_models.weight_files import WeightFiles
 
 
-Batch = tuple[Tensor, Tensor, Tensor, Tensor]
-"""token_ids_T, positions_T, segment_ids_T, wanted_T."""
+Batch = tuple[Tensor, Tensor, Tensor, Tensor, "MediaInputs | None"]
+"""token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs."""
 
 
 class Compute(Protocol):
@@ -62,21 +70,29 @@ class CausalPolicy:
         self.where = where
         self.head = head_of(model, where)
         self._vocab_size = self.head.weight.shape[0]  # read here: a weight that lies in parts may be empty later
-        self._backbone = Backbone(model.get_decoder(), packed=packed, kernel=kernel)
+        self.tower = vision_tower_of(model)
+        """Gives the features of images; None: the model takes none."""
+        self._backbone = Backbone(model.get_decoder(), packed=packed, kernel=kernel, tower=self.tower)
         self._trained_rows = TrainedRows()
+        self.adapters: Adapters | None = None
+        """What is trained beside the weights, which then are not; None = none."""
         self._compute: Compute = _directly
+        self.unread: WeightFiles | None = None
+        """Where the parameters are that have no memory yet (`meta_load`); None = they are all here."""
 
     def compute_through(self, compute: Compute) -> None:
         """Let every forward run inside `compute(function, *arguments)`, for weights that have to be gathered first."""
         self._compute = compute
+        if self.tower is not None:
+            self.tower.runs_always = True
 
-    def split_sequences(self, ranks: SequenceRanks) -> None:
-        """Compute every packed row together with other ranks, which must make the same calls.
+    def split_sequences(self, ranks: SequenceRanks, mode: SequenceMode = "auto") -> None:
+        """Compute every packed row together with other ranks, which must make the same calls, see `sequence_split`.
 
         Raises:
-            OptionsError: the model's own attention is used, which needs whole rows.
+            OptionsError: the model's own attention is used, which needs whole rows; or a ring would drop out.
         """
-        self._backbone.split_over(ranks, self.where)
+        self._backbone.split_over(ranks, self.where, mode)
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -98,6 +114,7 @@ class CausalPolicy:
         temperature: float = 1.0,
         with_entropy: bool = False,
         entropy_gradient: bool = False,
+        mm_inputs: MediaInputs | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """log p(token t | earlier tokens of its segment) at logits / temperature, where wanted.
 
@@ -109,6 +126,8 @@ class CausalPolicy:
             temperature: positive divisor of the logits.
             with_entropy: also the entropy (nats) of the distribution that predicts each wanted token.
             entropy_gradient: let gradients flow through that entropy.
+            mm_inputs: the images of each segment in order, None where it has none (vision-language models); an
+                image that several segments have runs once. None: no segment has any.
 
         Returns:
             ([T] log-probabilities, [T] entropies or None), float32 (float64 for float64 weights),
@@ -116,7 +135,7 @@ class CausalPolicy:
         """
         return self._compute(
             self._token_logprobs,
-            (token_ids_T, positions_T, segment_ids_T, wanted_T),
+            (token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs),
             temperature,
             with_entropy,
             entropy_gradient,
@@ -125,8 +144,8 @@ class CausalPolicy:
     def _token_logprobs(
         self, batch: Batch, temperature: float, with_entropy: bool, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
-        token_ids_T, positions_T, segment_ids_T, wanted_T = batch
-        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T)
+        token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs = batch
+        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs=mm_inputs)
         tokens_R, rows_R = _predictions(segment_ids_T, wanted_T, states)
         return self._head_logprobs(
             states.hidden_KD, token_ids_T, tokens_R, rows_R, temperature, with_entropy, entropy_gradient
@@ -151,25 +170,26 @@ class CausalPolicy:
         objective: TokenObjective,
         *,
         temperature: float = 1.0,
+        mm_inputs: MediaInputs | None = None,
     ) -> LossOutputs:
         """The sum of an objective of single tokens at three products with the output matrix in place of four.
 
         Equal to the objective applied to `token_logprobs` with its entropies, see `rft_models.fused_loss`.
 
         Args:
-            token_ids_T, positions_T, segment_ids_T, wanted_T, temperature: as in `token_logprobs`.
+            token_ids_T, positions_T, segment_ids_T, wanted_T, temperature, mm_inputs: as in `token_logprobs`.
             objective: (log-probabilities [N], entropies [N], tokens [N] int64) -> losses [N]; the tokens are
                 places in 0 .. T - 1, those of a call any of the wanted ones.
 
         Returns:
             The loss, which can go backward once, and [T] log-probabilities and entropies without gradient.
         """
-        batch = (token_ids_T, positions_T, segment_ids_T, wanted_T)
+        batch = (token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs)
         return LossOutputs(*self._compute(self._fused_loss, batch, objective, temperature))
 
     def _fused_loss(self, batch: Batch, objective: TokenObjective, temperature: float) -> tuple[Tensor, ...]:
-        token_ids_T, positions_T, segment_ids_T, wanted_T = batch
-        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T)
+        token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs = batch
+        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs=mm_inputs)
         tokens_R, rows_R = _predictions(segment_ids_T, wanted_T, states)
         found = self.head.loss(
             states.hidden_KD.index_select(0, rows_R),
@@ -198,7 +218,7 @@ class CausalPolicy:
 
         `expert_counts_E` are the counts of the whole step (`expert_counts`, summed); None: this batch is the step.
         """
-        batch = (token_ids_T, positions_T, segment_ids_T, wanted_T)
+        batch = (token_ids_T, positions_T, segment_ids_T, wanted_T, None)
         logprobs_T, entropy_T, *share = self._compute(
             self._logprobs_and_balance, batch, expert_counts_E, temperature, with_entropy, entropy_gradient
         )
@@ -212,7 +232,7 @@ class CausalPolicy:
         with_entropy: bool,
         entropy_gradient: bool,
     ) -> tuple[Tensor | None, ...]:
-        token_ids_T, positions_T, segment_ids_T, wanted_T = batch
+        token_ids_T, positions_T, segment_ids_T, wanted_T, _ = batch
         router, logits = self.router, list[Tensor]()
         states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, routed=logits)
         tokens_R, rows_R = _predictions(segment_ids_T, wanted_T, states)
@@ -227,10 +247,10 @@ class CausalPolicy:
         self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor
     ) -> Tensor:
         """[E] float64: rows that go to each expert, see `count_experts`. A forward of the backbone."""
-        return self._compute(self._expert_counts, (token_ids_T, positions_T, segment_ids_T, wanted_T))
+        return self._compute(self._expert_counts, (token_ids_T, positions_T, segment_ids_T, wanted_T, None))
 
     def _expert_counts(self, batch: Batch) -> Tensor:
-        token_ids_T, positions_T, segment_ids_T, wanted_T = batch
+        token_ids_T, positions_T, segment_ids_T, wanted_T, _ = batch
         router, logits = self.router, list[Tensor]()
         states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, routed=logits)
         return count_experts(logits, _predictions(segment_ids_T, wanted_T, states)[1], router)
@@ -280,41 +300,64 @@ class CausalPolicy:
         """With the places that other ranks computed."""
         return values_T if self._backbone.split is None else self._backbone.split.merge(values_T)
 
-    def hidden_states(self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor) -> Tensor:
+    def hidden_states(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        segment_ids_T: Tensor,
+        *,
+        mm_inputs: MediaInputs | None = None,
+    ) -> Tensor:
         """[T, D] final hidden states (after the last norm), each seeing its own segment only."""
-        return self._compute(self._backbone.hidden_states, token_ids_T, positions_T, segment_ids_T)
+        return self._compute(self._hidden_states, token_ids_T, positions_T, segment_ids_T, mm_inputs)
 
-    def verify(self) -> None:
+    def _hidden_states(self, *row: Any) -> Tensor:
+        return self._backbone.hidden_states(*row[:3], mm_inputs=row[3])
+
+    def verify(self, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
         """Compare the packed forward and the head with the model's own forward on two short segments.
 
-        Catches an architecture whose head or attention does more than is computed here.
+        Catches an architecture whose head or attention does more than is computed here. `device` and `dtype` are
+        those of the computation where the weights are kept in others; every rank of them must call it.
 
         Raises:
             PreflightError: the log-probabilities differ by more than the weights' precision explains.
         """
         training = self.model.training
         self.model.eval()
-        with torch.no_grad():
-            probe = Probe.of(self.head.weight.shape[0], self.device)
-            expected = torch.cat([self._native_logits(tokens) for tokens in probe.segments])
-            found = self.head.logits(self.hidden_states(probe.token_ids_T, probe.positions_T, probe.segment_ids_T))
+        place = device or self.device
+        probes: list[tuple[Probe, MediaInputs]] = [(Probe.of(self._vocab_size, place), (None, None))]
+        if self.tower is not None:
+            probes.append(media_probe(self.tower, self._vocab_size, place))
+        for probe, media in probes:
+            with torch.no_grad():
+                expected = torch.cat([self._native_logits(*pair) for pair in zip(probe.segments, media, strict=True)])
+                found = self._compute(self._packed_logits, probe, media)
+            what = f"logits of {type(self.model).__name__}" + (" with images" if any(media) else "")
+            refuse_difference(expected, found, of=what, dtype=dtype or self.dtype, where=self.where)
         self.model.train(training)
-        name = type(self.model).__name__
-        refuse_difference(expected, found, of=f"logits of {name}", dtype=self.dtype, where=self.where)
 
-    def _native_logits(self, tokens: Tensor) -> Tensor:
+    def _packed_logits(self, probe: Probe, media: MediaInputs) -> Tensor:
+        row = (probe.token_ids_T, probe.positions_T, probe.segment_ids_T)
+        return self.head.logits(self._backbone.hidden_states(*row, mm_inputs=media))
+
+    def _native_logits(self, tokens: Tensor, media: Media | None = None) -> Tensor:
+        given = {} if media is None or self.tower is None else self.tower.own_inputs(tokens, media)
         with own_attention(self.model, packed=self.packed):
-            return self.model(input_ids=tokens[None], use_cache=False).logits[0].float()
+            return self.model(input_ids=tokens[None], use_cache=False, **given).logits[0].float()
 
     def accepts(self, argument: str) -> bool:
         """Whether the backbone's forward has an argument of this name."""
         return self._backbone.accepts(argument)
 
-    def decoder(self) -> DecodableModel:
-        """What the in-process engine generates with; shares these weights, `refresh()` after they changed."""
+    def decoder(self, *, graphs: bool = True) -> DecodableModel:
+        """What the in-process engine generates with; shares these weights, `refresh()` after they changed.
+
+        `graphs`: on a GPU a step may be recorded as a CUDA graph, see `step_graph`.
+        """
         from rft_models.decode import decoder_for
 
-        return decoder_for(self)
+        return decoder_for(self, graphs=graphs)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Names as in the saved directory; tied matrices appear once."""
@@ -330,6 +373,32 @@ class CausalPolicy:
         found, self._trained_rows = freeze(self.model, rules, self.where)
         return found
 
+    def adapt(self, rules: AdapterRules, *, seed: int, base: str | Path | None = None) -> Adapters:
+        """Put adapters around linear layers, once and before an optimizer is made; nothing else is trained then.
+
+        `base` is the directory of the weights under them; None = what was loaded. Errors as of `adapters.attach`.
+        """
+        assert self.adapters is None, "there are adapters already"
+        where = str(Path(base or self.where).absolute())
+        self.adapters = attach(self.model, rules, seed=seed, where=where, packed=self.packed)
+        self._backbone.look_for_dropout()
+        return self.adapters
+
+    def served(self, named: Iterable[tuple[str, Tensor]] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """(name, whole tensor) as files and engines have them: the parameters, with adapters folded in.
+
+        `named`: the whole tensors, as the model names them; None = its parameters are whole.
+        """
+        given = self.named_parameters() if named is None else named
+        yield from given if self.adapters is None else self.adapters.merged(given)
+
+    def base_parameters(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters without those of adapters, under the names that files have."""
+        if self.adapters is not None:
+            yield from self.adapters.base_parameters(remove_duplicate=remove_duplicate)
+        else:
+            yield from self.model.named_parameters(remove_duplicate=remove_duplicate)
+
     def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """What an optimizer takes: parameters that require a gradient, and of a matrix with trained rows those rows."""
         for name, parameter in self.named_parameters():
@@ -339,17 +408,20 @@ class CausalPolicy:
     def save_pretrained(self, directory: str | Path, weights: dict[str, Tensor] | None = None) -> None:
         """Write a complete Hugging Face directory: safetensors weights, configuration, tokenizer.
 
-        `weights` are those to write in place of the model's own, by the names of its state.
+        `weights` are those to write in place of the model's own, by the names of its state. Adapters are folded in,
+        and written alone to the folder `adapter` below, which peft loads.
         """
         Path(directory).mkdir(parents=True, exist_ok=True)
-        with no_progress_bars():
+        if self.adapters is not None:
+            weights = save_beside(self.adapters, Path(directory), weights or state_of(self.model))
+        with no_progress_bars(), saved_as_numbers(self.model):
             self.model.save_pretrained(str(directory), state_dict=weights)
         if self.codec is not None:
             self.codec.save_pretrained(directory)
 
     def snapshot(self, copy: Callable[[str, Tensor], Tensor]) -> Callable[[Path], None]:
         """`save_pretrained` of the weights as they are now: each is copied by `copy(name, tensor)`."""
-        weights = {name: copy(name, tensor) for name, tensor in self.model.state_dict().items()}
+        weights = {name: copy(name, tensor) for name, tensor in state_of(self.model).items()}
         return lambda directory: self.save_pretrained(directory, weights)
 
     def save_description(self, directory: str | Path) -> None:

@@ -1,23 +1,34 @@
-"""One packed row over several ranks: each computes a run of its tokens, and attention a share of the heads.
+"""One packed row over several ranks, each of which computes a part of its tokens.
 
 Everything but attention looks at one token, so a rank that holds T / S tokens of a row needs 1 / S of the memory of
-its activations. Before attention the ranks trade: each gives away all tokens' worth of the other ranks' heads and gets
-all tokens of its own heads; afterwards back (Jacobs et al., "DeepSpeed Ulysses", arXiv 2309.14509). Where the heads do
-not divide, heads of zeros are added, and keys and values are repeated to the query heads that share them.
+its activations. For attention there are two ways:
+
+- Ulysses: the ranks trade, each gives away all tokens' worth of the other ranks' heads and gets all tokens of its own
+  heads; afterwards back (Jacobs et al., "DeepSpeed Ulysses", arXiv 2309.14509). Where the heads do not divide, heads
+  of zeros are added, and keys and values are repeated to the query heads that share them.
+- A ring: keys and values of all ranks pass by, see `ring_attention`. Any number of heads is shared so.
+
+"auto" takes Ulysses where the heads of queries and of keys divide, else the ring.
 
 Shape letters: T tokens of the row, L of them here, H query heads, G key and value heads, D head size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rft_models.packed_attention import RowLayout
+from rft_algos.errors import OptionsError
+from rft_models.packed_attention import PiecedLayout
+from rft_models.ring_attention import ring_attention
+from rft_models.ring_layout import RingRow, inverse
+
+SequenceMode = Literal["auto", "ulysses", "ring"]
 
 
 class SequenceRanks(Protocol):
@@ -28,8 +39,21 @@ class SequenceRanks(Protocol):
         """S; 1 or above."""
         ...
 
+    @property
+    def rank(self) -> int:
+        """This one among them, 0 to S - 1."""
+        ...
+
     def bounds(self, num_rows: int) -> tuple[int, int]:
         """First and behind-the-last row of this rank; the runs of all ranks in order are the whole."""
+        ...
+
+    def lengths(self, num_rows: int) -> list[int]:
+        """Rows of each rank."""
+        ...
+
+    def pass_on(self, tensors: Sequence[Tensor], num_arriving: int) -> Callable[[], list[Tensor]]:
+        """See `ring_attention.Ring`."""
         ...
 
     def to_heads(self, rows_LHD: Tensor, num_rows: int) -> Tensor:
@@ -50,9 +74,9 @@ class SequenceRanks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SplitLayout:
-    """A layout of the whole row, for a rank that has a run of its tokens."""
+    """A layout of the whole row, for a rank that has a run of its tokens and trades them for heads."""
 
-    whole: RowLayout
+    whole: PiecedLayout
     ranks: SequenceRanks
     num_rows: int
 
@@ -63,6 +87,81 @@ class SplitLayout:
         shares = [self.ranks.to_heads(tensor, self.num_rows) for tensor in (query, key, value)]
         attended = self.whole.attend(*shares, **settings)
         return self.ranks.to_rows(attended, self.num_rows)[:, :num_heads].contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class RingLayout:
+    """A layout of the whole row, for a rank that has two runs of its tokens and sees the others' keys pass by."""
+
+    row: RingRow
+    ranks: SequenceRanks
+
+    def attend(self, query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, **settings: Any) -> Tensor:
+        """[L, H, D] of this rank's rows, each having seen all tokens before it in its segment."""
+        return ring_attention(query_THD, key_TGD, value_TGD, self.row, self.ranks, **settings)
+
+
+@dataclass(frozen=True, slots=True)
+class RowSplit:
+    """How ranks share rows: who they are, and which of the two ways attention takes."""
+
+    ranks: SequenceRanks
+    by_ring: bool
+
+    def of(self, whole: PiecedLayout, num_rows: int, device: torch.device) -> SplitRow:
+        """What this rank computes of a row."""
+        here = self.ranks.bounds(num_rows)
+        if not self.by_ring:
+            return SplitRow(SplitLayout(whole, self.ranks, num_rows), here, None)
+        row = RingRow.of(whole.pieces(), self.ranks.lengths(num_rows), self.ranks.rank, device)
+        return SplitRow(RingLayout(row, self.ranks), here, row.order_K)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRow:
+    """This rank's part of one row."""
+
+    layout: SplitLayout | RingLayout
+    here: tuple[int, int]
+    """First and behind-the-last of its rows, in the order in which the ranks hold them."""
+    order_K: Tensor | None
+    """[K] the rows in that order; None: as they stand."""
+
+    @property
+    def rows(self) -> slice | Tensor:
+        """This rank's rows of the row: a run, or [L] places."""
+        own = slice(*self.here)
+        return own if self.order_K is None else self.order_K[own]
+
+    def places(self, place_T: Tensor | None) -> Tensor | None:
+        """Where each token's row stands in the order of the ranks, from where it stands in the row."""
+        if self.order_K is None:
+            return place_T
+        place_K = inverse(self.order_K)
+        return place_K if place_T is None else place_K[place_T]
+
+
+def takes_ring(mode: SequenceMode, config: Any, num_ranks: int, where: str) -> bool:
+    """Whether a decoder of this configuration is shared out by a ring.
+
+    Raises:
+        OptionsError: it has to be, and the decoder drops entries of the attention, which a ring does not.
+    """
+    num_heads = int(getattr(config, "num_attention_heads", 1))
+    num_groups = int(getattr(config, "num_key_value_heads", None) or num_heads)
+    divide = num_heads % num_ranks == 0 and num_groups % num_ranks == 0
+    if mode == "ulysses" or (mode == "auto" and divide):
+        return False
+    if float(getattr(config, "attention_dropout", None) or 0.0) > 0:
+        raise OptionsError(
+            code="models.ring_dropout",
+            what=f"attention_dropout = {config.attention_dropout} with a ring of {num_ranks} ranks",
+            where=where,
+            why="a ring forms the weights of the attention twice, and would drop other entries the second time",
+            state="nothing was changed",
+            do="--sp_mode ulysses",
+        )
+    return True
 
 
 def even_heads(query_LHD: Tensor, key_LGD: Tensor, value_LGD: Tensor, num_shares: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -78,8 +78,12 @@ class SharedLayout:
             return shared_attention(query_THD, key_TGD, value_TGD, self, **settings)
         assert self.kernel is not None
         if self.sequences is None:
-            self.sequences = Sequences.of(_pieces(self.runs), query_THD.device)
+            self.sequences = Sequences.of(self.pieces(), query_THD.device)
         return varlen_attention(query_THD, key_TGD, value_TGD, self.sequences, self.kernel, **settings)
+
+    def pieces(self) -> list[Piece]:
+        """Every prompt and every segment's own tokens behind its prompt."""
+        return _pieces(self.runs)
 
 
 def _pieces(runs: Sequence[PromptGroup | PackedLayout]) -> list[Piece]:

@@ -25,6 +25,8 @@ class HfTextCodec:
     def __init__(self, tokenizer: Any, *, eos_ids: Sequence[int] = (), where: str = "tokenizer") -> None:
         self.tokenizer = tokenizer
         self.where = where
+        self.tools: Sequence[Mapping[str, Any]] = ()
+        """JSON schemas of the tools that `render_chat` tells the model of."""
         own = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys([*own, *eos_ids]))
         self.vocab_size = len(tokenizer)
@@ -85,7 +87,10 @@ class HfTextCodec:
             )
         try:
             text = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=add_generation_prompt
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in self.tools] or None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
             )
         except jinja2.TemplateError as error:
             raise DataError(

@@ -54,27 +54,35 @@ def stored_head(path: Path, head_prefix: str, hidden_size: int) -> Tensor | None
         DataError: a tensor of this name has another shape, or comes with a bias.
     """
     name = f"{head_prefix}.weight"
-    file = _file_of(path, name)
-    if file is None:
+    found = stored_tensor(path, name)
+    if found is None:
         return None
-    try:
-        with safe_open(file, framework="pt") as opened:
-            shape = list(opened.get_slice(name).get_shape())
-            if shape == [1, hidden_size]:
-                _refuse_bias(path, head_prefix)
-                return opened.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise _damaged(file, error) from error
+    if list(found.shape) == [1, hidden_size]:
+        refuse_bias(path, head_prefix)
+        return found
     raise DataError(
         code="models.value_head_shape",
-        what=f"{name} has shape {shape}, a value head on this model has [1, {hidden_size}]",
-        where=str(file),
+        what=f"{name} has shape {list(found.shape)}, a value head on this model has [1, {hidden_size}]",
+        where=str(_file_of(path, name)),
         why=f"one linear layer maps a hidden state of {hidden_size} numbers to one value",
         do="name the prefix of the value head, or one that is not in the file to start from a new head",
     )
 
 
-def _refuse_bias(path: Path, head_prefix: str) -> None:
+def stored_tensor(path: Path, name: str) -> Tensor | None:
+    """The tensor of this name as it stands in the directory's safetensors, or None; `DataError` for a damaged file."""
+    file = _file_of(path, name)
+    if file is None:
+        return None
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return opened.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise _damaged(file, error) from error
+
+
+def refuse_bias(path: Path, head_prefix: str) -> None:
+    """`DataError` where the head "<prefix>.weight" comes with a bias."""
     name = f"{head_prefix}.bias"
     file = _file_of(path, name)
     if file is not None:

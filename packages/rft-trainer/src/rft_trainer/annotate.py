@@ -59,6 +59,7 @@ class LogprobAnnotator:
             batch.loss_mask_T,
             temperature=self._temperature,
             with_entropy=True,
+            **batch.media_arguments,
         )
         assert entropy_T is not None
         return entropy_T
@@ -71,5 +72,6 @@ class LogprobAnnotator:
             batch.segment_ids_T,
             batch.loss_mask_T,
             temperature=self._temperature,
+            **batch.media_arguments,
         )
         return logprobs_T

@@ -144,7 +144,9 @@ class CreditAssigner:
 
     def _batch(self, groups: Sequence[RolloutGroup], told: Annotations) -> tuple[RolloutBatch, Metrics]:
         rollouts = [rollout for _, rollout in flat_rollouts(groups)]
-        lengths_N = torch.tensor([len(rollout.completion_ids) for rollout in rollouts])
+        lengths_N = torch.tensor([rollout.num_sampled for rollout in rollouts])
+        spans_N = torch.tensor([len(rollout.completion_ids) for rollout in rollouts])
+        loss_mask_T = _loss_mask(rollouts)
         rewards_N, group_ids_N = flat_rewards(groups)
         components_NK, weights_K = self._components(rollouts)
         if self._rules.component_weights is not None and components_NK is not None and weights_K is not None:
@@ -156,8 +158,8 @@ class CreditAssigner:
         batch = RolloutBatch(
             rewards_N=shaped_N,
             group_ids_N=group_ids_N,
-            loss_mask_T=torch.ones(int(lengths_N.sum()), dtype=torch.bool),
-            segment_ids_T=torch.repeat_interleave(torch.arange(len(rollouts)), lengths_N),
+            loss_mask_T=loss_mask_T,
+            segment_ids_T=torch.repeat_interleave(torch.arange(len(rollouts)), spans_N),
             old_logprobs_T=_flat(told.old),
             behaviour_logprobs_T=_flat(told.behaviour),
             reference_logprobs_T=_flat(told.reference) if told.reference else None,
@@ -168,9 +170,10 @@ class CreditAssigner:
             component_weights_K=weights_K if self._record.advantage.needs_components else None,
             step_rewards_T=steps_T,
             step_mask_T=step_mask_T,
+            turn_rewards_T=_turn_rewards(rollouts),
         )
         if batch.reference_logprobs_T is not None:
-            spent_T = kl.k3(batch.old_logprobs_T - batch.reference_logprobs_T)
+            spent_T = kl.k3(batch.old_logprobs_T - batch.reference_logprobs_T)[loss_mask_T]
             metrics["kl/rollout"] = spent_T.sum(), torch.tensor(float(len(spent_T)))
         return batch, metrics
 
@@ -242,6 +245,22 @@ def is_correct(rollout: Rollout) -> bool:
     return rollout.reward is not None and bool(rollout.breakdown.get("correctness", rollout.reward) >= 1.0)
 
 
+def _loss_mask(rollouts: Sequence[Rollout]) -> Tensor:
+    """[T] bool: the tokens that the policy sampled."""
+    rows = (rollout.loss_mask or (True,) * len(rollout.completion_ids) for rollout in rollouts)
+    return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.bool)
+
+
+def _turn_rewards(rollouts: Sequence[Rollout]) -> Tensor | None:
+    """[T] what turns earned, at their last tokens; None without conversations."""
+    if not any(rollout.turns for rollout in rollouts):
+        return None
+    earned = [dict(rollout.steps) for rollout in rollouts]
+    rows = zip(rollouts, earned, strict=True)
+    values = (place_of.get(place, 0.0) for r, place_of in rows for place in range(len(r.completion_ids)))
+    return torch.tensor(list(values), dtype=torch.float64)
+
+
 def _flat(rows: Rows) -> Tensor:
     return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.float64)
 
@@ -251,7 +270,7 @@ def _steps(rollouts: Sequence[Rollout], rewards_N: Tensor) -> tuple[Tensor, Tens
     values: list[float] = []
     marks: list[bool] = []
     for rollout, reward in zip(rollouts, rewards_N.tolist(), strict=True):
-        steps = dict(rollout.steps) or {len(rollout.completion_ids) - 1: reward}
+        steps: dict[int, float] = dict(rollout.steps) or {len(rollout.completion_ids) - 1: reward}
         values += [steps.get(place, 0.0) for place in range(len(rollout.completion_ids))]
         marks += [place in steps for place in range(len(rollout.completion_ids))]
     return torch.tensor(values, dtype=torch.float64), torch.tensor(marks, dtype=torch.bool)
@@ -266,10 +285,15 @@ def _samples(
         return [] if values_T is None else [tuple(row.tolist()) for row in values_T.split(lengths)]
 
     token_advantages = rows(credit.advantages_T)
-    constant = [len(set(row)) <= 1 for row in token_advantages]
+    learned = rows(batch.loss_mask_T)
+    of_loss = [
+        [a for a, is_learned in zip(row, mask, strict=True) if is_learned]
+        for row, mask in zip(token_advantages, learned, strict=True)
+    ]
+    constant = [len(set(row)) <= 1 for row in of_loss]
     return build_samples(
         groups,
-        [row[0] if row else 0.0 for row in token_advantages],
+        [row[0] if row else 0.0 for row in of_loss],
         told.old,
         told.reference,
         token_advantages=[() if same else row for row, same in zip(token_advantages, constant, strict=True)],

@@ -169,7 +169,9 @@ def explained_variance(samples: Sequence[TrainingSample]) -> tuple[Tensor, Tenso
 
 def _over_loss_tokens(sample: TrainingSample, name: str) -> Sequence[float]:
     values: tuple[float, ...] = getattr(sample, name)
-    return values[len(values) - sample.num_loss_tokens :]
+    first = max(1 - sample.prompt_length, 0)
+    kept = sample.loss_mask or (True,) * len(values)
+    return [value for value, learned in zip(values[first:], kept[first:], strict=True) if learned]
 
 
 def _values(critic: Critic, batch: TokenBatch) -> Tensor:

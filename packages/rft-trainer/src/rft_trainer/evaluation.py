@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rft_algos.keyed_random import derive_key
+from rft_trainer.conversations import Conversations
 from rft_trainer.finite import refuse_non_finite_samples
 from rft_trainer.protocols import Collectives, Engine, ResponseDecoder
 from rft_trainer.records import Prompt, Rollout, Sampling
@@ -73,11 +74,13 @@ class Evaluator:
         top_k: int = 0,
         min_p: float = 0.0,
         seed: int = 0,
+        conversations: Conversations | None = None,
     ) -> None:
         self._engine = engine
         self._decoder = decoder
         self._reward = reward
         self._collectives = collectives
+        self._conversations = conversations
         self._prompts = prompts
         self._sampling = Sampling(temperature, max_new_tokens, stop_token_ids, top_p, top_k, min_p)
         self._keys = [[derive_key(seed, "evaluation", index)] for index in range(len(prompts))]
@@ -95,20 +98,26 @@ class Evaluator:
         """The result of all prompts, and the rollouts that this rank produced."""
         rank, world_size = self._collectives.rank, self._collectives.world_size
         mine = self._prompts[rank::world_size]
-        sampled = sample_responses(self._engine, self._decoder, mine, self._keys[rank::world_size], self._sampling)
+        sampled = self._draw(mine, self._keys[rank::world_size])
         refuse_non_finite_samples(sampled, during="evaluation", do="go back to an earlier checkpoint of the run")
-        rollouts = [group[0] for group in score_rollouts(self._reward, mine, sampled)]
+        scored = sampled if self._conversations is not None else score_rollouts(self._reward, mine, sampled)
+        rollouts = [group[0] for group in scored]
         rows = [_row(rollout) for rollout in rollouts]
         if world_size > 1:
             parts = [json.loads(part) for part in self._collectives.gather_bytes(json.dumps(rows).encode())]
             rows = [parts[i % world_size][i // world_size] for i in range(len(self._prompts))]
         return _result(rows), rollouts
 
+    def _draw(self, prompts: Sequence[Prompt], keys: Sequence[Sequence[int]]) -> list[list[Rollout]]:
+        if self._conversations is not None:
+            return self._conversations.sample(prompts, keys, self._sampling)
+        return sample_responses(self._engine, self._decoder, prompts, keys, self._sampling)
+
 
 def _row(rollout: Rollout) -> list[float | bool | int | None]:
     reward = rollout.reward
     correct = None if reward is None else bool(rollout.breakdown.get("correctness", reward) >= 1.0)
-    return [reward, correct, rollout.finish_reason == "length", len(rollout.completion_ids)]
+    return [reward, correct, rollout.finish_reason == "length", rollout.num_sampled]
 
 
 def _result(rows: Sequence[Sequence[float | bool | int | None]]) -> EvaluationResult:

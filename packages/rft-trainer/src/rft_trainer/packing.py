@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import Any
 
 import torch
 
 from rft_algos.errors import OptionsError
+from rft_trainer.data.media_store import load_media
 from rft_trainer.protocols import Collectives
 from rft_trainer.records import Counts, TokenBatch, TrainingSample
 
@@ -138,7 +140,7 @@ def pack(
         token_ids_T=place(torch.tensor(list(chain.from_iterable(s.token_ids for s in samples)))),
         positions_T=place(positions),
         segment_ids_T=place(segment_ids),
-        loss_mask_T=place(positions >= prompt_lengths[segment_ids]),
+        loss_mask_T=place(_learned(samples, positions >= prompt_lengths[segment_ids])),
         advantages_T=place(_advantages(samples, segment_ids)),
         old_logprobs_T=_spread(samples, "old_logprobs", place),
         behaviour_logprobs_T=_spread(samples, "behaviour_logprobs", place),
@@ -147,7 +149,20 @@ def pack(
         returns_T=_spread(samples, "returns", place),
         token_weights_T=_spread(samples, "token_weights", place, otherwise=1.0),
         selected_T=_marks(samples, place),
+        mm_inputs=_images(samples),
     )
+
+
+def _learned(samples: Sequence[TrainingSample], response_T: torch.Tensor) -> torch.Tensor:
+    """[T] bool: the response tokens without those that samples leave out."""
+    kept_T = _spread(samples, "loss_mask", torch.Tensor.bool, otherwise=1.0)
+    return response_T if kept_T is None else response_T & kept_T
+
+
+def _images(samples: Sequence[TrainingSample]) -> tuple[Any, ...] | None:
+    if all(sample.media is None for sample in samples):
+        return None
+    return tuple(load_media(sample.media) for sample in samples)
 
 
 def _marks(samples: Sequence[TrainingSample], place: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:

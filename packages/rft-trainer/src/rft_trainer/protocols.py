@@ -43,6 +43,7 @@ class Engine(Protocol):
         min_new_tokens: int = 0,
         stop_token_ids: Sequence[int] = (),
         first_token_temperature: float | None = None,
+        budgets: Sequence[Sequence[int]] | None = None,
     ) -> Sequence[Sequence[SampledCompletion]]:
         """One list a prompt, one completion a key."""
         ...
@@ -174,6 +175,10 @@ class StepOutcome(Protocol):
     def gradient_norm(self) -> float: ...
     @property
     def applied(self) -> bool: ...
+    @property
+    def loss_scale(self) -> float | None:
+        """What the losses were multiplied with; None = they were not."""
+        ...
 
 
 class Optimizer(Protocol):

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from rft_trainer.rewards.records import RewardStatus
+from rft_trainer.turns import Turn, sampled_mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +32,18 @@ class Prompt:
     text: str
     label: str | None
     source: str
+    media: Any = None
+    """Its images, opaque here; None without any. `token_ids` hold a placeholder for each of their features."""
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """The conversation that `text` renders, for models with a template of their own; empty where it is plain text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """One sampled answer with what the reward said of it.
 
-    `completion_ids`, `behaviour_logprobs` and `log_kept_mass` have one entry a sampled token;
-    the stop token is one of them when it was sampled. `reward` is None unless `status` is ok.
+    `completion_ids`, `behaviour_logprobs` and `log_kept_mass` have one entry a token after the prompt: a sampled
+    one, the stop token among them, or in a conversation one of an observation, whose log-probs are 0. `reward` is None unless `status` is ok.
     """
 
     prompt_id: str
@@ -53,6 +59,12 @@ class Rollout:
     breakdown: Mapping[str, float] = field(default_factory=dict[str, float])
     steps: tuple[tuple[int, float], ...] = ()
     """(index of the response token that ends a step, its reward), where the reward function judges steps."""
+    version_spans: tuple[tuple[int, int], ...] = ()
+    """(weight version, tokens that it drew), in order, where more than one drew them; `weight_version` is the first."""
+    turns: tuple[Turn, ...] = ()
+    """The conversation that the tokens are, in order; empty where all of them are one sampled response."""
+    detail: str = ""
+    """Why an environment gave no reward, with file:line; empty otherwise."""
 
     def __post_init__(self) -> None:
         lengths = (len(self.completion_ids), len(self.behaviour_logprobs), len(self.log_kept_mass))
@@ -61,6 +73,26 @@ class Rollout:
                 f"rollout {self.prompt_id}#{self.sample_index}: completion_ids, behaviour_logprobs, "
                 f"log_kept_mass have lengths {lengths}"
             )
+        if self.turns and sum(turn.num_tokens for turn in self.turns) != lengths[0]:
+            raise ValueError(
+                f"rollout {self.prompt_id}#{self.sample_index}: turns of {[turn.num_tokens for turn in self.turns]} "
+                f"tokens, {lengths[0]} tokens in all"
+            )
+
+    @property
+    def newest_version(self) -> int:
+        """Of the weights that drew its last token."""
+        return self.version_spans[-1][0] if self.version_spans else self.weight_version
+
+    @property
+    def loss_mask(self) -> tuple[bool, ...]:
+        """One entry a token, true where the policy sampled it; empty where it sampled all."""
+        return sampled_mask(self.turns)
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy sampled: the length of the response."""
+        return sum(turn.num_tokens for turn in self.turns if turn.sampled) if self.turns else len(self.completion_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +116,7 @@ _OVER_RESPONSE = (
     "returns",
     "token_weights",
     "selected",
+    "loss_mask",
 )
 """Fields of a `TrainingSample` with one entry a response token, or none."""
 
@@ -92,7 +125,7 @@ _OVER_RESPONSE = (
 class TrainingSample:
     """One sequence to learn from; every list spans prompt and response and has the same length.
 
-    `loss_mask[t]` is 1 where token t is learned. `old_logprobs[t]` is its log-probability under
+    `loss_mask` leaves out response tokens that the policy did not sample. `old_logprobs[t]` is its log-probability under
     the policy that starts the step, `behaviour_logprobs[t]` under the engine that sampled it,
     both 0 at the prompt. `advantage` is the one number that outcome rewards give a sequence;
     `token_advantages` takes its place where every token has its own. `old_values` are the critic's estimates
@@ -117,6 +150,10 @@ class TrainingSample:
     returns: tuple[float, ...] = ()
     token_weights: tuple[float, ...] = ()
     selected: tuple[bool, ...] = ()
+    loss_mask: tuple[bool, ...] = ()
+    """Which response tokens are learned; empty = all of them."""
+    media: Any = None
+    """The prompt's images; None without any."""
 
     def __post_init__(self) -> None:
         expected = len(self.token_ids) - self.prompt_length
@@ -139,6 +176,8 @@ class TrainingSample:
     @property
     def num_loss_tokens(self) -> int:
         """Response tokens that can be predicted: the first token of a sequence has nothing before it."""
+        if self.loss_mask:
+            return sum(self.loss_mask[max(1 - self.prompt_length, 0) :])
         return len(self.token_ids) - max(self.prompt_length, 1)
 
     @property
@@ -176,6 +215,13 @@ class TokenBatch:
     returns_T: Tensor | None = None
     token_weights_T: Tensor | None = None
     selected_T: Tensor | None = None
+    mm_inputs: tuple[Any, ...] | None = None
+    """The images of each segment as the model's forward takes them, None for one of text alone; None where all are."""
+
+    @property
+    def media_arguments(self) -> dict[str, Any]:
+        """What a forward is told of images: nothing where there are none, so that a model of text needs no word."""
+        return {} if self.mm_inputs is None else {"mm_inputs": self.mm_inputs}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import resource
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 
+from rft_trainer.conversation_report import conversation_metrics, conversation_rows
 from rft_trainer.protocols import Collectives
 from rft_trainer.records import Prompt, Rollout, RolloutGroup
 from rft_trainer.run_directory import RunDirectory
@@ -21,7 +23,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], kept: Kept) -> dict[str, obj
     """Means over the rollouts of a step; shares are in [0, 1], lengths in tokens."""
     flat = [rollout for _, rollout in flat_rollouts(groups)]
     rewards = [rollout.reward for rollout in flat if rollout.reward is not None]
-    lengths = [len(rollout.completion_ids) for rollout in flat]
+    lengths = [rollout.num_sampled for rollout in flat]
     signal = [len({rollout.reward for rollout in group.rollouts}) > 1 for group in groups]
     metrics: dict[str, object] = {
         "reward/mean": fmean(rewards) if rewards else float("nan"),
@@ -37,6 +39,9 @@ def rollout_metrics(groups: Sequence[RolloutGroup], kept: Kept) -> dict[str, obj
     }
     for name in sorted({name for rollout in flat for name in rollout.breakdown}):
         metrics[f"reward/{name}"] = fmean(r.breakdown[name] for r in flat if name in r.breakdown)
+    metrics |= conversation_metrics(flat)
+    missing = Counter(str(rollout.status) for rollout in flat if rollout.reward is None)
+    metrics |= {f"reward/status_{status}": count / len(flat) for status, count in sorted(missing.items())}
     return metrics | {f"drop/{reason}": count for reason, count in sorted(kept.reasons.items())}
 
 
@@ -121,8 +126,9 @@ def rollout_row(prompt: Prompt, rollout: Rollout) -> dict[str, object]:
         "status": str(rollout.status),
         "breakdown": dict(rollout.breakdown),
         "finish_reason": rollout.finish_reason,
-        "num_tokens": len(rollout.completion_ids),
-        "mean_logprob": fmean(rollout.behaviour_logprobs) if rollout.behaviour_logprobs else None,
+        "num_tokens": rollout.num_sampled,
+        "mean_logprob": sum(rollout.behaviour_logprobs) / rollout.num_sampled if rollout.num_sampled else None,
+        **conversation_rows(rollout),
     }
 
 

@@ -1,5 +1,4 @@
 """Prompts in, groups of scored rollouts out; over ranks, each samples its share and all learn the whole."""
-
 from __future__ import annotations
 
 import json
@@ -8,11 +7,14 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from rft_algos.keyed_random import derive_key
+from rft_trainer.conversations import Conversations
+from rft_trainer.data.media_store import load_media
 from rft_trainer.ledger import LedgerEntry
 from rft_trainer.protocols import Collectives, Engine, ResponseDecoder
 from rft_trainer.records import Prompt, Rollout, RolloutGroup, Sampling
 from rft_trainer.rewards.records import RewardItem, RewardStatus, Score
 from rft_trainer.throughput import Phase, PhaseTimer
+from rft_trainer.turns import turns_from_json
 
 RewardFunction = Callable[[Sequence[RewardItem]], Sequence[Score]]
 
@@ -31,7 +33,9 @@ class RolloutCollector:
         group_size: int,
         seed: int,
         greedy_baseline: bool = False,
+        conversations: Conversations | None = None,
     ) -> None:
+        """`conversations` take the place of single responses, and their environment that of `reward`."""
         self._engine = engine
         self._decoder = decoder
         self._reward = reward
@@ -39,6 +43,7 @@ class RolloutCollector:
         self._sampling = sampling
         self._group_size = group_size
         self._seed = seed
+        self._conversations = conversations
         self._greedy = replace(sampling, temperature=0.0, first_token_temperature=None) if greedy_baseline else None
 
     def collect(
@@ -52,20 +57,18 @@ class RolloutCollector:
         rank, world_size = self._collectives.rank, self._collectives.world_size
         mine = list(zip(entries, prompts, strict=True))[rank::world_size]
         with timer.phase(Phase.ROLLOUT):
-            sampled = sample_responses(
-                self._engine,
-                self._decoder,
+            sampled = self._draw(
                 [prompt for _, prompt in mine],
                 [
-                    [derive_key(self._seed, "sample", entry.epoch, entry.position, i) for i in range(self._group_size)]
+                    sample_keys(self._seed, entry, self._group_size)
                     for entry, _ in mine
                 ],
                 self._sampling,
             )
             greedy = self._greedy_responses([prompt for _, prompt in mine])
         with timer.phase(Phase.REWARD):
-            scored = score_rollouts(self._reward, [prompt for _, prompt in mine], sampled, self._decoder)
-            baselines = score_rollouts(self._reward, [prompt for _, prompt in mine], greedy) if greedy else []
+            scored = self._scored([prompt for _, prompt in mine], sampled, self._decoder)
+            baselines = self._scored([prompt for _, prompt in mine], greedy) if greedy else []
         groups = [
             RolloutGroup(prompt, entry.epoch, entry.position, tuple(rollouts))
             for (entry, prompt), rollouts in zip(mine, scored, strict=True)
@@ -76,21 +79,42 @@ class RolloutCollector:
         if world_size == 1:
             return groups
         with timer.phase(Phase.SYNC):
-            return self._exchange(groups, len(entries))
+            return self._exchange(groups, prompts)
 
     def _greedy_responses(self, prompts: Sequence[Prompt]) -> list[list[Rollout]]:
         """One greedy response a prompt, for algorithms whose baseline it is."""
         if self._greedy is None:
             return []
-        return sample_responses(self._engine, self._decoder, prompts, [[0]] * len(prompts), self._greedy)
+        return self._draw(prompts, [[0]] * len(prompts), self._greedy)
 
-    def _exchange(self, groups: Sequence[RolloutGroup], num_groups: int) -> list[RolloutGroup]:
-        parts = self._collectives.gather_bytes(json.dumps([asdict(group) for group in groups]).encode())
-        by_rank = [[_group_from_json(row) for row in json.loads(part)] for part in parts]
-        return [by_rank[i % len(by_rank)][i // len(by_rank)] for i in range(num_groups)]
+    def _draw(
+        self, prompts: Sequence[Prompt], keys: Sequence[Sequence[int]], sampling: Sampling
+    ) -> list[list[Rollout]]:
+        if self._conversations is not None:
+            return self._conversations.sample(prompts, keys, sampling)
+        return sample_responses(self._engine, self._decoder, prompts, keys, sampling)
+
+    def _scored(
+        self,
+        prompts: Sequence[Prompt],
+        sampled: Sequence[Sequence[Rollout]],
+        decoder: ResponseDecoder | None = None,
+    ) -> list[list[Rollout]]:
+        if self._conversations is not None:
+            return [list(rollouts) for rollouts in sampled]
+        return score_rollouts(self._reward, prompts, sampled, decoder)
+
+    def _exchange(self, groups: Sequence[RolloutGroup], prompts: Sequence[Prompt]) -> list[RolloutGroup]:
+        """All groups on every rank; images stay where they are, since a rank finds a prompt by its place."""
+        bare = [replace(group, prompt=replace(group.prompt, media=None)) for group in groups]
+        parts = self._collectives.gather_bytes(json.dumps([asdict(group) for group in bare]).encode())
+        by_rank = [[group_from_json(row) for row in json.loads(part)] for part in parts]
+        found = [by_rank[i % len(by_rank)][i // len(by_rank)] for i in range(len(prompts))]
+        return [replace(group, prompt=prompt) for group, prompt in zip(found, prompts, strict=True)]
 
 
-def _group_from_json(row: dict[str, Any]) -> RolloutGroup:
+def group_from_json(row: dict[str, Any]) -> RolloutGroup:
+    """A group from `asdict` after JSON."""
     prompt, rollouts = row["prompt"], row["rollouts"]
     return RolloutGroup(
         prompt=Prompt(**(prompt | {"token_ids": tuple(prompt["token_ids"])})),
@@ -104,11 +128,18 @@ def _group_from_json(row: dict[str, Any]) -> RolloutGroup:
                     | {key: tuple(rollout[key]) for key in ("completion_ids", "behaviour_logprobs", "log_kept_mass")}
                     | {"status": RewardStatus(rollout["status"])}
                     | {"steps": tuple((int(place), float(value)) for place, value in rollout["steps"])}
+                    | {"turns": turns_from_json(rollout["turns"])}
+                    | {"version_spans": tuple((int(v), int(n)) for v, n in rollout.get("version_spans", ()))}
                 )
             )
             for rollout in rollouts
         ),
     )
+
+
+def sample_keys(seed: int, entry: LedgerEntry, group_size: int) -> list[int]:
+    """The keys of the samples of one prompt's turn: (seed, epoch, position, sample index)."""
+    return [derive_key(seed, "sample", entry.epoch, entry.position, i) for i in range(group_size)]
 
 
 def sample_responses(
@@ -124,6 +155,7 @@ def sample_responses(
     completions = engine.generate(
         [prompt.token_ids for prompt in prompts],
         keys,
+        **_media_arguments(prompts),
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
@@ -154,6 +186,13 @@ def sample_responses(
     ]
 
 
+def _media_arguments(prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """What an engine is told of images: nothing where there are none, so that an engine of text needs no word."""
+    if all(prompt.media is None for prompt in prompts):
+        return {}
+    return {"media": [load_media(prompt.media) for prompt in prompts]}
+
+
 def score_rollouts(
     reward: RewardFunction,
     prompts: Sequence[Prompt],
@@ -172,6 +211,7 @@ def score_rollouts(
             label=prompt.label,
             finish_reason=rollout.finish_reason,
             num_tokens=len(rollout.completion_ids),
+            messages=prompt.messages,
         )
         for prompt, rollouts in zip(prompts, sampled, strict=True)
         for rollout in rollouts

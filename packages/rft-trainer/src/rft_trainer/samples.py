@@ -91,6 +91,8 @@ def build_samples(
     """One sample a rollout, in `flat_rollouts` order; `reference_logprobs` and other fields of tokens may be empty."""
     flat = flat_rollouts(groups)
     fields = {"reference_logprobs": reference_logprobs, **token_fields}
+    masks = [rollout.loss_mask for _, rollout in flat]
+    fields |= {"loss_mask": masks} if any(masks) else {}
     given: dict[str, Sequence[tuple[Any, ...]]] = {name: rows for name, rows in fields.items() if rows}
     return [
         TrainingSample(
@@ -100,6 +102,7 @@ def build_samples(
             advantage=advantages[i],
             behaviour_logprobs=rollout.behaviour_logprobs,
             old_logprobs=old_logprobs[i],
+            media=group.prompt.media,
             **{name: rows[i] for name, rows in given.items()},
         )
         for i, (group, rollout) in enumerate(flat)

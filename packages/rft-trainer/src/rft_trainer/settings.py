@@ -195,14 +195,18 @@ class BatchSettings:
 class RewardSettings:
     """What judges a response."""
 
-    reward: str = "exact"
-    """A reward's name, or a function of your own as file.py:function."""
+    reward: str = ""
+    """A reward's name, or a function of your own as file.py:function; empty = exact, or beside a reward model or a judge
+    none."""
 
     reward_workers: int = field(default=1, metadata={"minimum": 1})
     """Processes that compute rewards."""
 
     reward_timeout: float = field(default=10.0, metadata={"above": 0.0})
     """Seconds one response may take to judge; beyond it the reward has failed and is not a 0."""
+
+    reward_weights: str = ""
+    """Weights of a reward's parts, as correctness=0.9,format=0.1; empty = the reward's own sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,9 +323,6 @@ class AlgorithmSettings(DivergenceSettings, SurrogateSettings):
 
     reward_clip: float = field(default=0.0, metadata={"minimum": 0.0})
     """Largest absolute score, after the group's comparison and the running scale; 0 = no bound."""
-
-    reward_weights: str = ""
-    """Weights of a reward's parts, as correctness=0.9,format=0.1; empty = the reward's own sum."""
 
     overlong_buffer: bool | None = None
     """Penalise responses that come near the longest that is allowed."""

@@ -96,13 +96,18 @@ class BigramEngine:
         min_new_tokens: int = 0,
         stop_token_ids: Sequence[int] = (),
         first_token_temperature: float | None = None,
+        budgets: Sequence[Sequence[int]] | None = None,
     ) -> list[list[FakeCompletion]]:
         """One completion a key; temperature 0 takes the most likely token."""
         del top_p, top_k, min_p, min_new_tokens, first_token_temperature
+        budgets = budgets or [[max_new_tokens] * len(keys) for keys in sample_keys]
         table = (self._policy.table / (temperature or 1.0)).log_softmax(-1)
         return [
-            [self._one(table, prompt[-1], key, temperature, max_new_tokens, stop_token_ids) for key in keys]
-            for prompt, keys in zip(prompts, sample_keys, strict=True)
+            [
+                self._one(table, prompt[-1], key, temperature, most, stop_token_ids)
+                for key, most in zip(keys, allowed, strict=True)
+            ]
+            for prompt, keys, allowed in zip(prompts, sample_keys, budgets, strict=True)
         ]
 
     def _one(
@@ -140,6 +145,7 @@ class PlainOutcome:
 
     gradient_norm: float
     applied: bool
+    loss_scale: float | None = None
 
 
 class PlainOptimizer:

@@ -15,6 +15,7 @@ class Phase(StrEnum):
     DATA = "data"
     ROLLOUT = "rollout"
     REWARD = "reward"
+    TOOLS = "tools"
     LOGPROB = "logprob"
     TRAIN = "train"
     SYNC = "sync"

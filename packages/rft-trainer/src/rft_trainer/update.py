@@ -69,6 +69,13 @@ class UpdateOutcome:
     applied: bool
     learning_rate: float
     num_micro_batches: int
+    loss_scale: float | None = None
+    """What float16 losses were multiplied with; a step that was refused has made it smaller. None = nothing."""
+
+    @property
+    def sound(self) -> bool:
+        """Applied, or refused under a loss scale, which is smaller now and ends the run by itself if that is no help."""
+        return self.applied or self.loss_scale is not None
 
 
 class Updater:
@@ -145,12 +152,19 @@ class Updater:
             self._count_left_out(samples, counts, totals)
         learning_rate = self._learning_rate(update_index)
         outcome = self._optimizer.step(learning_rate)
-        return UpdateOutcome(outcome.gradient_norm, outcome.applied, learning_rate, len(micro_batches))
+        return UpdateOutcome(
+            outcome.gradient_norm, outcome.applied, learning_rate, len(micro_batches), outcome.loss_scale
+        )
 
     def _take_part(self, batch: TokenBatch, *, last: bool) -> None:
         """A forward and a backward that add nothing."""
         logprobs_T, _ = self._policy.token_logprobs(
-            batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T, temperature=self._temperature
+            batch.token_ids_T,
+            batch.positions_T,
+            batch.segment_ids_T,
+            batch.loss_mask_T,
+            temperature=self._temperature,
+            **batch.media_arguments,
         )
         self._optimizer.backward(logprobs_T.sum() * 0.0, last=last)
 
@@ -174,6 +188,7 @@ class Updater:
             temperature=self._temperature,
             with_entropy=self._objective.needs_entropy or self._objective.logs_entropy,
             entropy_gradient=self._objective.needs_entropy,
+            **batch.media_arguments,
         )
         output = self._objective(batch, logprobs_T, entropy_T, counts)
         loss = output.loss
@@ -200,12 +215,21 @@ class Updater:
             batch.loss_mask_T,
             self._objective.token_losses(batch, counts),
             temperature=self._temperature,
+            **batch.media_arguments,
         )
         with torch.no_grad():
             metrics = self._objective(batch, found.logprobs, found.entropy, counts).metrics
         self._optimizer.backward(found.loss, last=last)
         totals.add(metrics)
         return found.logprobs
+
+
+def scale_metrics(part: str, outcomes: Sequence[UpdateOutcome]) -> dict[str, float]:
+    """The loss scale of the last of some steps, and how many were skipped for it; empty where there is none."""
+    if not outcomes or outcomes[-1].loss_scale is None:
+        return {}
+    skipped = sum(not outcome.applied for outcome in outcomes)
+    return {f"{part}/loss_scale": outcomes[-1].loss_scale, f"{part}/updates_skipped": skipped}
 
 
 def _add_gap(batch: TokenBatch, logprobs_T: Tensor, totals: MetricTotals) -> None:

@@ -23,13 +23,19 @@ def gae(
     *,
     gamma: float = 1.0,
     lambd: float = 0.95,
+    turn_gamma: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Exponentially weighted temporal differences, and the returns that the critic should predict.
 
-    delta_t = r_t + gamma V_{t'} - V_t,   A_t = delta_t + gamma lambd A_{t'},   G_t = A_t + V_t,
+    delta_t = r_t + g_t V_{t'} - V_t,   A_t = delta_t + g_t lambd A_{t'},   G_t = A_t + V_t,
 
     where t' is the next loss token of the sequence; V and A are 0 beyond the last one. lambd 1
     gives the return minus V_t, lambd 0 gives delta_t.
+
+    Over turns: the tokens of an observation between t and t' are skipped, so that the value after a
+    turn's last token is that of the next turn's first token, which has read the observation. g_t is
+    gamma; with `turn_gamma` it is that where an observation lies between t and t', which counts
+    time in turns (gamma 1 and turn_gamma below 1) or in both.
 
     Source: Schulman et al. 2016, "High-dimensional continuous control using generalized advantage
     estimation" (arXiv 1506.02438), equation 16.
@@ -41,11 +47,13 @@ def gae(
         segment_ids_T: [T] int64, the sequence of each token; the tokens of one are contiguous.
         gamma: discount from one loss token to the next, in [0, 1].
         lambd: lambda, how far a temporal difference reaches, in [0, 1].
+        turn_gamma: discount across an observation, in [0, 1]; None for gamma there too.
 
     Returns:
-        [T] advantages and [T] returns, float64, no gradient; 0 where masked.
+        [T] advantages and [T] returns, float64, no gradient; 0 where masked. Example: one token a turn, an
+        observation between, rewards 0 and 1, values 0.5 and 0.8, lambd 1, turn_gamma 0.5: returns 0.5, 0, 1.
     """
-    steps = _steps(token_rewards_T, values_T, loss_mask_T, segment_ids_T, gamma)
+    steps = _steps(token_rewards_T, values_T, loss_mask_T, segment_ids_T, gamma, turn_gamma)
     advantages_L = reverse_scan_(steps.deltas_L, steps.discounts_L.mul_(lambd))
     returns_L = steps.values_L.add_(advantages_L)
     return _place(steps, advantages_L, loss_mask_T), _place(steps, returns_L, loss_mask_T)
@@ -116,22 +124,36 @@ class _Steps(NamedTuple):
     positions_L: Tensor | None
     values_L: Tensor
     discounts_L: Tensor
-    """gamma, and 0 at the last step of a sequence."""
+    """gamma (turn_gamma before an observation), and 0 at the last step of a sequence."""
     deltas_L: Tensor
 
 
 def _steps(
-    token_rewards_T: Tensor, values_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor, gamma: float
+    token_rewards_T: Tensor,
+    values_T: Tensor,
+    loss_mask_T: Tensor,
+    segment_ids_T: Tensor,
+    gamma: float,
+    turn_gamma: float | None = None,
 ) -> _Steps:
     assert token_rewards_T.shape == loss_mask_T.shape, f"{token_rewards_T.shape} rewards, {loss_mask_T.shape} mask"
     assert values_T.shape == loss_mask_T.shape, f"{values_T.shape} values, {loss_mask_T.shape} mask"
     assert segment_ids_T.shape == loss_mask_T.shape, f"{segment_ids_T.shape} segment ids, {loss_mask_T.shape} mask"
     positions_L = loss_positions(loss_mask_T)
     values_L = taken(values_T, positions_L)
-    discounts_L = continues(segment_ids_T, positions_L).to(torch.float64).mul_(gamma)
+    discounts_L = continues(segment_ids_T, positions_L).to(torch.float64).mul_(_gammas(positions_L, gamma, turn_gamma))
     deltas_L = taken(token_rewards_T, positions_L).sub_(values_L)
     deltas_L[:-1].addcmul_(discounts_L[:-1], values_L[1:])
     return _Steps(positions_L, values_L, discounts_L, deltas_L)
+
+
+def _gammas(positions_L: Tensor | None, gamma: float, turn_gamma: float | None) -> Tensor | float:
+    """The discount after each loss token: `turn_gamma` where the next one does not stand right behind it."""
+    if turn_gamma is None or positions_L is None:
+        return gamma
+    gammas_L = torch.full(positions_L.shape, gamma, dtype=torch.float64, device=positions_L.device)
+    gammas_L[:-1][positions_L.diff() > 1] = turn_gamma
+    return gammas_L
 
 
 def _place(steps: _Steps, results_L: Tensor, loss_mask_T: Tensor) -> Tensor:

@@ -75,6 +75,9 @@ class RolloutBatch:
     """[T] reward of the step that ends at each token, where `step_mask_T`."""
     step_mask_T: Tensor | None = None
     """[T] bool, true at tokens that end a step with a reward."""
+    turn_rewards_T: Tensor | None = None
+    """[T] what each turn of a conversation earned, at its last token, 0 elsewhere; part of `rewards_N`. Returns and
+    GAE place them there; what the rewards hold besides stands at the last token."""
 
     @property
     def lengths_N(self) -> Tensor:
@@ -233,9 +236,13 @@ def _spread(
         advantages_T = _process(choice, batch)
     elif isinstance(choice, choices.Returns | choices.Gae):
         penalty_T = torch.zeros((), dtype=torch.float64).expand(batch.old_logprobs_T.shape) if kl_T is None else kl_T
+        late_N, turns_T = scores_N, batch.turn_rewards_T
+        if turns_T is not None:
+            late_N = scores_N.index_add(0, batch.segment_ids_T, turns_T.to(torch.float64), alpha=-1)
         token_rewards_T = rewards.token_rewards(
-            scores_N, penalty_T, batch.loss_mask_T, batch.segment_ids_T, coefficient=coefficient
+            late_N, penalty_T, batch.loss_mask_T, batch.segment_ids_T, coefficient=coefficient
         )
+        token_rewards_T = token_rewards_T if turns_T is None else token_rewards_T + turns_T
         advantages_T, returns_T = _over_time(choice, batch, token_rewards_T)
     else:
         advantages_T = scores_N.index_select(0, batch.segment_ids_T)
@@ -255,6 +262,7 @@ def _check(batch: RolloutBatch) -> None:
         values_T=batch.values_T,
         step_rewards_T=batch.step_rewards_T,
         step_mask_T=batch.step_mask_T,
+        turn_rewards_T=batch.turn_rewards_T,
     )
     check_lengths(rewards_N=batch.rewards_N, group_ids_N=batch.group_ids_N, greedy_rewards_N=batch.greedy_rewards_N)
 
@@ -280,6 +288,7 @@ def _over_time(
             batch.segment_ids_T,
             gamma=choice.gamma,
             lambd=choice.lambd,
+            turn_gamma=choice.turn_gamma,
         )
     returns_T = advantages.discounted_returns(
         token_rewards_T, batch.loss_mask_T, batch.segment_ids_T, gamma=choice.gamma

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -56,18 +57,21 @@ def run(argv: list[str]) -> int:
 def _check_rl(resolved: Resolved[RlSettings], machine: object) -> None:
     from rft_cli import plan_page
     from rft_cli.compose_data import rl_data
-    from rft_cli.compose_parts import make_reward
+    from rft_cli.environment_choice import enter_environment
     from rft_cli.machine import Machine
-    from rft_cli.model_choice import codec_of
+    from rft_cli.media_choice import codec_with_images
+    from rft_cli.reward_choice import check_reward
     from rft_models.model_facts import model_facts
 
     assert isinstance(machine, Machine)
     settings = resolved.settings
-    codec = codec_of(settings.model)
+    codec = codec_with_images(settings.model, settings.images)
     model_facts(settings.model.pretrain)
-    data = rl_data(settings, codec, machine.ranks.world_size)
+    with ExitStack() as opened:
+        enter_environment(settings.conversation, codec, opened)
+        data = rl_data(settings, codec, machine.ranks.world_size)
     plan_page.show_rl(resolved, data, machine)
-    make_reward(settings.reward).close()
+    check_reward(settings)
     _check_save_path(settings.checkpoint.save_path)
     prompt = data.prompts[0]
     print(f"prompt {prompt.prompt_id} as the model sees it ({len(prompt.token_ids)} tokens; label {prompt.label!r}):")
@@ -79,13 +83,13 @@ def _check_sft(resolved: Resolved[SftSettings], machine: object) -> None:
     from rft_cli import plan_page
     from rft_cli.compose_sft import sft_data
     from rft_cli.machine import Machine
-    from rft_cli.model_choice import codec_of
+    from rft_cli.media_choice import codec_with_images
     from rft_models.model_facts import model_facts
     from rft_trainer.packing import pack
 
     assert isinstance(machine, Machine)
     settings = resolved.settings
-    codec = codec_of(settings.model)
+    codec = codec_with_images(settings.model, settings.images)
     model_facts(settings.model.pretrain)
     data = sft_data(settings, codec, model_facts(settings.model.pretrain).max_positions)
     plan_page.show_sft(resolved, data, machine)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 from rft_algos.errors import OptionsError
 from rft_algos.intervals import mean_interval, wilson_interval
 from rft_cli.compose_data import response_limits
-from rft_cli.compose_parts import make_reward
 from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.engines import make_engine
+from rft_cli.environment_choice import enter_environment
 from rft_cli.machine import Machine, open_machine
-from rft_cli.model_choice import codec_of, weights_dtype
-from rft_cli.prompt_files import read_held_out
+from rft_cli.media_choice import codec_with_images, row_images
+from rft_cli.model_choice import weights_dtype
+from rft_cli.prompt_files import as_prompts, read_held_out
+from rft_cli.reward_choice import build_reward
 from rft_cli.run_values import as_words, read_values
 from rft_cli.settings import EvalSettings
 from rft_dist.checkpoints.resolve import resolve_checkpoint
@@ -41,7 +44,7 @@ def run(argv: list[str]) -> int:
 
 _OF_TRAINING = (
     *("pretrain", "temperature", "top_p", "top_k", "min_p"),
-    *("prompt_data", "max_samples", "n_samples_per_prompt"),
+    *("prompt_data", "max_samples", "n_samples_per_prompt", "shuffle_images"),
 )
 """Settings of a run that say how it trained, not how it is evaluated."""
 
@@ -63,6 +66,7 @@ def words_of_run(path: Path, overrides: list[str], command: str) -> list[str]:
         "prompt_data",
         "max_samples",
         "n_samples_per_prompt",
+        "shuffle_images",
     )
     for name in training_only:
         values.pop(name, None)
@@ -82,14 +86,24 @@ def evaluate(
             why="there is nothing to score the model on",
             do="--eval_data test.jsonl",
         )
-    codec = codec_of(settings.model)
+    with ExitStack() as opened:
+        return _evaluate(settings, machine, opened)
+
+
+def _evaluate(
+    settings: EvalSettings, machine: Machine, opened: ExitStack
+) -> tuple[EvaluationResult, list[Rollout], list[Prompt]]:
+    codec = codec_with_images(settings.model, settings.images)
+    environment = enter_environment(settings.conversation, codec, opened)
     prompts = _prompts(settings, codec)
+    prompts = environment.opened(prompts) if environment else prompts
     policy = load_policy(
         settings.model.pretrain, dtype=weights_dtype(settings.model.bf16), device=machine.device
     ).eval()
     response, longest = response_limits(settings, max(len(prompt.token_ids) for prompt in prompts))
+    longest = environment.room(settings.model.pretrain, longest, response) if environment else longest
     engine = make_engine(settings.engine, machine, policy, settings.model.pretrain, longest)
-    reward = make_reward(settings.reward)
+    reward = build_reward(settings, machine)
     try:
         evaluator = Evaluator(
             engine,
@@ -104,6 +118,7 @@ def evaluate(
             top_k=max(settings.sampling.top_k, 0),
             min_p=settings.sampling.min_p,
             seed=settings.output.seed,
+            conversations=environment.conversations(engine, longest) if environment else None,
         )
         result, rollouts = evaluator.with_rollouts()
     finally:
@@ -121,8 +136,9 @@ def _prompts(settings: EvalSettings, codec: HfTextCodec) -> list[Prompt]:
         label_key=settings.data.label_key,
         output_key=None,
         prompt_max_len=settings.sampling.prompt_max_len,
+        images=row_images(settings.images, settings.output.seed),
     )
-    return [Prompt(r.prompt_id, r.token_ids, r.text, r.label, r.source) for r in rendered]
+    return as_prompts(rendered)
 
 
 def _show(resolved: Resolved[EvalSettings], result: EvaluationResult) -> None:

@@ -7,13 +7,17 @@ from pathlib import Path
 from rft_algos.errors import OptionsError
 from rft_cli.commands import arguments
 
-USAGE = """usage: rft-train export RUN DIR [--dtype float32|bfloat16|float16]
+USAGE = """usage: rft-train export RUN DIR [--adapter] [--ema] [--dtype float32|bfloat16|float16]
 
 Write the model of a checkpoint to DIR, a Hugging Face directory with its tokenizer, then read DIR back
 and compare: every tensor to the bit, and the log-probabilities of a probe. RUN is a run (its newest
 checkpoint that verifies), a checkpoint (RUN/checkpoints/step_100, RUN/episode_5) or a file of one. DIR
-must be empty or not there. Without --dtype the weights keep the type that they have. --pretrain DIR
-trains on from it."""
+must be empty or not there. --ema writes the moving averages that a run with --enable_ema keeps in the place of
+the weights. Without --dtype the weights keep the type that they have. --pretrain DIR
+trains on from it.
+
+Of a run with --lora_rank the model has its adapters folded in; --adapter writes the adapters alone, as peft
+loads them. RUN may be such a directory too, also one that peft wrote: it is folded into the weights under it."""
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -31,15 +35,29 @@ def run(argv: list[str]) -> int:
         raise _refusal("export.dtype", f"--dtype {dtype}", f"weights are written as {', '.join(_DTYPES)}")
     target = Path(given.word(1)).expanduser()
     refuse_full(target)
+    source, averages = Path(given.word(0)).expanduser(), "ema" in given.switches
+    if "adapter" in given.switches or (source / "adapter_config.json").is_file():
+        _export_adapters(source, target, alone="adapter" in given.switches, converted=bool(dtype) or averages)
+        return 0
     from rft_cli.exporting import export
 
-    export(Path(given.word(0)).expanduser(), target, dtype)
+    export(source, target, dtype, averages=averages)
     return 0
+
+
+def _export_adapters(source: Path, target: Path, *, alone: bool, converted: bool) -> None:
+    """Out of a checkpoint, or into the weights under them."""
+    if converted:
+        why = "adapters are written in float32 as they were trained, and are folded into weights of the type they have"
+        raise _refusal("export.adapter_as_it_is", "--dtype or --ema with adapters", why)
+    from rft_cli.exporting_adapter import export_adapter, export_merged
+
+    (export_adapter if alone else export_merged)(source, target)
 
 
 def parse(argv: list[str]) -> arguments.Arguments:
     """A checkpoint, a directory, and the type of the weights."""
-    return arguments.parse("export", argv, most=2, options=("dtype",))
+    return arguments.parse("export", argv, most=2, switches=("ema", "adapter"), options=("dtype",))
 
 
 def refuse_full(target: Path) -> None:

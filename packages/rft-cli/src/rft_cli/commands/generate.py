@@ -11,8 +11,9 @@ from rft_cli.commands.eval import words_of_run
 from rft_cli.config.resolve import resolve
 from rft_cli.engines import make_engine
 from rft_cli.machine import open_machine
-from rft_cli.model_choice import codec_of, weights_dtype
-from rft_cli.prompt_files import renderer_for
+from rft_cli.media_choice import codec_with_images, given_images, row_images
+from rft_cli.model_choice import weights_dtype
+from rft_cli.prompt_files import as_prompts, renderer_for
 from rft_models.load import load_policy
 from rft_models.text import HfTextCodec
 from rft_trainer.data.prompts import PromptRow, prompts_from_rows
@@ -21,6 +22,9 @@ from rft_trainer.records import Prompt, Sampling
 from rft_trainer.report import rollout_row
 from rft_trainer.rollouts import sample_responses
 from rft_trainer.settings import GenerateDataSettings
+from rft_trainer.settings_media import GenerateImageSettings
+
+_NO_IMAGES = GenerateImageSettings()
 
 
 def run(argv: list[str]) -> int:
@@ -28,8 +32,8 @@ def run(argv: list[str]) -> int:
     words = words_of_run(Path(argv[0]), argv[1:], "generate") if argv and not argv[0].startswith("-") else argv
     settings = resolve("generate", words).settings
     with open_machine(settings.model.device) as machine:
-        codec = codec_of(settings.model)
-        prompts = prompts_of(settings.data, codec, settings.sampling.prompt_max_len)
+        codec = codec_with_images(settings.model, settings.images)
+        prompts = prompts_of(settings.data, codec, settings.sampling.prompt_max_len, settings.images)
         policy = load_policy(
             settings.model.pretrain, dtype=weights_dtype(settings.model.bf16), device=machine.device
         ).eval()
@@ -60,7 +64,12 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def prompts_of(data: GenerateDataSettings, codec: HfTextCodec, prompt_max_len: int) -> list[Prompt]:
+def prompts_of(
+    data: GenerateDataSettings,
+    codec: HfTextCodec,
+    prompt_max_len: int,
+    images: GenerateImageSettings = _NO_IMAGES,
+) -> list[Prompt]:
     """The one prompt that is given as text, or those of a file.
 
     Raises:
@@ -75,10 +84,11 @@ def prompts_of(data: GenerateDataSettings, codec: HfTextCodec, prompt_max_len: i
             do="--prompt 'your text'",
         )
     if data.prompt:
-        rows = [PromptRow("prompt:0", data.prompt, None, None, None, "prompt", 0)]
+        rows = [PromptRow("prompt:0", data.prompt, None, None, None, "prompt", 0, given_images(images, data.prompt))]
     else:
         found = read_rows(data.prompt_data, split=data.prompt_split or None)
-        rows = prompts_from_rows(found, source=Path(data.prompt_data).stem, input_key=data.input_key)
+        column = row_images(images, 0).column
+        rows = prompts_from_rows(found, source=Path(data.prompt_data).stem, input_key=data.input_key, images=column)
     rows = rows[: data.max_samples] if data.max_samples else rows
     rendered = [renderer_for(data, codec).render(row) for row in rows]
     too_long = [r for r in rendered if len(r.token_ids) > prompt_max_len]
@@ -90,7 +100,7 @@ def prompts_of(data: GenerateDataSettings, codec: HfTextCodec, prompt_max_len: i
             why="a prompt is used whole or not at all",
             do=f"--prompt_max_len {max(len(r.token_ids) for r in too_long)}",
         )
-    return [Prompt(r.prompt_id, r.token_ids, r.text, r.label, r.source) for r in rendered]
+    return as_prompts(rendered)
 
 
 def _write(rows: list[dict[str, object]], output: str) -> None:

@@ -9,11 +9,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from rft_algos.errors import OptionsError
+from rft_cli.adapter_plan import adapter_weights
 from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.launching import share_of
 from rft_cli.model_sizes import max_positions, model_sizes
 from rft_dist.resolver import Number, RankGrid, Share, Wanted, resolve_grid
-from rft_dist.resolver_memory import GIB, SHARDINGS, Sharding, Term, Training, estimate, peaks
+from rft_dist.resolver_memory import GIB, SHARDINGS, Sharding, Term, Training, estimate, host_peak, peaks
+from rft_models.tensor_sizes import refuse_uneven_model
 
 USAGE = """usage: rft-train plan [rl|sft] [--world_size N] [--nodes N] [--gpus_per_node N] [OPTIONS]
 
@@ -104,6 +106,7 @@ def plan_of(asked: Asked, resolved: Resolved[Any]) -> Plan:
     grid = resolve_grid(wanted_of(asked, values, resolved.origins, os.environ))
     notes = list(resolved.notes)
     sizes, told = model_sizes(values["pretrain"])
+    refuse_uneven_model(values["pretrain"], grid.tp_size)
     training, more = training_of(asked, resolved, grid)
     shares = [share.line(grid.dp_size), *_rollout_lines(asked, resolved, grid)]
     terms = estimate(sizes, training)
@@ -147,9 +150,8 @@ def training_of(asked: Asked, resolved: Resolved[Any], grid: RankGrid) -> tuple[
     sharding = asked.sharding or _sharding(values)
     if asked.sharding not in (None, "replicated"):
         notes.append(f"{asked.sharding}: what its ranks share out is divided among them; nothing was measured")
-    for name in ("fsdp_cpu_offload", "adam_offload"):
-        if values.get(name):
-            notes.append(f"{name}: what it moves to the host's memory is counted here as if it stayed")
+    if values.get("images_key"):
+        notes.append("images_key: features of images are tokens of the prompt; what the vision tower holds is left out")
     needs_reference, needs_critic, rows = False, False, 0
     if asked.command == "rl":
         from rft_cli.algorithm_choice import algorithm_record
@@ -161,19 +163,26 @@ def training_of(asked: Asked, resolved: Resolved[Any], grid: RankGrid) -> tuple[
         if values["engine_type"] == "vllm":
             rows = 0
             notes.append("vllm holds its own copy of the weights and its cache within --engine_mem_util of the GPU")
+    adapters, more = adapter_weights(values, model_sizes(values["pretrain"])[0])
+    notes += more
+    if adapters and needs_reference:
+        notes.append("the reference is the policy with its adapters disabled, and takes no memory")
     return Training(
         dp_size=grid.dp_size,
         sp_size=grid.sp_size,
         tp_size=grid.tp_size,
         sharding=sharding,
         shard_size=values.get("shard_size"),
-        weight_bytes=2 if values["bf16"] else 4,
-        master_copy=bool(values.get("use_mp_opt")),
+        **_precision(values, sharding),
+        average=bool(values.get("enable_ema")),
+        host_moments=bool(values.get("adam_offload") or values.get("fsdp_cpu_offload")),
+        host_weights=bool(values.get("fsdp_cpu_offload")),
         micro_tokens=max(min(tokens, cap) if cap else tokens, longest),
         head_rows=values["chunk_size"] if values["fused_linear_logprob"] else None,
         recomputes=values["gradient_checkpointing"] and values["gradient_checkpointing_mode"] == "full",
         recompute_every=values["gradient_checkpointing_every"],
-        reference=needs_reference,
+        adapter_weights=adapters,
+        reference=needs_reference and not adapters,
         critic=needs_critic,
         cache_rows=rows,
         cache_tokens=longest,
@@ -202,6 +211,14 @@ def _sharding(values: Mapping[str, Any]) -> Sharding:
     return cast("Sharding", f"zero{stage}") if stage in (1, 2, 3) else "replicated"
 
 
+def _precision(values: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:
+    """Bytes of a weight, and where float32 is stepped on: blocks of FSDP are float32, other weights have copies."""
+    rounds = bool(values.get("use_mp_opt") or values.get("fp16"))
+    if rounds and sharding == "fsdp":
+        return {"weight_bytes": 4, "narrow_compute": True}
+    return {"weight_bytes": 2 if rounds or values["bf16"] else 4, "master_copy": rounds}
+
+
 def _rollout_lines(asked: Asked, resolved: Resolved[Any], grid: RankGrid) -> list[str]:
     """How a rollout is shared out, by prompts; refuses batches that the start refuses."""
     if asked.command != "rl":
@@ -216,11 +233,12 @@ def _rollout_lines(asked: Asked, resolved: Resolved[Any], grid: RankGrid) -> lis
     numbers = {name: int(values[name]) for name in names}
     plan_batches(values["rollout_batch_size"], **numbers, world_size=grid.dp_size, group_estimator=groups)
     prompts = Share("rollout_batch_size", values["rollout_batch_size"], values["rollout_batch_size"])
-    share, _ = prompts.of(grid.dp_size)
+    share, _ = prompts.of(grid.world_size)  # every rank generates, also those that train on the same samples
     samples = share * values["n_samples_per_prompt"]
-    forwards = -(-samples // values["micro_rollout_batch_size"])
+    scored = -(-values["rollout_batch_size"] * values["n_samples_per_prompt"] // grid.dp_size)
+    forwards = -(-scored // values["micro_rollout_batch_size"])
     return [
-        f"rollout_batch_size {values['rollout_batch_size']:,} prompts / {grid.dp_size:,} = {share:,} a rank x "
+        f"rollout_batch_size {values['rollout_batch_size']:,} prompts / {grid.world_size:,} = {share:,} a rank x "
         f"{values['n_samples_per_prompt']:,} samples = {samples:,}, scored in {forwards:,} forwards of "
         f"{values['micro_rollout_batch_size']:,}"
     ]
@@ -236,6 +254,8 @@ def lines(plan: Plan) -> list[str]:
     rows += [f"{'':<12} {term.line()}" for term in plan.terms]
     rows.append(f"{'':<12} {'while training':<22} {training / GIB:9.3f} GiB")
     rows.append(f"{'':<12} {'while generating':<22} {rollout / GIB:9.3f} GiB")
+    if host := host_peak(plan.terms):
+        rows.append(f"{'':<12} {'in host memory':<22} {host / GIB:9.3f} GiB (on a CPU it is the same memory)")
     if plan.gpu_memory is not None:
         left = plan.gpu_memory - max(training, rollout) / GIB
         word = "are left" if left >= 0 else "are missing"
@@ -261,6 +281,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "memory": [asdict(term) for term in plan.terms],
         "training_bytes": training,
         "rollout_bytes": rollout,
+        "host_bytes": host_peak(plan.terms),
         "notes": plan.notes,
     }
 

@@ -1,9 +1,9 @@
 """`rft-train quickstart`: reinforcement fine-tuning that can be watched, on a CPU and without a download.
 
-A tokenizer and a small decoder are built on the spot, warmed up by supervised training on additions,
-and then trained by GRPO with a reward that checks the answer. Everything is an ordinary run: the data
-are files in the run directory, both stages use the recipes `quickstart-sft` and `quickstart`, and
-`eval`, `resume` and `runs` work on it.
+A tokenizer and a small decoder are built on the spot, warmed up by supervised training on additions (or on questions
+about drawn images, with a model that sees), and then trained by GRPO with a reward that checks the answer. Everything
+is an ordinary run: the data are files in the run directory, both stages use recipes, and `eval`, `resume` and `runs`
+work on it.
 """
 
 from __future__ import annotations
@@ -12,32 +12,33 @@ import json
 import os
 import shlex
 import shutil
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rft_algos.errors import OptionsError
+from rft_cli.commands.quickstart_tasks import TASKS, Task
 from rft_cli.config.nearest import nearest
 from rft_cli.run_files import read_run
 from rft_trainer.run_directory import RunDirectory
 from rft_trainer.run_names import run_name
 
-USAGE = """usage: rft-train quickstart [--seed N] [--save_path DIR] [--control NAME]
+USAGE = """usage: rft-train quickstart [--task NAME] [--seed N] [--save_path DIR] [--control NAME]
 
 Build a small model, warm it up on additions such as 47+25=072, then improve it by reinforcement
 learning (GRPO) with a reward that checks the answer. Two CPU cores, a few minutes, no download.
 
+  --task NAME        additions (default); images: a model that sees answers questions about drawn images;
+                     calculator: one that learns to call a tool; guess-number: one that learns to heed hints
   --seed N           start of every random draw (default 0)
   --save_path DIR    directory of the run (default runs/quickstart-<date>-<word>)
   --control NAME     an experiment to compare with, from the same warm start:
                      shuffled_rewards (the rewards change places within each group, so they say nothing)
+                     shuffled_images (with --task images: each prompt gets another prompt's image)
                      sft (supervised training goes on instead, for --seconds)
   --seconds S        how long --control sft trains (default 120)
   --steps N          steps of reinforcement learning, to stop early (default: the recipe's)"""
 
-CONTROLS = ("none", "shuffled_rewards", "sft")
-SFT_RECIPE, RL_RECIPE = "quickstart-sft", "quickstart"
-ALPHABET = "0123456789+="
-NUM_HELD_OUT = 500
+CONTROLS = ("none", "shuffled_rewards", "shuffled_images", "sft")
 WARMUP_STEPS = 36
 WARM_START, CHOICES = "warm_start", "choices.json"
 """Names in the run's directory; the second is written when everything before the warm-up is there."""
@@ -52,6 +53,12 @@ class Choices:
     control: str = "none"
     seconds: float = 120.0
     steps: int = 0
+    task: str = "additions"
+
+    @property
+    def learned(self) -> Task:
+        """What is trained on."""
+        return TASKS[self.task]
 
 
 def run(argv: list[str]) -> int:
@@ -108,7 +115,12 @@ def parse(argv: list[str]) -> Choices:
         control=values.get("control", "none"),
         seconds=float(_number(values, "seconds", 120)),
         steps=_number(values, "steps", 0),
+        task=values.get("task", "additions"),
     )
+    if choices.task not in TASKS:
+        raise _refused(f"--task {choices.task} is not one of {', '.join(TASKS)}", "--task images")
+    if choices.control == "shuffled_images" and choices.task != "images":
+        raise _refused(f"--control shuffled_images with --task {choices.task}, which has none", "--task images")
     if choices.control not in CONTROLS:
         raise _refused(f"--control {choices.control} is not one of {', '.join(CONTROLS)}", "--control shuffled_rewards")
     return choices
@@ -129,27 +141,10 @@ def _refused(what: str, do: str) -> OptionsError:
 
 def prepare(path: Path, choices: Choices) -> None:
     """Write the data files and the untrained model; the same seed writes the same bytes."""
-    from rft_models.build import build_character_model
-    from rft_trainer.data.arithmetic import split
-
-    problems = split(choices.seed, NUM_HELD_OUT)
-    data = path / "data"
-    data.mkdir(parents=True, exist_ok=True)
-    for name, chosen in (("train", problems.train), ("heldout", problems.held_out)):
-        rows = ({"input": problem.prompt, "label": problem.answer, "output": problem.answer} for problem in chosen)
-        (data / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    build_character_model(
-        path / "untrained", alphabet=ALPHABET, hidden=128, layers=2, heads=4, ffn=384, seed=choices.seed
-    )
-    (path / CHOICES).write_text(
-        json.dumps(
-            {"seed": choices.seed, "control": choices.control, "seconds": choices.seconds, "steps": choices.steps}
-        )
-    )
-    print(
-        f"{len(problems.train):,} additions to train on, {len(problems.held_out)} held out (their swapped twins are in "
-        f"neither); a decoder and a tokenizer of {len(ALPHABET)} characters were built in {path}\n"
-    )
+    made = choices.learned.prepare(path, choices.seed)
+    stored = {name: value for name, value in asdict(choices).items() if name != "save_path"}
+    (path / CHOICES).write_text(json.dumps(stored))
+    print(made)
 
 
 def _warm_up(path: Path, choices: Choices, command: list[str], *, fresh: bool) -> None:
@@ -158,15 +153,17 @@ def _warm_up(path: Path, choices: Choices, command: list[str], *, fresh: bool) -
     from rft_cli.config.resolve import resolve
 
     directory = path / WARM_START
-    words = [*_data_words(path, SFT_RECIPE), "--pretrain", str(path / "untrained"), "--seed", str(choices.seed)]
+    task = choices.learned
+    words = [*_data_words(path, task.sft_recipe, task.demonstrations), "--pretrain", str(path / "untrained")]
+    words += ["--seed", str(choices.seed)]
     words += ["--save_path", str(directory)]
-    print("1. warm-up: supervised training on additions\n")
+    print(f"1. warm-up: supervised training on {task.about}\n")
     resolved = resolve("sft", words)
     sft.train(resolved, command, in_place=None if fresh else directory, show_end=False)
 
 
-def _data_words(path: Path, recipe: str) -> list[str]:
-    return ["--config", recipe, "--prompt_data", str(path / "data" / "train.jsonl")]
+def _data_words(path: Path, recipe: str, name: str = "train") -> list[str]:
+    return ["--config", recipe, "--prompt_data", str(path / "data" / f"{name}.jsonl")]
 
 
 def _more_supervised(path: Path, choices: Choices, command: list[str]) -> None:
@@ -180,14 +177,15 @@ def _more_supervised(path: Path, choices: Choices, command: list[str]) -> None:
     steps = max(1, round(choices.seconds / seconds_a_step))
     print(f"\n2. control: {steps:,} more steps of supervised training, about {choices.seconds:g} s\n")
     directory = path / "control_sft"
-    words = [*_data_words(path, SFT_RECIPE), "--pretrain", str(sft.final_model(path / WARM_START))]
+    words = _data_words(path, choices.learned.sft_recipe, choices.learned.demonstrations)
+    words += ["--pretrain", str(sft.final_model(path / WARM_START))]
     words += ["--seed", str(choices.seed), "--save_path", str(directory)]
     words += ["--max_epochs", str(steps), "--max_steps", str(steps), "--target_loss", "0", "--eval_steps", "500"]
     sft.train(resolve("sft", words), command, show_end=False)
     for name in ("warm_start", "control_sft"):
         print(f"\nheld-out accuracy of {name}:")
         words = ["--pretrain", str(sft.final_model(path / name)), "--eval_data", str(path / "data" / "heldout.jsonl")]
-        eval_command.run([*words, "--generate_max_len", "8"])
+        eval_command.run([*words, *choices.learned.eval_words])
 
 
 def _second_stage(path: Path, choices: Choices, command: list[str]) -> None:
@@ -198,12 +196,14 @@ def _second_stage(path: Path, choices: Choices, command: list[str]) -> None:
     from rft_cli.commands.sft import final_model
     from rft_cli.config.resolve import resolve
 
-    print("\n2. reinforcement learning: 64 prompts x 8 answers a step, reward 1 for the right sum\n")
-    words = [*_data_words(path, RL_RECIPE), "--pretrain", str(final_model(path / WARM_START))]
+    print(f"\n2. reinforcement learning: {choices.learned.second}\n")
+    words = [*_data_words(path, choices.learned.rl_recipe), "--pretrain", str(final_model(path / WARM_START))]
     words += ["--eval_data", str(path / "data" / "heldout.jsonl")]
     words += ["--seed", str(choices.seed), "--save_path", str(path)]
     if choices.control == "shuffled_rewards":
         words += ["--shuffle_rewards"]
+    if choices.control == "shuffled_images":
+        words += ["--shuffle_images"]
     if (
         choices.steps
     ):  # Adam's first steps are the roughest: a short run needs as many of them at a low rate as a long one
@@ -219,7 +219,7 @@ def resume(path: Path, overrides: list[str]) -> int:
 
     _one_thread()
     stored = json.loads((path / CHOICES).read_text())
-    choices = Choices(stored["seed"], str(path), stored["control"], stored["seconds"], stored["steps"])
+    choices = Choices(**stored, save_path=str(path))
     command = shlex.split(read_run(path).command) or ["rft-train", "quickstart"]
     if (path / "config.yaml").exists():
         words = ["--config", str(path / "config.yaml"), "--save_path", str(path), *overrides]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rft_cli import end_page, plan_page, run_start
+from rft_cli.async_choice import close_engines
 from rft_cli.compose import build_rl
 from rft_cli.compose_data import RlData, rl_data
-from rft_cli.compose_parts import make_reward
 from rft_cli.config.resolve import Resolved, resolve
+from rft_cli.environment_choice import enter_environment, opened_data
 from rft_cli.launching import Preflight
 from rft_cli.machine import Machine, open_machine
-from rft_cli.model_choice import codec_of
+from rft_cli.media_choice import codec_with_images
+from rft_cli.reward_choice import build_reward
 from rft_cli.settings import RlSettings
 from rft_models.text import HfTextCodec
 from rft_trainer.credit import ComputeAdvantages
@@ -74,9 +76,13 @@ def prepared(
     """
     settings = resolved.settings
     limits, debug = settings.watch, settings.run.debug
-    with open_machine(settings.model.device, Preflight(resolved, in_place), limits, debug=debug) as machine:
-        codec = codec_of(settings.model)
-        data = rl_data(settings, codec, machine.ranks.world_size)
+    with (
+        open_machine(settings.model.device, Preflight(resolved, in_place), limits, debug=debug) as machine,
+        ExitStack() as opened,
+    ):
+        codec = codec_with_images(settings.model, settings.images)
+        environment = enter_environment(settings.conversation, codec, opened)
+        data = opened_data(rl_data(settings, codec, machine.ranks.world_size), environment)
         path = in_place or run_start.choose_path(
             settings.checkpoint, settings.run, resolved.recipe_name or "rl", machine
         )
@@ -84,7 +90,7 @@ def prepared(
             plan_page.show_rl(resolved, data, machine)
         started = run_start.start(resolved, command, path, machine, in_place=in_place is not None, script=script)
         sinks = run_start.make_sinks(started.directory, settings.run, data.num_steps) if machine.is_first else []
-        judge = reward or make_reward(settings.reward)
+        judge = build_reward(settings, machine, function=reward)
         try:
             training = build_rl(
                 settings,
@@ -98,7 +104,9 @@ def prepared(
                 resume_command=started.resume_command,
                 restored=started.restored,
                 compute_advantages=compute_advantages,
+                environment=environment,
             )
+            opened.callback(close_engines, training)
             yield Prepared(machine, codec, data, started, sinks, training)
         finally:
             judge.close()

@@ -10,7 +10,7 @@ from rft_cli.compose_sft import SftData, build_sft, sft_data
 from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.launching import Preflight
 from rft_cli.machine import Machine, open_machine
-from rft_cli.model_choice import codec_of
+from rft_cli.media_choice import codec_with_images
 from rft_cli.settings import SftSettings
 from rft_models.model_facts import model_facts
 from rft_models.text import HfTextCodec
@@ -33,7 +33,7 @@ def train(
         StopSignals() as signals,
         open_machine(settings.model.device, Preflight(resolved, in_place), limits, debug=debug) as machine,
     ):
-        codec = codec_of(settings.model)
+        codec = codec_with_images(settings.model, settings.images)
         data = sft_data(settings, codec, model_facts(settings.model.pretrain).max_positions)
         path = in_place or run_start.choose_path(
             settings.checkpoint, settings.run, resolved.recipe_name or "sft", machine

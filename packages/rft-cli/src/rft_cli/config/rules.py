@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rft_algos.algorithms import PolicyAlgorithm
 from rft_algos.errors import OptionsError, Problem
+from rft_cli.config.adapter_rules import NEEDS_RANK, adapter_problems
+from rft_cli.config.environment_rules import environment_problems, idle_environment_settings
+from rft_cli.config.image_rules import idle_image_settings
 from rft_cli.config.nearest import nearest
 from rft_cli.config.origins import Origin
+from rft_cli.config.reward_rules import idle_reward_settings, reward_problems
 from rft_cli.config.schema import build
 from rft_cli.config.strategy_rules import strategy_problems
 from rft_cli.config.values import as_text
@@ -24,16 +29,25 @@ _VLLM = "--engine_type vllm"
 
 def contradictions(command: str, values: Values, origins: Origins) -> list[Problem]:
     """Combinations that cannot be run, each with its arithmetic and one way out."""
-    checks = [_engine, _lengths, _frozen]
+    checks = [_engine, _lengths, _frozen, _environment]
     if command == "sft":
         checks += [_nothing_to_wait_for]
     if command in ("rl", "sft"):
-        checks += [_weights_of_a_checkpoint, _strategy]
+        checks += [_weights_of_a_checkpoint, _strategy, partial(_adapters, command)]
+    if command in ("rl", "eval"):
+        checks += [_rewards]
     if command == "conformance":
         checks += [_compared_engines]
     if command == "rl":
         checks += [_sampling_for_training, _divergence, _algorithm]
     return [problem for check in checks for problem in check(values, origins)]
+
+
+def _environment(values: Values, origins: Origins) -> Iterator[Problem]:
+    def complain(code: str, names: list[str], why: str, do: str) -> Problem:
+        return _problem(code, origins, values, names, why, do)
+
+    yield from environment_problems(values, origins, complain)
 
 
 def _strategy(values: Values, origins: Origins) -> Iterator[Problem]:
@@ -43,10 +57,26 @@ def _strategy(values: Values, origins: Origins) -> Iterator[Problem]:
     yield from strategy_problems(values, complain)
 
 
+def _rewards(values: Values, origins: Origins) -> Iterator[Problem]:
+    def complain(code: str, names: list[str], why: str, do: str) -> Problem:
+        return _problem(code, origins, values, names, why, do)
+
+    yield from reward_problems(values, complain)
+
+
+def _adapters(command: str, values: Values, origins: Origins) -> Iterator[Problem]:
+    def complain(code: str, names: list[str], why: str, do: str) -> Problem:
+        return _problem(code, origins, values, names, why, do)
+
+    yield from adapter_problems(command, values, complain)
+
+
 def _engine(values: Values, origins: Origins) -> Iterator[Problem]:
     engine = values.get("engine_type", "vllm")
     if engine == "sglang":
         yield from _sglang(values, origins)
+    if engine == "hf":
+        yield from _hf(values, origins)
     if engine in ("vllm", "sglang"):
         return
     if values.get("engine_tp_size", 1) > 1:
@@ -76,6 +106,13 @@ def _engine(values: Values, origins: Origins) -> Iterator[Problem]:
             "this engine computes with the weights as they are; vllm rounds its copy of them",
             "--engine_type vllm",
         )
+
+
+def _hf(values: Values, origins: Origins) -> Iterator[Problem]:
+    if values.get("engine_enforce_eager"):
+        why = "transformers' generate starts its kernels one by one in any case"
+        flags = ["engine_enforce_eager", "engine_type"]
+        yield _problem("engine.hf_no_graphs", origins, values, flags, why, "--engine_type native")
 
 
 def _sglang(values: Values, origins: Origins) -> Iterator[Problem]:
@@ -204,6 +241,7 @@ def _problem(code: str, origins: Origins, values: Values, names: list[str], why:
 
 
 _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **{name: ("lora_rank", bool) for name in NEEDS_RANK},
     "chunk_size": ("fused_linear_logprob", bool),
     "gradient_checkpointing_mode": ("gradient_checkpointing", bool),
     "gradient_checkpointing_every": ("gradient_checkpointing", bool),
@@ -226,6 +264,9 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "fsdp_cpu_offload": ("fsdp", bool),
     "zpg": ("zero_stage", lambda stage: stage == 3),
     "overlap_comm": ("zero_stage", bool),
+    "ema_decay": ("enable_ema", bool),
+    "async_deterministic": ("max_staleness", bool),
+    "max_logprob_gap": ("max_staleness", lambda versions: versions == 0),
     "min_lr_ratio": ("lr_schedule", lambda schedule: schedule != "constant"),
 }
 """Settings that act only when another one is on."""
@@ -239,6 +280,8 @@ def notes(values: Values, origins: Origins, defaults: Values) -> list[str]:
     told: list[str] = []
     if "advantage_estimator" in values:
         told += _idle_parts(values, origins, defaults)
+    told += idle_image_settings(values, origins, defaults)
+    told += idle_environment_settings(values, origins, defaults)
     ways = ("load_checkpoint", "ckpt_weights_only", "ckpt_partial")
     if values.get("ckpt_path") and not any(values[name] for name in ways):
         told.append(f"ckpt_path = {values['ckpt_path']} ({origins['ckpt_path']}) has no effect: {ways[0]} is false")
@@ -247,6 +290,9 @@ def notes(values: Values, origins: Origins, defaults: Values) -> list[str]:
         if asked and not holds(values[condition]):
             state = f"{condition} is {as_text(values[condition]) or 'empty'} ({origins[condition]})"
             told.append(f"{name} = {as_text(values[name])} ({origins[name]}) has no effect: {state}")
+    for name, why in idle_reward_settings(values):
+        if origins[name].kind != "default" and values[name] != defaults[name]:
+            told.append(f"{name} = {as_text(values[name])} ({origins[name]}) has no effect: {why}")
     return told
 
 

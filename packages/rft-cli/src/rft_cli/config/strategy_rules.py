@@ -20,16 +20,90 @@ def strategy_problems(values: Mapping[str, Any], complain: Complain) -> Iterator
     if values["overlap_comm"] and stage == 1:
         why = "DeepSpeed sums gradients after the backward pass at stage 1"
         yield complain("strategy.overlap_stage", ["overlap_comm", "zero_stage"], why, "--zero_stage 2")
-    if fsdp or stage:
+    yield from _precision(values, complain)
+    yield from _without_memory(values, complain)
+    if values["enable_ema"]:
+        yield from _averages(values, complain)
+    if fsdp or stage or values["tp_size"] > 1:
         yield from _with_blocks(values, complain)
+    yield from _together(values, complain)
     if values["sp_size"] > 1 and values["aux_loss_coef"]:
         why = "the routers' loss counts the experts of whole rows, which no rank has"
         yield complain("strategy.sp_router", ["sp_size", "aux_loss_coef"], why, "--sp_size 1")
 
 
+def _together(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
+    """Ranks that compute one forward together do it in one way."""
+    size = values["tp_size"]
+    if size > 1:
+        if values["fsdp"] or values["zero_stage"]:
+            other = "fsdp" if values["fsdp"] else "zero_stage"
+            why = "each of them spreads the same weights; between groups of tp_size the gradients alone are summed"
+            do = f"--{other} {'' if values['fsdp'] else values['zero_stage']} --tp_size 1".replace("  ", " ")
+            yield complain("strategy.tp_blocks", ["tp_size", other], why, f"{do}, or --tp_size {size} alone")
+        if values["sp_size"] > 1:
+            why = "a group shares out the heads, or the tokens of a sequence"
+            do = f"--sp_size {values['sp_size']} --fsdp --tp_size 1, or --tp_size {size} --sp_size 1"
+            yield complain("strategy.tp_sp", ["tp_size", "sp_size"], why, do)
+        if values["aux_loss_coef"]:
+            why = "mixtures of experts are not cut over ranks"
+            yield complain("strategy.tp_router", ["tp_size", "aux_loss_coef"], why, "--fsdp --tp_size 1")
+        if values.get("lora_rank"):
+            why = "adapters are whole beside matrices that are whole; a frozen model in blocks costs as little memory"
+            yield complain("strategy.tp_adapters", ["tp_size", "lora_rank"], why, "--fsdp --tp_size 1")
+    if values["sp_mode"] != "auto" and values["sp_size"] == 1:
+        why = "there is one rank a sequence, and nothing to share out"
+        yield complain("strategy.sp_mode", ["sp_mode", "sp_size"], why, "--sp_size 2, or leave sp_mode out")
+    if values["sp_mode"] == "ring" and values["sp_size"] > 1 and values["flash_attn"]:
+        why = "in a ring the scores are computed tile by tile, and not by the package"
+        yield complain("strategy.ring_kernel", ["sp_mode", "flash_attn"], why, "--sp_mode ulysses, or no --flash_attn")
+
+
+def _averages(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
+    """What is averaged are the model's own matrices."""
+    if values["train_only_tokens_from"] >= 0:
+        why = "the average is of whole matrices, and rows of one are trained"
+        yield complain("strategy.ema_rows", ["enable_ema", "train_only_tokens_from"], why, "leave enable_ema out")
+    if values.get("lora_rank"):
+        why = "the average is of the model's weights, and adapters are trained in their place"
+        yield complain("strategy.ema_adapters", ["enable_ema", "lora_rank"], why, "leave enable_ema out")
+
+
+def _precision(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
+    """One type is computed in."""
+    if not values["fp16"]:
+        return
+    for other in ("bf16", "use_mp_opt"):
+        if values[other]:
+            why = "weights are computed with in float16 or in bfloat16"
+            yield complain("strategy.two_types", ["fp16", other], why, f"--{other} alone: it needs no loss scale")
+    if values["zero_stage"]:
+        why = "DeepSpeed scales losses in its own way, and not on every device; FSDP2 spreads as much with ours"
+        yield complain("strategy.fp16_zero", ["fp16", "zero_stage"], why, "--fsdp --fp16 (and leave zero_stage out)")
+
+
+def _without_memory(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
+    """Who reads blocks alone needs blocks, and files that hold exactly these weights."""
+    if not values["meta_init"]:
+        return
+    if not values["fsdp"]:
+        why = "a rank reads its blocks alone where it keeps blocks; DeepSpeed and replicas take whole weights"
+        names = ["meta_init", "zero_stage"] if values["zero_stage"] else ["meta_init", "fsdp"]
+        yield complain("strategy.meta_whole", names, why, "--fsdp --meta_init")
+    for name in ("lora_rank", "load_in_4bit"):
+        if values.get(name):
+            why = "blocks are read straight from the files, which hold neither adapters nor rounded weights"
+            yield complain("strategy.meta_adapters", ["meta_init", name], why, "leave meta_init out")
+    for name in ("ckpt_weights_only", "ckpt_partial"):
+        if values[name]:
+            why = "weights are taken over from whole tensors of two directories"
+            do = f"--pretrain {values['ckpt_path'] or 'RUN'}/checkpoints/step_N/model (and leave {name} out)"
+            yield complain("strategy.meta_weights", ["meta_init", name], why, do)
+
+
 def _with_blocks(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
     """What needs whole weights on every rank."""
-    how = "fsdp" if values["fsdp"] else "zero_stage"
+    how = "fsdp" if values["fsdp"] else "zero_stage" if values["zero_stage"] else "tp_size"
     if values["train_only_tokens_from"] >= 0:
         why = "the trained rows are a part of a matrix that no rank holds whole"
         yield complain("strategy.rows", ["train_only_tokens_from", how], why, f"leave {how} out")

@@ -24,22 +24,24 @@ def start_of(tensor: Tensor) -> tuple[int, ...]:
 
 
 def num_copies(tensor: Tensor, world_size: int) -> int:
-    """How many ranks hold the same block as this one."""
+    """How many ranks hold the same block as this one; a mesh may have a part of them, and others the rest."""
     if not isinstance(tensor, DTensor):
         return world_size
-    copies = 1
+    num_blocks = 1
     for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
-        copies *= size if isinstance(placement, Replicate) else 1
-    return copies
+        num_blocks *= 1 if isinstance(placement, Replicate) else size
+    return world_size // num_blocks
 
 
 def is_first_copy(tensor: Tensor, rank: int) -> bool:
     """Whether this rank is the lowest of those that hold this block: the one to write it."""
     if not isinstance(tensor, DTensor):
         return rank == 0
-    coordinate = tensor.device_mesh.get_coordinate()
+    mesh = tensor.device_mesh
+    coordinate = mesh.get_coordinate()
     assert coordinate is not None, "this rank is not on the mesh of the tensor"
-    return all(
+    of_first_mesh = bool((mesh.mesh == 0).any())  # of several meshes with a part of the ranks each, that of rank 0
+    return of_first_mesh and all(
         place == 0 for place, kind in zip(coordinate, tensor.placements, strict=True) if isinstance(kind, Replicate)
     )
 

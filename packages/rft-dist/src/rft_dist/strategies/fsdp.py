@@ -29,13 +29,16 @@ from torch.distributed.fsdp import (
 )
 
 from rft_algos.errors import OptionsError
-from rft_dist.adamw import LocalAdamW, StepOutcome, nothing_to_train, squared_norm
+from rft_dist.adamw import LocalAdamW, StepOutcome, clip, is_optional, squared_norm, trained_parameters
 from rft_dist.alone import join_alone
-from rft_dist.checkpoints.shards import Shard, Wanted, whole
+from rft_dist.checkpoints.shards import Shard, Wanted, whole, wholes
 from rft_dist.collectives import Collectives
+from rft_dist.loss_scale import KEY, LossScaler, Unscaled
 from rft_dist.strategies.blocks import is_first_copy, local, num_copies, start_of, whole_tensors
 
 _METHOD = "rft_compute"
+ReadBlock = Callable[[str, tuple[int, ...], tuple[int, ...]], Tensor]
+"""Name, index of the first element, shape -> that block of a whole tensor."""
 
 
 class FullyShardedModel:
@@ -74,6 +77,7 @@ class FullyShardedModel:
             OptionsError: `shard_size` does not divide the number of ranks.
         """
         self.model = model
+        self._cpu_offload = cpu_offload
         options: dict[str, Any] = {
             "mesh": _mesh(device, collectives.world_size, shard_size),
             "reshard_after_forward": reshard_after_forward,
@@ -97,6 +101,23 @@ class FullyShardedModel:
         tuple; what goes backward is among them.
         """
         return getattr(self.model, _METHOD)(function, *arguments, **options)
+
+    @torch.no_grad()
+    def fill(self, read: ReadBlock, device: torch.device) -> None:
+        """Give blocks of a model that was made without memory ("meta") theirs, and their values; nothing is exchanged.
+
+        Args:
+            read: gives a block of a whole tensor, of any floating-point type.
+            device: where the model computes; blocks that are kept in host memory get it there.
+        """
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        self.model.to_empty(device="cpu" if self._cpu_offload else device)
+        for name, buffer in self.model.named_buffers():
+            buffer.data = buffers[name]  # they may be elsewhere than the blocks
+        for name, parameter in self.model.named_parameters():
+            block = local(parameter.detach())
+            if block.numel():
+                block.copy_(read(name, start_of(parameter), tuple(block.shape)))
 
     def whole_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(name, whole parameter) one by one, on every rank; see `blocks.whole_tensors`."""
@@ -151,14 +172,14 @@ class ShardedOptimizer:
         max_norm: float,
         master: bool = False,
         offload: bool = False,
+        ema_decay: float | None = None,
+        scaler: LossScaler | None = None,
     ) -> None:
-        """`master` and `offload` as in `LocalAdamW`."""
-        everything = dict(named_parameters)
-        self._parameters = {name: everything[name] for name in sorted(everything) if everything[name].requires_grad}
-        if not self._parameters:
-            raise nothing_to_train(len(everything))
+        """`master`, `offload` and `ema_decay` as in `LocalAdamW`; `scaler`: what float16 losses are scaled by."""
+        self._parameters = trained_parameters(named_parameters)
         self._collectives = collectives
         self._max_norm = max_norm
+        self._scaler = scaler or Unscaled()
         self._arrived: dict[str, Tensor] = {}
         self._blocks = {name: local(parameter.detach()) for name, parameter in self._parameters.items()}
         self._adamw = LocalAdamW(
@@ -168,6 +189,7 @@ class ShardedOptimizer:
             weight_decay=weight_decay,
             master=master,
             offload=offload,
+            ema_decay=ema_decay,
         )
 
     def backward(self, loss: Tensor, *, last: bool = False) -> None:
@@ -175,35 +197,41 @@ class ShardedOptimizer:
 
         They are summed at once, also before the `last`: what is kept between two of them is a block, not the whole.
         """
-        loss.backward()
+        self._scaler.scaled(loss).backward()
 
     def step(self, learning_rate: float) -> StepOutcome:
-        """Clip by the norm over all ranks, update, clear the gradients; all ranks or none."""
+        """Clip by the norm over all ranks, update, clear the gradients; all ranks or none.
+
+        Raises:
+            NumericsError: float16 overflows at the smallest loss scale.
+        """
         assert 0 <= learning_rate < math.inf, f"learning rate {learning_rate}"
         gradients = {name: self._gradient(name) for name in self._blocks}
+        scale = self._scaler.scale
+        self._scaler.unscale(gradients.values())
         norm = self._norm(gradients)
         applied = math.isfinite(norm)  # of a sum that has the same bits on every rank
         if applied:
-            if 0 < self._max_norm < norm:
-                for gradient in gradients.values():
-                    gradient.mul_(self._max_norm / norm)
+            clip(gradients.values(), norm, self._max_norm)
             self._adamw.update(gradients, learning_rate)
         for parameter in self._parameters.values():
             parameter.grad = None
-        return StepOutcome(norm, applied)
+        self._scaler.judge(finite=applied)
+        return StepOutcome(norm, applied, scale)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """This rank's blocks of "exp_avg/<name>", "exp_avg_sq/<name>", "step/<name>", see `LocalAdamW`."""
-        return self._adamw.state_tensors()
+        """This rank's blocks of what `LocalAdamW` keeps, and "loss_scale" where there is a scaler."""
+        return self._adamw.state_tensors() | self._scaler.state_tensors()
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Put back blocks that `state_tensors` gave on this rank."""
-        self._adamw.load_state_tensors(tensors)
+        self._adamw.load_state_tensors({name: tensor for name, tensor in tensors.items() if name != KEY})
+        self._scaler.load_state_tensors(tensors)
 
     def shards(self) -> list[Shard]:
         """This rank's blocks of the state; of what several ranks hold, the lowest gives it."""
         found: list[Shard] = []
-        for key, tensor in self.state_tensors().items():
+        for key, tensor in self._adamw.state_tensors().items():
             kind, _, name = key.partition("/")
             parameter = self._parameters[name]
             start = start_of(parameter)
@@ -213,23 +241,27 @@ class ShardedOptimizer:
                 found.append(Shard(key, tuple(parameter.shape), start, tensor.contiguous()))
             elif not any(start):
                 found.append(whole(key, tensor))
-        return found
+        return found + (wholes(self._scaler.state_tensors()) if self._collectives.rank == 0 else [])
 
     def wanted(self) -> list[Wanted]:
-        """The blocks of the state that this rank holds."""
-        found: list[Wanted] = []
-        for key, tensor in self.state_tensors().items():
+        """The blocks of the state that this rank holds, those first that a checkpoint may lack."""
+        found = [
+            Wanted(key, tuple(tensor.shape), tensor.dtype, (0,) * tensor.ndim, tuple(tensor.shape))
+            for key, tensor in self._scaler.state_tensors().items()
+        ]
+        for key, tensor in self._adamw.state_tensors().items():
             kind, _, name = key.partition("/")
             parameter = self._parameters[name]
             shape, start = (tuple(parameter.shape), start_of(parameter)) if kind != "step" else ((), ())
             found.append(Wanted(key, shape, tensor.dtype, start, tuple(tensor.shape)))
-        return found
+        return sorted(found, key=lambda each: not is_optional(each.name))
 
     def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
-        """Take one of them; when all have come they are in force."""
+        """Take one of them, in their order; when all have come that must they are in force."""
         del start
         self._arrived[name] = tensor
-        if len(self._arrived) == len(self.state_tensors()):
+        needed = {key for key in self.state_tensors() if not is_optional(key)}
+        if needed <= self._arrived.keys():
             self.load_state_tensors(self._arrived)
             self._arrived = {}
 

@@ -1,27 +1,26 @@
-"""Ranks that share the tokens of a sequence: trades of tokens for heads, with their gradients (Ulysses).
+"""Ranks that share the tokens of a sequence: trades of tokens for heads (Ulysses), or keys that go round (a ring).
 
-Ranks r S .. r S + S - 1 share the samples of data rank r. What a rank sends in one trade is
-T H D / S numbers of which 1 / S stay: each of four trades a layer moves less, the more ranks there are
-(arXiv 2309.14509, section 3).
+What a rank sends in one trade is T H D / S numbers of which 1 / S stay: each of four trades a layer moves less, the
+more ranks there are (arXiv 2309.14509, section 3). In a ring every rank sends the keys and values of T / S tokens
+S - 1 times in the forward pass and again in the backward pass, there with their gradients; it can be done while the
+ones that are there are computed with.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rft_algos.errors import OptionsError
 from rft_dist.collectives import Collectives
+from rft_dist.strategies.groups import NeighbourGroup
 
 
-class SequenceGroup:
-    """The ranks that share rows with this one.
-
-    Example: of 4 ranks with size 2, ranks 0 and 1 are data rank 0, ranks 2 and 3 data rank 1.
-    """
+class SequenceGroup(NeighbourGroup):
+    """The ranks that share rows with this one, see `NeighbourGroup`."""
 
     def __init__(self, collectives: Collectives, size: int) -> None:
         """Every rank must call it, with the same size.
@@ -29,28 +28,16 @@ class SequenceGroup:
         Raises:
             OptionsError: the size does not divide the number of ranks.
         """
-        world_size = collectives.world_size
-        if size < 1 or world_size % size:
-            divisors = [number for number in range(1, world_size + 1) if world_size % number == 0]
-            raise OptionsError(
-                code="sequence.sp_size",
-                what=f"sp_size = {size}, {world_size} ranks",
-                where="--sp_size",
-                why=f"ranks share sequences in equal groups; allowed: {', '.join(map(str, divisors))}",
-                do=f"--sp_size {min(divisors, key=lambda number: abs(number - size))}",
-            )
-        self.size = size
-        self.data_rank, self.rank = divmod(collectives.rank, size)
-        self.data_size = world_size // size
-        self._group: Any = None
-        if size > 1:
-            groups = [dist.new_group(list(range(first, first + size))) for first in range(0, world_size, size)]
-            self._group = groups[self.data_rank]
+        super().__init__(collectives, size, flag="sp_size", code="sequence.sp_size", what="sequences")
 
     def bounds(self, num_rows: int) -> tuple[int, int]:
         """Runs of equal length, the first ones a row longer where they do not divide."""
         first = _first(num_rows, self.size, self.rank)
         return first, _first(num_rows, self.size, self.rank + 1)
+
+    def lengths(self, num_rows: int) -> list[int]:
+        """Rows of each rank."""
+        return [_first(num_rows, self.size, rank + 1) - _first(num_rows, self.size, rank) for rank in range(self.size)]
 
     def to_heads(self, rows_LHD: Tensor, num_rows: int) -> Tensor:
         """[L, H, D] -> [T, H / S, D]."""
@@ -60,13 +47,23 @@ class SequenceGroup:
         """[T, H / S, D] -> [L, H, D]."""
         return _ToRows.apply(rows_THD, self, num_rows)
 
-    def merge(self, values: Tensor) -> Tensor:
-        """The sum over the group; its gradient goes to each as it is."""
-        return _Merge.apply(values, self) if self.size > 1 else values
+    def pass_on(self, tensors: Sequence[Tensor], num_arriving: int) -> Callable[[], list[Tensor]]:
+        """Start giving tensors to the next rank; the result waits for those of the rank before."""
+        given = [tensor.detach().contiguous() for tensor in tensors]
+        taken = [tensor.new_empty((num_arriving, *tensor.shape[1:])) for tensor in given]
+        first = self.data_rank * self.size
+        following, preceding = (first + (self.rank + step) % self.size for step in (1, -1))
+        moves = [dist.P2POp(dist.isend, tensor, following, self._group) for tensor in given if tensor.numel()]
+        moves += [dist.P2POp(dist.irecv, tensor, preceding, self._group) for tensor in taken if tensor.numel()]
+        works = dist.batch_isend_irecv(moves) if moves else []
 
-    def lengths(self, num_rows: int) -> list[int]:
-        """Rows of each rank."""
-        return [_first(num_rows, self.size, rank + 1) - _first(num_rows, self.size, rank) for rank in range(self.size)]
+        def wait() -> list[Tensor]:
+            for work in works:
+                work.wait()
+            given.clear()  # kept until it has left
+            return taken
+
+        return wait
 
     def trade(self, send: Tensor, sent: list[int], received: list[int]) -> Tensor:
         """Give each rank its numbers of rows of `send`, in order; what they give to this one, in order."""
@@ -75,13 +72,6 @@ class SequenceGroup:
             return got.copy_(send)
         dist.all_to_all_single(got, send.contiguous(), received, sent, group=self._group)
         return got
-
-    def total(self, values: Tensor) -> Tensor:
-        """A new tensor: the sum over the group."""
-        added = values.detach().clone(memory_format=torch.contiguous_format)
-        if self.size > 1:
-            dist.all_reduce(added, group=self._group)
-        return added
 
 
 def _first(num_rows: int, size: int, rank: int) -> int:
@@ -124,38 +114,3 @@ class _ToRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         return _to_heads(ctx.group, gradients[0].contiguous(), ctx.num_rows), None, None
-
-
-class _Merge(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, group: SequenceGroup) -> Tensor:
-        del ctx
-        return group.total(values)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        del ctx
-        return gradients[0], None
-
-
-class DataRanks:
-    """The exchanges of a run, as groups that share sequences see them: each group is one rank.
-
-    Sums take one member of each group; bytes come once a group.
-    """
-
-    def __init__(self, collectives: Collectives, group: SequenceGroup) -> None:
-        self._all, self._group = collectives, group
-        self.rank, self.world_size = group.data_rank, group.data_size
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """A new tensor: the sum over the groups."""
-        return self._all.sum(tensor if self._group.rank == 0 else torch.zeros_like(tensor))
-
-    def max(self, tensor: Tensor) -> Tensor:
-        """A new tensor: the elementwise maximum."""
-        return self._all.max(tensor)
-
-    def gather_bytes(self, data: bytes) -> list[bytes]:
-        """The bytes of every group, in order."""
-        return self._all.gather_bytes(data if self._group.rank == 0 else b"")[:: self._group.size]

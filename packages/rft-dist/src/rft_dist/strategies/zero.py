@@ -65,6 +65,7 @@ class ZeroModel:
         overlap_comm: bool = False,
         persistent_numel: int = 100_000,
         initial_scale_power: int = 16,
+        ema_decay: float | None = None,
     ) -> None:
         """
         Args:
@@ -79,6 +80,7 @@ class ZeroModel:
             overlap_comm: exchange gradients, and gather weights ahead, while it computes; of use on GPUs.
             persistent_numel: weights of at most so many elements stay gathered between their uses (stage 3).
             initial_scale_power: the loss scale of float16 begins at 2 to this power and adapts.
+            ema_decay: keep a moving average of the weights that are stepped on; None = none.
 
         Raises:
             PreflightError: DeepSpeed is not installed.
@@ -108,7 +110,7 @@ class ZeroModel:
         if self._spread:
             _gather_with(root, layers, self._deepspeed)
         self.weights = ZeroWeights(model, engine.optimizer, collectives)
-        self.optimizer = ZeroOptimizer(engine, ZeroState(model, engine.optimizer, collectives))
+        self.optimizer = ZeroOptimizer(engine, ZeroState(model, engine.optimizer, collectives, ema_decay=ema_decay))
 
     def compute(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Call a function that uses the model, with the weights outside of its layers gathered.
@@ -170,7 +172,10 @@ class ZeroOptimizer:
         with local_rank(self._engine.device):
             self._engine.step()
         clear_kept_gradients(self._engine.optimizer)
-        return StepOutcome(float(self._engine.get_global_grad_norm()), bool(self._engine.was_step_applied()))
+        applied = bool(self._engine.was_step_applied())
+        if applied:
+            self.state.average()
+        return StepOutcome(float(self._engine.get_global_grad_norm()), applied)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """This rank's ranges of "exp_avg/<name>", "step/<name>" and so on, see `ZeroState.tensors`."""

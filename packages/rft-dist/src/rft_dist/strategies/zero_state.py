@@ -1,7 +1,8 @@
 """ZeRO's weights and moments as named tensors, block by block: exact with as many ranks, and from any other strategy.
 
-Names are those of `LocalAdamW`: "exp_avg/<name>", "exp_avg_sq/<name>", "step/<name>", and "master/<name>"
-where a float32 copy is stepped on; weights go by their own names. A loss scale of float16 is "loss_scale".
+Names are those of `LocalAdamW`: "exp_avg/<name>", "exp_avg_sq/<name>", "step/<name>", "master/<name>" where a
+float32 copy is stepped on, "ema/<name>" where an average is kept; weights go by their own names. A loss scale of
+float16 is "loss_scale".
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rft_algos.errors import CheckpointError
+from rft_dist import ema
 from rft_dist.adamw import compare_states
 from rft_dist.checkpoints.shards import Shard, Wanted, assign_by_bytes, flat_offset, flat_shards, flat_wanted, whole
 from rft_dist.collectives import Collectives
@@ -85,15 +87,29 @@ class ZeroWeights:
 class ZeroState:
     """The moments, step counts and float32 copies of a model under ZeRO (`ShardSource`, `ShardSink`)."""
 
-    def __init__(self, model: nn.Module, optimizer: Any, collectives: Collectives) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Any, collectives: Collectives, *, ema_decay: float | None = None
+    ) -> None:
+        """`ema_decay`: keep a moving average of what is stepped on, beside the moments; None = none."""
         self._optimizer = optimizer
         self._rank = collectives.rank
+        self._ema_decay = ema_decay
+        self._kinds = _MOMENTS if ema_decay is None else (*_MOMENTS, ema.KIND)
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._parts = {part.name: part for part in stepped_parts(optimizer, trained, self._rank)}
         self._weights = trained
         self._has_master = next(iter(trained.values())).dtype != torch.float32
         self._scaler = optimizer.loss_scaler if next(iter(trained.values())).dtype == torch.float16 else None
         self._steps: dict[bool, tuple[str, float]] = {}
+        if ema_decay is not None:
+            for flat, state in flat_states(optimizer):
+                state[ema.KIND] = ema.begun(flat)
+
+    def average(self) -> None:
+        """Move the averages, after a step that was applied; nothing where there are none."""
+        if self._ema_decay is not None:
+            for flat, state in flat_states(self._optimizer):
+                ema.move(state[ema.KIND], flat, self._ema_decay)
 
     def tensors(self) -> dict[str, Tensor]:
         """This rank's ranges, flat, under the names of what they are ranges of; live, not copies."""
@@ -101,7 +117,7 @@ class ZeroState:
         found: dict[str, Tensor] = {}
         for name, part in self._parts.items():
             state = states[id(part.flat)]
-            found |= {f"{kind}/{name}": part.of(state[kind]) for kind in _MOMENTS}
+            found |= {f"{kind}/{name}": part.of(state[kind]) for kind in self._kinds}
             found[f"step/{name}"] = state["step"].detach()
             if self._has_master:
                 found[f"master/{name}"] = part.of(part.flat)
@@ -175,7 +191,7 @@ class ZeroState:
             CheckpointError: a moment or a count is missing, or of another shape.
         """
         self._steps = {}
-        names = {f"{kind}/{name}": p for name, p in self._weights.items() for kind in (*_MOMENTS, "step", "master")}
+        names = {f"{kind}/{name}": p for name, p in self._weights.items() for kind in (*self._kinds, "step", "master")}
         for name, parameter in names.items():
             kind = name.partition("/")[0]
             if kind == "master" and not self._has_master:
@@ -191,7 +207,7 @@ class ZeroState:
             self._set_scaler(found)
 
     def _wanted(self) -> Iterator[Wanted]:
-        kinds = (*_MOMENTS, "master") if self._has_master else _MOMENTS
+        kinds = (*self._kinds, "master") if self._has_master else self._kinds
         for name, part in self._parts.items():
             for kind in kinds:
                 yield from flat_wanted(f"{kind}/{name}", part.shape, torch.float32, part.offset, part.numel)

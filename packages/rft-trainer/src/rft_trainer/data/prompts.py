@@ -11,6 +11,9 @@ from decimal import Decimal
 from typing import Any
 
 from rft_algos.errors import DataError
+from rft_trainer.data.content_parts import Content, as_template_content, content_of
+from rft_trainer.data.images import ImageColumn, RowImage, images_of
+from rft_trainer.data.placeholders import check_images, check_mixture
 from rft_trainer.data.rows import Row, SkipLog, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -21,11 +24,11 @@ class Message:
     """One turn of a conversation; `role` is one of `ROLES`."""
 
     role: str
-    content: str
+    content: Content
 
-    def as_dict(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, Any]:
         """The form that chat templates take."""
-        return {"role": self.role, "content": self.content}
+        return {"role": self.role, "content": as_template_content(self.content)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ class PromptRow:
     output: str | None
     source: str
     index: int
+    images: tuple[RowImage, ...] = ()
+    """In the order of their places in the text or the messages."""
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.messages is None):
@@ -60,46 +65,63 @@ def prompts_from_rows(
     label_key: str | None = None,
     output_key: str | None = None,
     skips: SkipLog | None = None,
+    images: ImageColumn | None = None,
 ) -> list[PromptRow]:
     """One prompt a row. A key may be dotted to reach into nested objects (`reward_model.ground_truth`).
 
-    Numbers become text. Raises `DataError` for a missing, null or wrongly typed field.
+    Numbers become text. Raises `DataError` for a missing, null or wrongly typed field, and, with `images`, for an
+    image that is none, or whose place is not clear.
     """
     skips = skips if skips is not None else SkipLog()
     prompts: list[PromptRow] = []
     for index, row in enumerate(rows):
         try:
-            text, messages = _text_or_messages(row, input_key)
+            text, messages = _text_or_messages(row, input_key, with_images=images is not None)
+            pictures = _images(row, images, text, messages, input_key) if images else ()
             label = _as_text(row, label_key, "--label_key") if label_key else None
             output = _as_text(row, output_key, "--output_key") if output_key else None
         except DataError as error:
             skips.take(error)
             continue
-        prompts.append(PromptRow(f"{source}:{index}", text, messages, label, output, source, index))
+        prompts.append(PromptRow(f"{source}:{index}", text, messages, label, output, source, index, pictures))
     return prompts
 
 
+def _images(
+    row: Row, column: ImageColumn, text: str | None, messages: tuple[Message, ...] | None, input_key: str
+) -> tuple[RowImage, ...]:
+    found = images_of(row, column)
+    check_mixture(row, column, len(found))
+    contents = [text] if text is not None else [message.content for message in messages or ()]
+    check_images(row, input_key, column, contents, len(found))
+    return found
+
+
 def content_hash(prompts: Sequence[PromptRow]) -> str:
-    """SHA-256 of ids, inputs, labels and outputs in order: equal exactly if a resumed run sees the same data."""
+    """SHA-256 of ids, inputs, labels, outputs and images in order: equal exactly where a run sees the same data."""
     digest = hashlib.sha256()
     for prompt in prompts:
         messages = None if prompt.messages is None else [[m.role, m.content] for m in prompt.messages]
         record = [prompt.prompt_id, prompt.text, messages, prompt.label, prompt.output]
+        if prompt.images:
+            record.append([image.digest for image in prompt.images])
         digest.update(json.dumps(record).encode() + b"\n")
     return digest.hexdigest()
 
 
-def _text_or_messages(row: Row, key: str) -> tuple[str | None, tuple[Message, ...] | None]:
+def _text_or_messages(
+    row: Row, key: str, *, with_images: bool = False
+) -> tuple[str | None, tuple[Message, ...] | None]:
     value = _field(row, key, "--input_key")
     if isinstance(value, list | tuple):
-        return None, _messages(value, row, key)
+        return None, _messages(value, row, key, with_images)
     text = _as_text(row, key, "--input_key")
     if not text.strip():
         raise _wrong(row, key, "an empty text", "a prompt must say something")
     return text, None
 
 
-def _messages(value: Sequence[Any], row: Row, key: str) -> tuple[Message, ...]:
+def _messages(value: Sequence[Any], row: Row, key: str, with_images: bool) -> tuple[Message, ...]:
     messages: list[Message] = []
     for number, item in enumerate(value):
         place = f"{key}[{number}]"
@@ -107,9 +129,8 @@ def _messages(value: Sequence[Any], row: Row, key: str) -> tuple[Message, ...]:
             raise _wrong(row, place, shown(item), "a message is an object with the keys role and content")
         if item["role"] not in ROLES:
             raise _wrong(row, f"{place}.role", shown(item["role"]), f"a role is one of {', '.join(ROLES)}")
-        if not isinstance(item["content"], str):
-            raise _wrong(row, f"{place}.content", shown(item["content"]), "the content of a message is text")
-        messages.append(Message(item["role"], item["content"]))
+        content = content_of(item["content"], row, f"{place}.content", with_images=with_images)
+        messages.append(Message(item["role"], content))
     if not messages or messages[-1].role not in ("user", "tool"):
         last = messages[-1].role if messages else "nothing"
         why = "a prompt ends with the turn to be answered: user or tool"

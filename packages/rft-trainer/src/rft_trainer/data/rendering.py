@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from rft_algos.errors import DataError, OptionsError
+from rft_trainer.data.images import MARKER
+from rft_trainer.data.media_store import MediaStore, StoredMedia
+from rft_trainer.data.placeholders import count_places, put_in_front
 from rft_trainer.data.prompts import Message, PromptRow
 from rft_trainer.data.rows import shown
 
@@ -34,7 +37,7 @@ class TextCodec(Protocol):
         """Text of `ids`."""
         ...
 
-    def render_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
         """The conversation as one text, by the tokenizer's own template."""
         ...
 
@@ -50,6 +53,10 @@ class RenderedPrompt:
     output: str | None
     source: str
     index: int
+    media: StoredMedia | None = None
+    """Its images; None without any."""
+    messages: tuple[dict[str, Any], ...] = ()
+    """The conversation that `text` renders; empty where it is plain text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,8 @@ class PromptRenderer:
     system_prompt: str | None = None
     apply_chat_template: bool = False
     add_special_tokens: bool = False
+    media: MediaStore | None = None
+    """What prepares images; rows that have some need it."""
 
     def __post_init__(self) -> None:
         if self.input_template is not None:
@@ -96,7 +105,10 @@ class PromptRenderer:
         """Text and token ids of one prompt; `DataError` when they come out empty."""
         text = self.text(prompt)
         special = self.add_special_tokens and not self.apply_chat_template
-        token_ids = tuple(self.codec.encode(text, add_special_tokens=special))
+        if self.media is None:
+            token_ids, media = self.codec.encode(text, add_special_tokens=special), None
+        else:
+            token_ids, media = self.media.encode(text, prompt.images, special=special, where=_where(prompt))
         if not token_ids:
             raise DataError(
                 code="prompt.no_tokens",
@@ -106,25 +118,62 @@ class PromptRenderer:
                 do=f"correct or remove row {prompt.index} of {prompt.source}",
             )
         return RenderedPrompt(
-            prompt.prompt_id, text, token_ids, prompt.label, prompt.output, prompt.source, prompt.index
+            prompt.prompt_id,
+            text,
+            tuple(token_ids),
+            prompt.label,
+            prompt.output,
+            prompt.source,
+            prompt.index,
+            media,
+            self.messages(prompt),
         )
 
     def text(self, prompt: PromptRow) -> str:
         """The text of one prompt."""
         if prompt.text is not None:
-            text = fill_template(self.input_template, prompt.text)
+            text = fill_template(self.input_template, self._question(prompt, prompt.text))
             if not self.apply_chat_template:
                 return text
             return self._chat((Message("user", text),))
         assert prompt.messages is not None
         self._check_messages_allowed(prompt)
-        return self._chat(prompt.messages)
+        return self._chat(self._turns(prompt, prompt.messages))
+
+    def messages(self, prompt: PromptRow) -> tuple[dict[str, Any], ...]:
+        """The conversation that `text` renders; empty where it is plain text."""
+        if not self.apply_chat_template:
+            return ()
+        if prompt.text is not None:
+            text = fill_template(self.input_template, self._question(prompt, prompt.text))
+            turns: tuple[Message, ...] = (Message("user", text),)
+        else:
+            turns = self._turns(prompt, prompt.messages or ())
+        return tuple(message.as_dict() for message in self._with_system(turns))
+
+    def _question(self, prompt: PromptRow, text: str) -> str:
+        """The text, with its images in front where it has no place for them."""
+        if not prompt.images or MARKER in text:
+            return text
+        return MARKER * len(prompt.images) + text
+
+    def _turns(self, prompt: PromptRow, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """The messages, with images that have no place in front of the last turn."""
+        if not prompt.images or count_places([message.content for message in messages]):
+            return messages
+        *earlier, last = messages
+        return (*earlier, Message(last.role, put_in_front(last.content, len(prompt.images))))
 
     def _chat(self, messages: tuple[Message, ...]) -> str:
-        if self.system_prompt is not None:
-            others = tuple(message for message in messages if message.role != "system")
-            messages = (Message("system", self.system_prompt), *others)
-        return self.codec.render_chat([message.as_dict() for message in messages], add_generation_prompt=True)
+        turns = self._with_system(messages)
+        return self.codec.render_chat([message.as_dict() for message in turns], add_generation_prompt=True)
+
+    def _with_system(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """The messages with the system prompt of the settings, where there is one."""
+        if self.system_prompt is None:
+            return messages
+        others = tuple(message for message in messages if message.role != "system")
+        return (Message("system", self.system_prompt), *others)
 
     def _check_messages_allowed(self, prompt: PromptRow) -> None:
         if not self.apply_chat_template:
@@ -143,6 +192,11 @@ class PromptRenderer:
                 why="a template wraps a text; messages are already divided into turns",
                 do="leave --input_template out",
             )
+
+
+def _where(prompt: PromptRow) -> str:
+    """The field of the row's images, or the row."""
+    return prompt.images[0].where.removesuffix("[0]") if prompt.images else prompt.prompt_id
 
 
 def check_input_template(template: str) -> None:

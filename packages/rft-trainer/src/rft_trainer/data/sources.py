@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rft_algos.errors import OptionsError
+from rft_trainer.data.images import ImageColumn
 from rft_trainer.data.prompts import PromptRow, content_hash, prompts_from_rows
 from rft_trainer.data.readers import read_rows, resolve_files
 from rft_trainer.data.rows import SkipLog
@@ -68,6 +69,7 @@ def load_prompts(
     label_key: str | None = None,
     output_key: str | None = None,
     skips: SkipLog | None = None,
+    images: ImageColumn | None = None,
 ) -> LoadedPrompts:
     """Read every source; errors as `read_rows` and `prompts_from_rows` raise them."""
     skips = skips if skips is not None else SkipLog()
@@ -78,7 +80,13 @@ def load_prompts(
         rows = read_rows(spec.path, split=split, skips=skips)
         prompts.extend(
             prompts_from_rows(
-                rows, source=spec.name, input_key=input_key, label_key=label_key, output_key=output_key, skips=skips
+                rows,
+                source=spec.name,
+                input_key=input_key,
+                label_key=label_key,
+                output_key=output_key,
+                skips=skips,
+                images=images,
             )
         )
     return LoadedPrompts(tuple(prompts), tuple(specs), tuple(files), content_hash(prompts), skips)

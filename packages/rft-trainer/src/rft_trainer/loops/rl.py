@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from rft_algos.errors import NumericsError, SavedAfterSignal, ServiceError
 from rft_algos.fault_points import declare, fault_point
 from rft_trainer.annotate import LogprobAnnotator
+from rft_trainer.asynchronous.rollout_queue import RolloutQueue
 from rft_trainer.credit import Annotations, CreditAssigner
 from rft_trainer.critic import CriticUpdater, ValueAnnotator
 from rft_trainer.evaluation import EvaluationResult, Evaluator
@@ -37,7 +38,7 @@ from rft_trainer.samples import (
 from rft_trainer.saving import Progress, Saver
 from rft_trainer.stopping import StopSignals, agree
 from rft_trainer.throughput import Phase, PhaseTimer
-from rft_trainer.update import UpdateOutcome, Updater
+from rft_trainer.update import UpdateOutcome, Updater, scale_metrics
 
 POINT_ROLLED_OUT = declare("rl.rolled_out", "rollouts are scored, no weight has changed")
 POINT_UPDATED = declare("rl.updated", "one optimizer step of a training step is applied")
@@ -68,6 +69,8 @@ class StepRules:
     eval_every: int
     max_refused_in_a_row: int
     max_unscored_share: float
+    max_staleness: int = 0
+    """Versions that the weights which drew a sample may lag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ class Reinforcement:
     ledger: Ledger
     prompts: Sequence[Prompt]
     engine: Engine
-    collector: RolloutCollector
+    collector: RolloutCollector | RolloutQueue
     assign_credit: CreditAssigner
     reference: LogprobAnnotator | None
     old_policy: OldPolicy | None
@@ -123,6 +126,8 @@ class Reinforcement:
     an error."""
     gaps: GapWatch | None = None
     """Whether the samples are the policy's own, seen at the first update of a step."""
+    ahead: RolloutQueue | None = None
+    """Rollouts that run ahead; it is the engine and the collector then."""
 
     def run(self, signals: StopSignals) -> Mapping[str, EvaluationResult]:
         """Train until the ledger or `max_steps` ends; the evaluations before and after by name."""
@@ -160,7 +165,8 @@ class Reinforcement:
 
     def _reserve(self) -> list[LedgerEntry]:
         """Prompts of one step: `rollouts_per_step` batches, never across the end of an epoch."""
-        return self.ledger.reserve(self.rules.prompts_per_rollout * self.rules.rollouts_per_step)
+        num = self.rules.prompts_per_rollout * self.rules.rollouts_per_step
+        return self.ahead.take(num) if self.ahead else self.ledger.reserve(num)
 
     def _collect(self) -> tuple[list[LedgerEntry], list[RolloutGroup]]:
         """The rollouts of one step; with refills, until enough groups have a signal, the rounds or the epoch end.
@@ -218,15 +224,17 @@ class Reinforcement:
                         trained = with_gradient(batch) if self.rules.skip_zero_advantage else batch
                         gaps = self._begin_gaps() if not outcomes else None
                         outcomes.append(self.updater(trained, self.progress.updates, totals, count(batch), gaps))
-                        self._check_applied(outcomes[-1].applied, batch)
+                        self._check_applied(outcomes[-1].sound, batch)
                     self.progress.updates += 1
                     fault_point(POINT_UPDATED)
             merged = totals.merged(self.collectives) | credited
+        ages = self.ahead.metrics(groups) if self.ahead else {}
         with self.timer.phase(Phase.SYNC):
             self.engine.load_weights(self.progress.step + 1)
             checked = self._checked_engine(self.progress.step + 1)
         return {
             **checked,
+            **ages,
             **rollout_metrics(groups, kept),
             **merged,
             **(self.gaps.metrics if self.gaps and outcomes else {}),
@@ -243,13 +251,15 @@ class Reinforcement:
         return self.gaps
 
     def _refuse_other_versions(self, groups: Sequence[RolloutGroup]) -> None:
-        """Weights of version n are those after n steps: samples of any others would be trained under a wrong label."""
+        """Weights of version n are those after n steps: samples of others than the allowed ones are not trained on."""
         step = self.progress.step
+        oldest = step - self.rules.max_staleness
         for _, rollout in flat_rollouts(groups):
-            if rollout.weight_version != step:
+            if not oldest <= rollout.weight_version <= rollout.newest_version <= step:
+                drawn = f"v{rollout.weight_version}" + ("" if oldest == step else f" to v{rollout.newest_version}")
                 raise ServiceError(
                     code="engine.stale",
-                    what=f"the engine serves weights v{rollout.weight_version}, the trainer is at v{step}",
+                    what=f"the engine serves weights {drawn}, the trainer is at v{step}",
                     where=f"step {step + 1}, {rollout.prompt_id}#{rollout.sample_index}",
                     why="its tokens would be trained as if the present policy had sampled them",
                     state=f"no sample of this step was used; last checkpoint: step {self.saver.saved_step}",
@@ -357,6 +367,7 @@ def _update_metrics(part: str, outcomes: Sequence[UpdateOutcome]) -> dict[str, o
     applied = [outcome for outcome in outcomes if outcome.applied]
     norms = [outcome.gradient_norm for outcome in applied]
     return {
+        **scale_metrics(part, outcomes),
         f"{part}/gradient_norm": sum(norms) / len(norms) if norms else math.nan,
         f"{part}/learning_rate": outcomes[-1].learning_rate if outcomes else math.nan,
         f"{part}/updates": len(applied),
@@ -368,5 +379,6 @@ def _update_metrics(part: str, outcomes: Sequence[UpdateOutcome]) -> dict[str, o
 def _first_unscored(groups: Sequence[RolloutGroup]) -> str:
     for _, rollout in flat_rollouts(groups):
         if rollout.reward is None:
-            return f"{rollout.prompt_id}#{rollout.sample_index} ({rollout.status}): {rollout.response_text[:80]!r}"
+            told = rollout.detail or repr(rollout.response_text[:80])
+            return f"{rollout.prompt_id}#{rollout.sample_index} ({rollout.status}): {told}"
     return "none"

@@ -25,7 +25,7 @@ from rft_trainer.report import Reporter
 from rft_trainer.saving import Progress, Saver
 from rft_trainer.stopping import StopSignals, agree
 from rft_trainer.throughput import Phase, PhaseTimer
-from rft_trainer.update import Updater
+from rft_trainer.update import Updater, scale_metrics
 
 POINT_LOGGED = declare("sft.logged", "the row of a step is written, its checkpoint is not")
 
@@ -85,7 +85,7 @@ def mean_loss(
     total = torch.zeros(2, dtype=torch.float64)
     for number, batch in enumerate([*own, *idle]):
         logprobs_T, _ = policy.token_logprobs(
-            batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T
+            batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T, **batch.media_arguments
         )
         if number < len(own):
             total += torch.stack([-logprobs_T.double().sum(), batch.loss_mask_T.sum().double()]).cpu()
@@ -199,7 +199,7 @@ class SupervisedRun:
             outcome = self.updater(batch, self.progress.updates, totals)
             merged = totals.merged(self.collectives)
         self.progress.updates += 1
-        self.progress.refused_in_a_row = 0 if outcome.applied else self.progress.refused_in_a_row + 1
+        self.progress.refused_in_a_row = 0 if outcome.sound else self.progress.refused_in_a_row + 1
         if self.progress.refused_in_a_row > self.max_refused_in_a_row:
             raise NumericsError(
                 code="numerics.non_finite",
@@ -215,6 +215,7 @@ class SupervisedRun:
             "policy/learning_rate": outcome.learning_rate,
             "policy/micro_batches": outcome.num_micro_batches,
             "data/samples": len(batch),
+            **scale_metrics("policy", [outcome]),
         }
 
     def _finish_step(

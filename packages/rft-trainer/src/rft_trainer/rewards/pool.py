@@ -42,6 +42,8 @@ class Outcome:
     status: RewardStatus
     result: object = None
     detail: str = ""
+    place: str = ""
+    """file:line of what was raised, where it is known."""
 
 
 class WorkerPool:
@@ -149,7 +151,9 @@ class WorkerPool:
             return {}
         if "error" in message:
             self._discard(process)
-            return {index: Outcome(RewardStatus.FAILED, detail=str(message["error"]))}
+            return {
+                index: Outcome(RewardStatus.FAILED, detail=str(message["error"]), place=str(message.get("place", "")))
+            }
         process.finish()
         if message.get("last"):
             self._discard(process)

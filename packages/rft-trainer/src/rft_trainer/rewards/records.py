@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class RewardStatus(StrEnum):
@@ -27,6 +27,8 @@ class RewardStatus(StrEnum):
     """Scoring took longer than allowed and was killed."""
     CRASHED = "crashed"
     """The scoring process died."""
+    NO_VERDICT = "no_verdict"
+    """A judge answered, and its answer holds no score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,9 @@ class RewardItem:
     """"stop" or "length"."""
     num_tokens: int
     """Tokens of the response."""
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """The prompt as a conversation (role and content each), for models with a chat template of their own; empty where
+    the prompt is plain text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def load(path: str, function: str) -> Callable[[Mapping[str, object]], object]:
         OptionsError: no such file or function, or a signature that cannot be called. What the file
             itself raises while it is imported is not caught; the pool makes a `DataError` of it.
     """
-    module = _import(path)
+    module = import_file(path)
     found = getattr(module, function, None)
     if not callable(found):
         raise _no_function(module, path, function)
@@ -63,26 +63,31 @@ def handler_of(found: Callable[..., Any], path: str, function: str) -> Callable[
     return handle
 
 
-def _import(path: str) -> ModuleType:
-    file = Path(path)
+def import_file(path: str, flag: str = "--reward", example: str = "reward_fn") -> ModuleType:
+    """A Python file as a module; `flag` and `example` (what is named in it) are for messages.
+
+    Raises:
+        OptionsError: there is no such file, or it is not Python.
+    """
+    file, kind = Path(path), flag.removeprefix("--")
     if not file.is_file():
         raise OptionsError(
-            code="reward.file_missing",
-            what=f"reward file {path} is not there (looked in {Path.cwd()})",
-            where="--reward",
-            why="a reward of your own is given as file.py:function",
+            code=f"{kind}.file_missing",
+            what=f"{kind} file {path} is not there (looked in {Path.cwd()})",
+            where=flag,
+            why=f"a {kind} of your own is given as file.py:{example}",
             state=_STATE,
-            do=f"--reward {Path(path).name}:reward_fn, from the directory that holds the file",
+            do=f"{flag} {Path(path).name}:{example}, from the directory that holds the file",
         )
-    spec = importlib.util.spec_from_file_location("rft_user_reward", file)
+    spec = importlib.util.spec_from_file_location(f"rft_user_{kind}", file)
     if spec is None or spec.loader is None:
         raise OptionsError(
-            code="reward.not_python",
-            what=f"reward file {path} is not a Python file",
-            where="--reward",
+            code=f"{kind}.not_python",
+            what=f"{kind} file {path} is not a Python file",
+            where=flag,
             why="the file is imported, so its name ends in .py",
             state=_STATE,
-            do=f"--reward {file.with_suffix('.py')}:reward_fn",
+            do=f"{flag} {file.with_suffix('.py')}:{example}",
         )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

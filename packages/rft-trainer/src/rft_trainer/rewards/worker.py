@@ -66,17 +66,18 @@ def _answer(request: Mapping[str, object], handler: Handler, replies: int, memor
 
 
 def _load_task(task: str, replies: int) -> Handler:
-    """`math`, or `file:PATH:FUNCTION`."""
+    """`math`, `file:PATH:FUNCTION`, or `environment:PATH:CLASS`."""
     if task == "math":
         from rft_trainer.rewards import math_check  # over a second, which no other task needs
 
         return math_check.handle
+    from rft_trainer.environments import worker_task
     from rft_trainer.rewards import user_file
 
-    _, _, place = task.partition(":")
-    path, _, function = place.rpartition(":")
+    kind, _, place = task.partition(":")
+    path, _, name = place.rpartition(":")
     try:
-        return user_file.load(path, function)
+        return worker_task.load(path, name) if kind == "environment" else user_file.load(path, name)
     except RftError as error:
         _send(replies, {"refused": {"kind": type(error).__name__, **asdict(error.problem)}})
         sys.exit(0)

@@ -1,0 +1,257 @@
+"""One measured run of `async.py`: the real loop on a tiny model, two replicas, lengths with a long tail."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rft_algos.algorithms import Grpo
+from rft_algos.keyed_random import derive_key, permutation, uniforms
+from rft_cli.replica_choice import WORKER
+from rft_dist.collectives import SingleProcess
+from rft_dist.replicated import ReplicatedOptimizer
+from rft_engine.replica_process import ProcessReplica
+from rft_engine.replicas import ReplicaEngine
+from rft_engine.shared_weights import WeightShelf
+from rft_models.load import load_policy
+from rft_models.policy import CausalPolicy
+from rft_trainer.asynchronous.rollout_queue import AheadRules, RolloutQueue
+from rft_trainer.credit import CreditAssigner, ScoreRules
+from rft_trainer.ledger import Ledger
+from rft_trainer.loops.rl import Reinforcement, StepRules
+from rft_trainer.objective import PolicyObjective
+from rft_trainer.records import Prompt, Sampling
+from rft_trainer.report import Reporter
+from rft_trainer.rewards.records import RewardItem, Score
+from rft_trainer.rollouts import RolloutCollector
+from rft_trainer.run_directory import RunDirectory
+from rft_trainer.saving import Progress, Saver, SaveSchedule
+from rft_trainer.stopping import StopSignals
+from rft_trainer.testing import DigitDecoder, MemoryWriter
+from rft_trainer.throughput import PhaseTimer
+from rft_trainer.update import MicroBatching, Updater
+
+JUDGED_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Sizes of a run."""
+
+    hidden: int = 96
+    layers: int = 4
+    prompts_per_step: int = 8
+    group_size: int = 8
+    median_tokens: int = 24
+    long_share: float = 1 / 16
+    long_factor: int = 8
+    num_replicas: int = 2
+    learning_rate: float = 2e-3
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a long response."""
+        return self.median_tokens * self.long_factor
+
+    @property
+    def samples_per_step(self) -> int:
+        """Of one training step."""
+        return self.prompts_per_step * self.group_size
+
+    def length(self, key: int) -> int:
+        """Tokens of the sample with this key: around the median, one in sixteen eight times as long."""
+        is_long, spread = uniforms([derive_key(key, "length")], 2)[0].tolist()
+        if is_long < self.long_share:
+            return self.longest
+        return max(1, round(self.median_tokens * (0.75 + 0.5 * spread)))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run gave."""
+
+    samples_per_second: float
+    step_seconds: list[float]
+    rewards: list[float]
+    staleness: float
+    phases: dict[str, float]
+    """Seconds a step by phase, mean."""
+
+
+class GivenLengths(ReplicaEngine):
+    """Replicas whose samples have the lengths that their keys say, instead of ending with a stop token."""
+
+    length: Callable[[int], int]
+
+    def draw(
+        self, prefixes: Sequence[Sequence[int]], keys: Sequence[int], starts: Sequence[int], budgets: Sequence[int],
+        **options: Any,
+    ) -> Iterator[Any]:
+        """As of `ReplicaEngine`."""
+        wanted = [min(b, self.length(k) - s) for k, s, b in zip(keys, starts, budgets, strict=True)]
+        return super().draw(prefixes, keys, starts, wanted, **options)
+
+
+def judge(items: Sequence[RewardItem]) -> list[Score]:
+    """Share of the first tokens that repeat the prompt's."""
+    scores: list[Score] = []
+    for item in items:
+        tokens = item.response_text.split()[:JUDGED_TOKENS]
+        scores.append(Score(sum(token == item.label for token in tokens) / JUDGED_TOKENS))
+    return scores
+
+
+def replicas(model: Path, policy: CausalPolicy, work: Workload, logs: Path) -> GivenLengths:
+    """Started engines with the policy's weights, one thread each."""
+    settings: dict[str, Any] = {
+        "model_dir": str(model), "dtype": "float32", "device": "cpu", "flash_attn": False, "model_code": "",
+        "graphs": False, "num_threads": 1,
+    }  # fmt: skip
+    room = work.longest + 8
+    started = [
+        ProcessReplica(
+            n, WORKER, settings, max_rows=512, max_len=room, log_path=logs / f"{n}.log",
+            environment={"OMP_NUM_THREADS": "1"},
+        )
+        for n in range(work.num_replicas)
+    ]  # fmt: skip
+    for replica in started:
+        replica.ready()
+    engine = GivenLengths(started, WeightShelf(policy.named_parameters, torch.float32), max_len=room)
+    engine.length = work.length
+    engine.refresh()
+    return engine
+
+
+def run(model: Path, work: Workload, staleness: int, num_steps: int, seed: int, *, deterministic: bool) -> Measured:
+    """`num_steps` steps after three that are not measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        policy = load_policy(model).train()
+        engine = replicas(model, policy, work, Path(folder))
+        loop = _loop(Path(folder) / "run", policy, engine, work, staleness, num_steps + 3, seed, deterministic)
+        try:
+            return _measured(loop, work, num_steps)
+        finally:
+            (loop.ahead or engine).close()
+
+
+def _measured(loop: Reinforcement, work: Workload, num_steps: int) -> Measured:
+    seconds: list[float] = []
+    rewards: list[float] = []
+    lags: list[float] = []
+    phases: dict[str, float] = {}
+    for step in range(num_steps + 3):
+        started = time.perf_counter()
+        done = loop.train_step(StopSignals(), {})
+        rewards.append(float(str(done.metrics["reward/mean"])))
+        if step >= 3:
+            seconds.append(time.perf_counter() - started)
+            lags.append(float(str(done.metrics.get("async/staleness_mean", 0.0))))
+    recorder = loop.reporter
+    assert isinstance(recorder, TimedReporter)
+    for name in ("rollout", "logprob", "train", "sync"):
+        rows = [row[f"time/{name}"] for row in recorder.times[3:]]
+        phases[name] = sum(rows) / len(rows)
+    rate = work.samples_per_step * len(seconds) / sum(seconds)
+    return Measured(rate, seconds, rewards, sum(lags) / len(lags), phases)
+
+
+class TimedReporter(Reporter):
+    """Keeps the times of steps."""
+
+    times: list[dict[str, float]]
+
+    def step(self, metrics: Any, progress: Progress, timer: PhaseTimer, *, num_tokens: int, num_samples: int) -> None:
+        """As of `Reporter`, without a row."""
+        progress.tokens += num_tokens
+        self.times.append(timer.step(num_samples=num_samples, num_tokens=num_tokens))
+
+
+def _loop(
+    path: Path,
+    policy: CausalPolicy,
+    engine: GivenLengths,
+    work: Workload,
+    staleness: int,
+    num_steps: int,
+    seed: int,
+    deterministic: bool,
+) -> Reinforcement:
+    one, progress, record = SingleProcess(), Progress(), Grpo(kl_place="none", kl_coef=0.0)
+    directory = RunDirectory.create(path, config_text="", command=["benchmark"], environment={})
+    prompts = [Prompt(f"p:{i}", (2 + i % 10,), str(2 + i % 10), str(2 + i % 10), "p") for i in range(work.prompts_per_step * 4)]
+    ledger = Ledger(
+        len(prompts), num_steps, lambda epoch: permutation(derive_key(seed, "order", epoch), len(prompts)).tolist(),
+        data_hash="d", seed=seed,
+    )  # fmt: skip
+    optimizer = ReplicatedOptimizer(
+        policy.trainable_parameters(), one, betas=(0.9, 0.98), epsilon=1e-8, weight_decay=0.0, max_norm=1.0
+    )
+    sampling = Sampling(temperature=1.0, max_new_tokens=work.longest, stop_token_ids=())
+    credit = CreditAssigner(record, ScoreRules(longest_response=work.longest), seed=seed)
+    rules = AheadRules(staleness, deterministic, work.prompts_per_step, num_steps, work.group_size, seed)
+    queue = None
+    if staleness:
+        queue = RolloutQueue(engine, DigitDecoder(), judge, ledger, prompts, sampling=sampling, rules=rules)
+    plain = RolloutCollector(
+        engine, DigitDecoder(), judge, one, sampling=sampling, group_size=work.group_size, seed=seed
+    )
+    reporter = TimedReporter(directory, [], one, num_steps=num_steps, rollout_every=0, rollouts_kept=0)
+    reporter.times = []
+    return Reinforcement(
+        ledger=ledger,
+        prompts=prompts,
+        engine=queue or engine,
+        collector=queue or plain,
+        ahead=queue,
+        assign_credit=credit,
+        reference=None,
+        old_policy=None,
+        critic=None,
+        control=None,
+        updater=Updater(
+            policy,
+            optimizer,
+            PolicyObjective(record, credit.coefficients),
+            one,
+            micro_batching=MicroBatching(work.samples_per_step, 4096, True),
+            learning_rate=lambda update: work.learning_rate,
+        ),
+        evaluator=None,
+        saver=Saver(
+            MemoryWriter(), policy, optimizer, {}, one, schedule=SaveSchedule(0, 0, 0.0), before_save=directory.sync
+        ),
+        reporter=reporter,
+        collectives=one,
+        rules=_rules(work, staleness, num_steps),
+        progress=progress,
+        timer=PhaseTimer(),
+        resume_command="",
+        sleep_engine=False,
+    )
+
+
+def _rules(work: Workload, staleness: int, num_steps: int) -> StepRules:
+    return StepRules(
+        prompts_per_rollout=work.prompts_per_step,
+        rollouts_per_step=1,
+        train_batch_size=work.samples_per_step,
+        epochs_per_step=1,
+        skip_zero_advantage=False,
+        filter_groups=False,
+        refill_rounds=0,
+        smallest_group=2,
+        needs_baseline=False,
+        frozen_steps=0,
+        max_steps=num_steps,
+        eval_every=0,
+        max_refused_in_a_row=0,
+        max_unscored_share=0.0,
+        max_staleness=staleness,
+    )

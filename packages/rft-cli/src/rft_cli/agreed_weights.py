@@ -1,0 +1,73 @@
+"""Whole weights that all ranks put together, for an engine that may ask for them at any time.
+
+Where weights lie in blocks, reading a whole tensor is an exchange of all ranks. An engine in a process of its own
+asks for the weights again when that process has died, which happens on one rank alone: the exchange would wait for
+ranks that generate. So weights are given only in calls that all ranks make, once in each of them, and to the end:
+a rank that breaks off goes through the rest, so that nobody waits for it, and then fails by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from rft_algos.errors import ServiceError
+
+Provider = Callable[[], Iterable[tuple[str, Tensor]]]
+
+
+class AgreedWeights:
+    """A provider of weights that refuses whoever asks alone."""
+
+    def __init__(self, provider: Provider, *, rank: int) -> None:
+        """`provider` is an exchange of all ranks; `rank` is this one, for the message."""
+        self._provider, self._rank = provider, rank
+        self._pass: Iterator[tuple[str, Tensor]] | None = None
+        self._is_open = False
+
+    def __call__(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors, one at a time.
+
+        Raises:
+            ServiceError: this is no call of all ranks, or its second pass.
+        """
+        if not self._is_open or self._pass is not None:
+            raise self._alone()
+        self._pass = iter(self._provider())
+        return self._pass
+
+    def together(self, call: Callable[[], None]) -> None:
+        """Make a call that every rank makes now, and all exchanges of one pass, whatever becomes of the call."""
+        self._is_open, self._pass = True, None
+        try:
+            call()
+        finally:
+            self._is_open = False
+            for _ in self._pass if self._pass is not None else self._provider():
+                pass  # what the call left of the pass: the other ranks make these exchanges too
+
+    def _alone(self) -> ServiceError:
+        return ServiceError(
+            code="engine.alone",
+            what=f"the engine of rank {self._rank} was started again and needs the weights, which no rank has whole",
+            where=f"rank {self._rank}, weights in blocks (--fsdp, --zero_stage 3)",
+            why="all ranks put whole weights together, and the others are at another place of the step",
+            state="no rank waits: the run ends with its last checkpoint",
+            do="rft-train resume RUN; the reason why the engine ended is in RUN/logs/engine-RANK.log",
+        )
+
+
+class TogetherEngine:
+    """An engine on agreed weights: all ranks load them in the same call. Everything else is the engine's own."""
+
+    def __init__(self, engine: Any, weights: AgreedWeights) -> None:
+        self._engine, self._weights = engine, weights
+
+    def load_weights(self, version: int) -> None:
+        """Serve the policy's present weights under this version; all ranks call it."""
+        self._weights.together(lambda: self._engine.load_weights(version))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)

@@ -1,0 +1,56 @@
+"""What does not go together with adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rft_algos.errors import Problem
+from rft_cli.config.strategy_rules import Complain
+
+NEEDS_RANK = ("lora_alpha", "lora_dropout", "target_modules", "lora_type")
+"""Settings that act only beside `lora_rank`."""
+
+
+def adapter_problems(command: str, values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
+    """Contradictions between the settings of adapters and the others."""
+    if not values["lora_rank"]:
+        if values["load_in_4bit"]:
+            why = "weights in 4 bits cannot be trained themselves"
+            yield complain("adapters.only_4bit", ["load_in_4bit", "lora_rank"], why, "--lora_rank 16")
+        return
+    yield from _beside_weights(values, complain)
+    if values["lora_dropout"]:
+        yield from _dropout(command, values, complain)
+
+
+def _beside_weights(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
+    """Other ways to choose what is trained, and to lay it out."""
+    for name in ("freeze_prefix", "train_only_tokens_from"):
+        if values[name] not in ("", -1):
+            why = "with adapters every weight of the model is frozen already"
+            yield complain("adapters.frozen_too", ["lora_rank", name], why, f"leave {name} out")
+    if values["ckpt_partial"]:
+        why = "a run that continues loads the weights under its adapters from a directory, and none has this mixture"
+        yield complain("adapters.partial", ["lora_rank", "ckpt_partial"], why, "--ckpt_weights_only")
+    if values["zero_stage"]:
+        why = "DeepSpeed lays all weights into one flat tensor of one type; adapters are float32 beside frozen weights"
+        yield complain("adapters.zero", ["lora_rank", "zero_stage"], why, "--fsdp in place of zero_stage")
+    for name, off in (("meta_init", False), ("tp_size", 1), ("enable_ema", False)):
+        if values.get(name, off) not in (off, None):
+            why = "adapters are put around layers that are loaded whole on every rank, and are small themselves"
+            yield complain("adapters.not_with", ["lora_rank", name], why, f"leave {name} out")
+    if values["load_in_4bit"] and (values["fsdp"] or values["sp_size"] > 1):
+        name = "fsdp" if values["fsdp"] else "sp_size"
+        why = "weights in 4 bits cannot be cut into blocks"
+        yield complain("adapters.4bit_blocks", ["load_in_4bit", name], why, f"leave {name} out")
+
+
+def _dropout(command: str, values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
+    if command == "rl":
+        why = "rollouts are drawn without dropout: with it the trainer would score them under another policy"
+        yield complain("adapters.dropout_rl", ["lora_dropout"], why, "--lora_dropout 0")
+    for name, off in (("fsdp", False), ("sp_size", 1)):
+        if values[name] != off:
+            why = "its masks follow from whole samples and whole adapters"
+            yield complain("adapters.dropout_blocks", ["lora_dropout", name], why, "--lora_dropout 0")

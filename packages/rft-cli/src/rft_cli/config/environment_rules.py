@@ -1,0 +1,53 @@
+"""What does not go together with an environment, and settings of conversations that have no effect without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rft_algos.errors import Problem
+from rft_cli.config.origins import Origin
+from rft_cli.config.values import as_text
+
+Values = Mapping[str, Any]
+Origins = Mapping[str, Origin]
+Complain = Callable[[str, list[str], str, str], Problem]
+"""(code, names of the settings, why, remedy) -> the problem, with values and origins filled in."""
+
+_JUDGES = ("reward", "reward_pretrain", "remote_rm_url", "judge_pretrain", "judge_url")
+_OF_CONVERSATIONS = (
+    *("environment_workers", "max_turns", "turn_max_len", "tool_timeout", "rollout_timeout", "tool_call_pattern"),
+    "turn_gamma",
+)
+_OF_FILES = ("environment_workers", "tool_timeout", "rollout_timeout")
+
+
+def environment_problems(values: Values, origins: Origins, complain: Complain) -> Iterator[Problem]:
+    """Contradictions between an environment and the rest."""
+    if not values.get("environment"):
+        return
+    if not values["apply_chat_template"]:
+        why = "turns and observations are put together by the tokenizer's chat template"
+        yield complain("environment.no_chat", ["environment", "apply_chat_template"], why, "--apply_chat_template")
+    for name in _JUDGES:
+        if name in values and values[name] and origins[name].kind != "default":
+            why = "what a conversation earns is said by its environment, turn by turn"
+            yield complain("environment.two_judges", ["environment", name], why, f"leave {name} out")
+    if values["turn_max_len"] is not None and values["turn_max_len"] > values["generate_max_len"]:
+        why = "a turn is part of the conversation, whose tokens after the prompt are bounded by generate_max_len"
+        names = ["turn_max_len", "generate_max_len"]
+        yield complain("environment.turn_longer", names, why, f"--turn_max_len {values['generate_max_len']}")
+
+
+def idle_environment_settings(values: Values, origins: Origins, defaults: Values) -> list[str]:
+    """One line for each setting that was asked for and says nothing here."""
+    if "environment" not in values:
+        return []
+    given = values["environment"]
+    names = () if ":" in given else _OF_FILES if given else _OF_CONVERSATIONS
+    state = f"{given} runs in this process and cannot hang" if given else "environment is empty"
+    return [
+        f"{name} = {as_text(values[name])} ({origins[name]}) has no effect: {state} ({origins['environment']})"
+        for name in names
+        if name in values and origins[name].kind != "default" and values[name] != defaults[name]
+    ]

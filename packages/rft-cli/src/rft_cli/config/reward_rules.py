@@ -1,0 +1,51 @@
+"""What must hold between rewards that are models, and which of their settings have no effect beside the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rft_algos.errors import Problem
+from rft_cli.config.strategy_rules import Complain
+
+_MODELS = ("reward_pretrain", "remote_rm_url", "judge_pretrain", "judge_url")
+_OF_THE_JUDGE = (
+    "judge_template",
+    "task_instruction",
+    "judge_pattern",
+    "judge_range",
+    "judge_max_new_tokens",
+)
+_OF_SERVERS = ("remote_rm_timeout", "remote_rm_concurrency", "remote_rm_retries")
+
+
+def reward_problems(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
+    """Contradictions between the settings of reward models, servers and the judge."""
+    if values["judge_pretrain"] and values["judge_url"]:
+        why = "one judge answers: a model of this process, or one behind a URL"
+        yield complain("reward.two_judges", ["judge_pretrain", "judge_url"], why, "--judge_url alone")
+    if values["judge_url"] and not values["judge_model"]:
+        why = "a server of this kind is asked for a model by its name"
+        yield complain("reward.judge_model", ["judge_url", "judge_model"], why, "--judge_model NAME")
+    if values.get("images_key"):
+        for name in filter(values.get, _MODELS):
+            why = "reward models, reward servers and judges are given text, and the prompts hold images"
+            yield complain("reward.no_images", [name, "images_key"], why, "--reward file.py:function")
+
+
+def idle_reward_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(name, why) of settings that nothing reads; names that a command has not are passed over."""
+    if "reward_pretrain" not in values:
+        return
+    if not values["reward_pretrain"]:
+        yield from ((name, "reward_pretrain is empty") for name in ("reward_offload", "reward_batch_tokens"))
+    if not values["remote_rm_url"]:
+        yield "remote_rm_batch_size", "remote_rm_url is empty"
+        if not values["judge_url"]:
+            yield from ((name, "remote_rm_url and judge_url are empty") for name in _OF_SERVERS)
+    if not values["judge_url"]:
+        yield "judge_model", "judge_url is empty"
+    if not (values["judge_pretrain"] or values["judge_url"]):
+        yield from ((name, "there is no judge") for name in _OF_THE_JUDGE)
+    if not values["reward"] and any(values[name] for name in _MODELS):
+        yield from ((name, "no function scores responses") for name in ("reward_workers", "reward_timeout"))

@@ -1,0 +1,40 @@
+"""An optimizer continued from a checkpoint, also where one of the two keeps an average or a loss scale."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from rft_cli.checkpointing import Restored
+from rft_dist.adamw import is_optional
+from rft_dist.checkpoints.shards import ShardSink, Wanted
+
+
+def restore_optimizer(optimizer: Any, restored: Restored | None) -> None:
+    """Hand an optimizer its saved state, in blocks where it takes them; without a checkpoint it stays as it is."""
+    if restored is None:
+        return
+    if not hasattr(optimizer, "wanted"):
+        optimizer.load_state_tensors(restored.optimizer_tensors())
+        return
+    saved = restored.checkpoint.blocks("optimizer").table.keys()
+    restored.checkpoint.load("optimizer", _WhatIsThere(optimizer, saved))
+
+
+@dataclass(frozen=True, slots=True)
+class _WhatIsThere:
+    """Asks for everything that is needed, and for what may be missing where it is there."""
+
+    sink: ShardSink
+    saved: Collection[str]
+
+    def wanted(self) -> Sequence[Wanted]:
+        """See `ShardSink`."""
+        return [each for each in self.sink.wanted() if each.name in self.saved or not is_optional(each.name)]
+
+    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+        """See `ShardSink`."""
+        self.sink.put(name, start, tensor)

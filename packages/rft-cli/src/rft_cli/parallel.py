@@ -1,0 +1,97 @@
+"""Ranks that share samples: how they compute a sequence together (`--sp_size`), or every matrix (`--tp_size`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rft_cli.machine import Machine
+from rft_dist.settings import StrategySettings
+from rft_models.policy import CausalPolicy
+from rft_trainer.protocols import Collectives as DataCollectives
+from rft_trainer.protocols import Optimizer
+
+if TYPE_CHECKING:
+    from rft_dist.strategies.tensor import TensorGroup
+
+_Tensors = Callable[[], Iterable[tuple[str, Tensor]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Who shares samples with this rank."""
+
+    data: DataCollectives
+    """The ranks as those see them that share samples out: a group that computes together is one."""
+    tensor_group: TensorGroup | None = None
+
+
+def share_samples(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> Sharing:
+    """Make the groups; with shared sequences the policy computes with its group from now on."""
+    ranks = machine.collectives
+    if strategy.sp_size == 1 and strategy.tp_size == 1:
+        return Sharing(ranks)
+    from rft_dist.strategies.groups import DataRanks
+
+    if strategy.tp_size > 1:
+        from rft_dist.strategies.tensor import TensorGroup
+
+        tensor_group = TensorGroup(ranks, strategy.tp_size, torch.device(machine.device))
+        return Sharing(DataRanks(ranks, tensor_group), tensor_group)
+    from rft_dist.strategies.sequence import SequenceGroup
+
+    group = SequenceGroup(ranks, strategy.sp_size)
+    policy.split_sequences(group, strategy.sp_mode)
+    return Sharing(DataRanks(ranks, group))
+
+
+def cut_matrices(policy: CausalPolicy, group: TensorGroup) -> tuple[_Tensors, _Tensors, tuple[str, ...]]:
+    """(provider of whole weights, of this rank's parts, gains of heads) of a policy that is cut over the group."""
+    from rft_dist.strategies.tensor import TensorParallelModel
+    from rft_models.tensor_plan import cut_policy, tensor_plan
+
+    plan = tensor_plan(policy, group.size)
+    made: list[TensorParallelModel] = []
+    cut_policy(
+        policy,
+        lambda: made.append(TensorParallelModel(policy.model, plan, group)),
+        group,
+        shares_head=bool(plan.vocabulary),
+    )
+    return made[0].whole_tensors, made[0].held_tensors, plan.of_heads
+
+
+def tensor_parallel(
+    policy: CausalPolicy, group: TensorGroup, options: dict[str, Any]
+) -> tuple[Optimizer, _Tensors, _Tensors]:
+    """(optimizer, provider of whole weights, of this rank's parts) of a policy that is cut over the group."""
+    from rft_dist.strategies.tensor import TensorParallelOptimizer
+
+    weights, held, of_heads = cut_matrices(policy, group)
+    optimizer = TensorParallelOptimizer(policy.trainable_parameters(), group, of_heads=of_heads, **options)
+    return optimizer, weights, held
+
+
+def cut_reference(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> None:
+    """Cut weights that are not trained as those of the policy are, over groups of the same ranks."""
+    from rft_dist.strategies.tensor import TensorGroup
+
+    cut_matrices(policy, TensorGroup(machine.collectives, strategy.tp_size, torch.device(machine.device)))
+
+
+def sharing_words(strategy: StrategySettings) -> list[str]:
+    """How ranks compute together, in words."""
+    if strategy.tp_size > 1:
+        return [f"{strategy.tp_size} ranks hold parts of every matrix and compute together (tensor parallel)"]
+    if strategy.sp_size > 1:
+        how = {
+            "auto": "by heads where those divide, else by a ring",
+            "ulysses": "by heads",
+            "ring": "by a ring",
+        }[strategy.sp_mode]
+        return [f"{strategy.sp_size} ranks share each sequence, {how}"]
+    return []

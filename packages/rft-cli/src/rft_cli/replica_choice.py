@@ -1,0 +1,179 @@
+"""Engines in processes of their own, several as one: what each is started with, and where it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rft_algos.errors import PreflightError
+from rft_cli.engines import EngineChoice, choose_engine
+from rft_cli.machine import Machine, usable_cores
+from rft_cli.settings import RlSettings
+from rft_engine.draw_round import Replica
+from rft_engine.engine_replica import EngineReplica
+from rft_engine.replica_process import ProcessReplica
+from rft_engine.replicas import ReplicaEngine
+from rft_engine.shared_weights import WeightShelf
+from rft_engine.weight_digests import WeightProvider
+from rft_models.policy import CausalPolicy
+from rft_models.saved_names import as_saved
+
+WORKER = (sys.executable, "-m", "rft_cli.replica_worker")
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def wants_replicas(settings: RlSettings) -> bool:
+    """Whether engines get processes of their own: several of them, or one that runs ahead of the trainer."""
+    return settings.replicas.engine_replicas > 1 or settings.ahead.max_staleness > 0
+
+
+def make_replicas(
+    settings: RlSettings,
+    machine: Machine,
+    policy: CausalPolicy,
+    source: str | Path,
+    longest: int,
+    logs: Path,
+    *,
+    weights: WeightProvider,
+    dtype: torch.dtype,
+) -> ReplicaEngine:
+    """The replicas of this rank with the policy's weights.
+
+    Args:
+        settings, machine: of the run.
+        policy: what they generate with; its architecture is that of `settings.model.pretrain`.
+        source: directory of these weights, for engines that read one when they start.
+        longest: tokens of the longest prompt with its response.
+        logs: folder of their logs.
+        weights: yields whole tensors under the policy's names.
+        dtype: what they compute in.
+
+    Raises:
+        PreflightError: there are fewer GPUs than they need.
+    """
+    choice = choose_engine(settings.engine, machine.device)
+    given = weights if choice.shares_weights else as_saved(policy.model, weights)
+    shelf = WeightShelf(given, dtype)
+    replicas: list[Replica] = []
+    try:
+        for number in range(settings.replicas.engine_replicas):
+            log = logs / f"replica-{machine.ranks.rank}-{number}.log"
+            environment = _environment(settings, machine, number)
+            if choice.shares_weights:
+                replicas.append(_native(settings, machine, number, longest, log, environment, dtype))
+            else:
+                replicas.append(_whole(settings, choice, machine, number, source, longest, log, environment, dtype))
+        for replica in replicas:
+            if isinstance(replica, ProcessReplica):
+                replica.ready()
+        engine = ReplicaEngine(replicas, shelf, max_len=longest)
+        engine.refresh()
+    except BaseException:
+        for replica in replicas:
+            replica.close()
+        shelf.close()
+        raise
+    return engine
+
+
+def _native(
+    settings: RlSettings,
+    machine: Machine,
+    number: int,
+    longest: int,
+    log: Path,
+    environment: dict[str, str],
+    dtype: torch.dtype,
+) -> ProcessReplica:
+    cores = usable_cores() // (machine.ranks.world_size * settings.replicas.engine_replicas)
+    code = settings.model.model_code
+    model: dict[str, Any] = {
+        "model_dir": str(Path(settings.model.pretrain).expanduser().resolve()),
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": "cuda:0" if environment else torch.device(machine.device).type,
+        "flash_attn": settings.model.flash_attn,
+        "model_code": code,
+        "graphs": not settings.engine.engine_enforce_eager,
+        "num_threads": max(1, cores),
+    }
+    return ProcessReplica(
+        number,
+        WORKER,
+        model,
+        max_rows=settings.engine.engine_max_rows,
+        max_len=longest,
+        log_path=log,
+        environment=environment,
+    )
+
+
+def _whole(
+    settings: RlSettings,
+    choice: EngineChoice,
+    machine: Machine,
+    number: int,
+    source: str | Path,
+    longest: int,
+    log: Path,
+    environment: dict[str, str],
+    dtype: torch.dtype,
+) -> EngineReplica:
+    """vLLM or SGLang."""
+    from rft_engine.sglang_engine import SglangEngine
+    from rft_engine.sglang_settings import SglangSettings
+    from rft_engine.vllm_process import VllmProcessEngine
+    from rft_engine.vllm_settings import VllmSettings
+
+    given = settings.engine
+    kind = SglangSettings if choice.name == "sglang" else VllmSettings
+    chosen = kind(
+        model_dir=source,
+        max_rows=given.engine_max_rows,
+        max_len=longest,
+        dtype=str(dtype).removeprefix("torch."),
+        tensor_parallel_size=given.engine_tp_size,
+        memory_utilization=given.engine_mem_util,
+        quantization="fp8" if given.engine_fp8 else None,
+        enable_sleep=False,
+        enforce_eager=given.engine_enforce_eager or torch.device(machine.device).type == "cpu",
+        **({"transport": "file"} if choice.name == "vllm" else {}),
+    )
+    log.parent.mkdir(parents=True, exist_ok=True)
+
+    def start(provider: WeightProvider) -> Any:
+        if isinstance(chosen, SglangSettings):
+            return SglangEngine(chosen, provider, environment=environment, log_path=log)
+        return VllmProcessEngine(chosen, provider, environment=environment, log_path=log)
+
+    return EngineReplica(number, start)
+
+
+def _environment(settings: RlSettings, machine: Machine, number: int) -> dict[str, str]:
+    """The GPUs of a replica, beyond those of the ranks on this machine; nothing on a CPU.
+
+    Raises:
+        PreflightError: there are not so many.
+    """
+    if torch.device(machine.device).type != "cuda":
+        return {}
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", machine.ranks.world_size))
+    size, count = settings.engine.engine_tp_size, settings.replicas.engine_replicas
+    first = ranks_here + (machine.ranks.local_rank * count + number) * size
+    visible = torch.cuda.device_count()
+    wanted = ranks_here + ranks_here * count * size
+    if wanted > visible:
+        raise PreflightError(
+            code="engine.replicas.devices",
+            what=f"{ranks_here} ranks with {count} engine replicas of {size} GPUs each need {wanted} GPUs, {visible} "
+            "are visible",
+            where="--engine_replicas",
+            why="a replica draws while the trainer trains, on GPUs of its own",
+            do="--engine_replicas 1 --max_staleness 0",
+        )
+    names = os.environ.get(_DEVICES, "").split(",") if os.environ.get(_DEVICES) else [str(i) for i in range(visible)]
+    return {_DEVICES: ",".join(names[first : first + size])}

@@ -1,0 +1,33 @@
+"""An engine replica's process: `python -m rft_cli.replica_worker READ_FD WRITE_FD` (`rft_engine.replica_worker`)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+
+from rft_engine.replica_worker import ReplicaModel, named, serve_replica
+from rft_models.load import load_policy
+from rft_models.own_models import load_model_code
+
+
+def make_model(settings: dict[str, Any]) -> ReplicaModel:
+    """The architecture in a model directory; its weights come with the first load."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(settings["num_threads"])
+    torch.use_deterministic_algorithms(settings["device"] == "cpu")
+    load_model_code(settings["model_code"])
+    dtype: torch.dtype = getattr(torch, settings["dtype"])
+    policy = load_policy(
+        settings["model_dir"], dtype=dtype, device=settings["device"], flash_attn=settings["flash_attn"]
+    )
+    for _, parameter in policy.named_parameters():
+        parameter.requires_grad_(False)
+    tensors = named(iter(policy.named_parameters()))
+    return ReplicaModel(policy.decoder(graphs=settings["graphs"]), tensors, settings["dtype"], settings["device"])
+
+
+if __name__ == "__main__":
+    serve_replica(int(sys.argv[1]), int(sys.argv[2]), make_model)

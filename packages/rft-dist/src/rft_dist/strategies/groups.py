@@ -1,0 +1,105 @@
+"""Neighbouring ranks that do something together, and how the run looks when each such group counts as one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rft_algos.errors import OptionsError
+from rft_dist.collectives import Collectives
+
+
+class NeighbourGroup:
+    """Ranks g S .. g S + S - 1, which share the samples of data rank g.
+
+    Example: of 4 ranks with size 2, ranks 0 and 1 are data rank 0, ranks 2 and 3 data rank 1.
+    """
+
+    def __init__(self, collectives: Collectives, size: int, *, flag: str, code: str, what: str) -> None:
+        """Every rank must call it, with the same size; `flag` asked for it, and the ranks share `what`.
+
+        Raises:
+            OptionsError: the size does not divide the number of ranks.
+        """
+        world_size = collectives.world_size
+        if size < 1 or world_size % size:
+            divisors = [number for number in range(1, world_size + 1) if world_size % number == 0]
+            raise OptionsError(
+                code=code,
+                what=f"{flag} = {size}, {world_size} ranks",
+                where=f"--{flag}",
+                why=f"ranks share {what} in equal groups; allowed: {', '.join(map(str, divisors))}",
+                do=f"--{flag} {min(divisors, key=lambda number: abs(number - size))}",
+            )
+        self.size = size
+        self.data_rank, self.rank = divmod(collectives.rank, size)
+        self.data_size = world_size // size
+        self._group: Any = None
+        if size > 1:
+            self._group = self._made(world_size)
+
+    def _made(self, world_size: int) -> Any:
+        """The process group of this rank, of all that there will be."""
+        groups = [dist.new_group(list(range(first, first + self.size))) for first in range(0, world_size, self.size)]
+        return groups[self.data_rank]
+
+    @property
+    def world_size(self) -> int:
+        """Its size, under the name that `Collectives` has for it."""
+        return self.size
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """A new tensor: the sum over the group."""
+        return self._reduced(tensor, dist.ReduceOp.SUM)
+
+    def max(self, tensor: Tensor) -> Tensor:
+        """A new tensor: the elementwise maximum over the group."""
+        return self._reduced(tensor, dist.ReduceOp.MAX)
+
+    def merge(self, values: Tensor) -> Tensor:
+        """The sum over the group; its gradient goes to each as it is."""
+        return _Merge.apply(values, self) if self.size > 1 else values
+
+    def _reduced(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+        added = tensor.detach().clone(memory_format=torch.contiguous_format)
+        if self.size > 1:
+            dist.all_reduce(added, op=operation, group=self._group)
+        return added
+
+
+class _Merge(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: NeighbourGroup) -> Tensor:
+        del ctx
+        return group.sum(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        del ctx
+        return gradients[0], None
+
+
+class DataRanks:
+    """The exchanges of a run, as groups that share samples see them: each group is one rank.
+
+    Sums take one member of each group; bytes come once a group.
+    """
+
+    def __init__(self, collectives: Collectives, group: NeighbourGroup) -> None:
+        self._all, self._group = collectives, group
+        self.rank, self.world_size = group.data_rank, group.data_size
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """A new tensor: the sum over the groups."""
+        return self._all.sum(tensor if self._group.rank == 0 else torch.zeros_like(tensor))
+
+    def max(self, tensor: Tensor) -> Tensor:
+        """A new tensor: the elementwise maximum."""
+        return self._all.max(tensor)
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """The bytes of every group, in order."""
+        return self._all.gather_bytes(data if self._group.rank == 0 else b"")[:: self._group.size]

@@ -1,0 +1,132 @@
+"""What engines of other libraries have in common: their size, their deadlines, and how a start or a call fails."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from rft_algos.errors import OptionsError, ServiceError
+
+Transport = Literal["auto", "direct", "file", "ipc", "nccl"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineDeadlines:
+    """Seconds after which a call is given up; the engine's own process is then ended."""
+
+    start: float = 900.0
+    generate: float = 3600.0
+    load_weights: float = 600.0
+    other: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name in ("start", "generate", "load_weights", "other"):
+            value = getattr(self, name)
+            if not 0.0 < value < math.inf:
+                raise OptionsError(
+                    code="engine.deadlines",
+                    what=f"{name} = {value}",
+                    where=f"EngineDeadlines({name}=...)",
+                    why="a deadline is a number of seconds above 0",
+                    state="nothing was started",
+                    do=f"{name}=600",
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnProcessSettings:
+    """An engine with its own copy of the weights; the class of a library says what that one lacks."""
+
+    library: ClassVar[str] = "vllm"
+    """Part of the codes of errors; its name in texts is `library_name`."""
+    library_name: ClassVar[str] = "vLLM"
+
+    model_dir: str | Path
+    """Hugging Face directory: architecture, and the weights of version 0."""
+    max_rows: int
+    """Sequences decoded at once."""
+    max_len: int
+    """Tokens of the longest prompt with its completion."""
+    dtype: str = "auto"
+    """Of weights and activations: auto (the directory's), float32, bfloat16 or float16."""
+    tensor_parallel_size: int = 1
+    """GPUs that share the model."""
+    memory_utilization: float | None = None
+    """Share of the device's memory that the library may take; None = its own default, on a CPU what the cache needs."""
+    quantization: str | None = None
+    """None or "fp8": matrices are rounded to 8 bits as they are loaded (a GPU only)."""
+    enable_sleep: bool = False
+    """Allow `sleep`: the library then allocates in a pool that it can give back (a GPU only)."""
+    enforce_eager: bool = False
+    """No CUDA graphs and no compilation: starts sooner, decodes slower."""
+    seed: int = 0
+    """Of the library's own generators; no sample depends on it."""
+    transport: Transport = "auto"
+    """How weights come in: see `vllm_transport`."""
+    deadlines: EngineDeadlines = field(default_factory=EngineDeadlines)
+
+    def __post_init__(self) -> None:
+        sizes = (("max_rows", self.max_rows, 1), ("max_len", self.max_len, 2))
+        for name, value, least in (*sizes, ("tensor_parallel_size", self.tensor_parallel_size, 1)):
+            if value < least:
+                raise self.refusal(name, f"{name} = {value}", f"allowed: {least} or above", f"{name}={least}")
+        share = self.memory_utilization
+        if share is not None and not 0.0 < share <= 1.0:
+            why = "it is a share of the device's memory: above 0, at most 1"
+            raise self.refusal("memory_utilization", f"memory_utilization = {share}", why, "memory_utilization=0.5")
+        if self.quantization not in (None, "fp8"):
+            why = 'weights that change every step can be rounded as they come: "fp8", or not at all'
+            remedy = 'quantization="fp8"'
+            raise self.refusal("quantization", f"quantization = {self.quantization!r}", why, remedy)
+
+    def refusal(self, name: str, what: str, why: str, remedy: str) -> OptionsError:
+        """A choice that cannot be carried out."""
+        return OptionsError(
+            code=f"engine.{self.library}.{name}",
+            what=what,
+            where=f"{self.library_name} engine ({name})",
+            why=why,
+            state="nothing was started",
+            do=remedy,
+        )
+
+    def not_started(self, error: Exception, remedy: str) -> ServiceError:
+        """The library did not start; `remedy` where its words say nothing of memory."""
+        words = " ".join(str(error).split())[:600] or type(error).__name__
+        if "memory" in words.lower():
+            share = (self.memory_utilization or 0.9) / 2
+            remedy = f"--engine_mem_util {share:.2g}, or a smaller --engine_max_rows or --max_len"
+        return ServiceError(
+            code=f"engine.{self.library}.start",
+            what=f"{self.library_name} did not start: {words}",
+            where=f"{self.library_name} engine for {self.model_dir}, {self.max_rows} rows of {self.max_len} tokens",
+            why="weights, workspace and the cache of keys and values must fit into the memory that is free",
+            state="nothing was started",
+            do=remedy,
+        )
+
+    def too_slow(self, num_done: int, num_total: int, seconds: float) -> ServiceError:
+        """A call of `generate` came to its deadline."""
+        return ServiceError(
+            code="engine.deadline",
+            what=f"generate did not end within {seconds:g} s: {num_done} of {num_total} samples were done",
+            where=f"{self.library_name} engine",
+            why="every call to an engine is bounded by a deadline",
+            state="the samples that were under way are dropped; the weights are unchanged",
+            do=f"EngineDeadlines(generate={2 * seconds:g}), or a smaller rollout batch",
+        )
+
+    def config(self) -> dict[str, Any]:
+        """config.json of the directory, the language model's part on top."""
+        config: dict[str, Any] = json.loads((Path(self.model_dir) / "config.json").read_text())
+        return {**config, **config.get("text_config", {})}
+
+    def resolved_dtype(self) -> str:
+        """The directory's own for "auto": that of the libraries would round float32 to bfloat16, unlike the policy."""
+        if self.dtype != "auto":
+            return self.dtype
+        config = self.config()
+        return str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")

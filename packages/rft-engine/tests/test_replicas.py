@@ -1,0 +1,250 @@
+"""Several engines in processes as one: the same tokens however many there are, through interruptions and deaths."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rft_algos.errors import RftError, ServiceError
+from rft_engine.native import NativeEngine
+from rft_engine.records import Completion
+from rft_engine.replica_dealing import deal
+from rft_engine.replica_process import ProcessReplica, ReplicaLimits
+from rft_engine.replica_records import DrawCall, Drawn
+from rft_engine.replica_testing import CARRY, COMMAND, VOCAB, table_of
+from rft_engine.replicas import ReplicaEngine
+from rft_engine.resumed_batch import ResumingEngine
+from rft_engine.sampling import SamplingOptions
+from rft_engine.shared_weights import WeightShelf
+from rft_engine.testing import FakeDecodableModel
+
+PROMPTS = [(1,), (2, 3), (4,), (5, 6, 1), (2,), (3, 3)]
+KEYS = [[100 * p + s for s in range(3)] for p in range(len(PROMPTS))]
+OPTIONS: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 40, "stop_token_ids": (0,)}
+LIMITS = ReplicaLimits(silence=20.0)
+
+
+class Weights:
+    """What is trained here."""
+
+    def __init__(self) -> None:
+        self.table = table_of(0)
+
+    def provider(self) -> Iterator[tuple[str, Tensor]]:
+        yield "table", self.table
+
+
+def expected(seed: int, **options: Any) -> list[list[Completion]]:
+    """What one engine in this process draws."""
+    engine = NativeEngine(FakeDecodableModel(table_of(seed), carry=CARRY), max_rows=18, max_len=64)
+    return engine.generate(PROMPTS, KEYS, **OPTIONS | options)
+
+
+def tokens_of(completions: Sequence[Sequence[Completion]]) -> list[list[tuple[int, ...]]]:
+    return [[one.token_ids for one in group] for group in completions]
+
+
+def pool(
+    path: Path, weights: Weights, models: Sequence[dict[str, Any]], limits: ReplicaLimits = LIMITS
+) -> ReplicaEngine:
+    """Started replicas with these weights."""
+    replicas = [
+        ProcessReplica(n, COMMAND, model, max_rows=18, max_len=64, log_path=path / f"{n}.log", limits=limits)
+        for n, model in enumerate(models)
+    ]
+    for replica in replicas:
+        replica.ready()
+    engine = ReplicaEngine(replicas, WeightShelf(weights.provider, torch.float32), max_len=64)
+    engine.refresh()
+    return engine
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ReplicaEngine, Weights]]:
+    weights = Weights()
+    engine = pool(tmp_path_factory.mktemp("two"), weights, [{"pause": 0.002}, {"pause": 0.002}])
+    yield engine, weights
+    engine.close()
+
+
+def test_two_replicas_draw_what_one_engine_draws_and_follow_the_weights(two: tuple[ReplicaEngine, Weights]) -> None:
+    engine, weights = two
+    assert tokens_of(engine.generate(PROMPTS, KEYS, **OPTIONS)) == tokens_of(expected(0))
+    weights.table = table_of(1)
+    assert tokens_of(engine.generate(PROMPTS, KEYS, **OPTIONS)) == tokens_of(expected(0)), "a copy, not the weights"
+    engine.load_weights(1)
+    after = engine.generate(PROMPTS, KEYS, **OPTIONS)
+    assert tokens_of(after) == tokens_of(expected(1))
+    assert {one.weight_version for group in after for one in group} == {1}
+    budgets = [[1 + s + p for s in range(3)] for p in range(len(PROMPTS))]
+    limited = engine.generate(PROMPTS, KEYS, budgets=budgets, **OPTIONS)
+    assert tokens_of(limited) == tokens_of(expected(1, budgets=budgets))
+
+
+def test_interrupted_samples_go_on_elsewhere_under_other_weights_with_their_own_draws(
+    two: tuple[ReplicaEngine, Weights],
+) -> None:
+    engine, weights = two
+    weights.table = table_of(1)
+    engine.publish(2)
+    engine.serve(2)
+    prompts = [prompt for prompt, keys in zip(PROMPTS, KEYS, strict=True) for _ in keys]
+    keys = [key for group in KEYS for key in group]
+    seen = threading.Event()
+    first: dict[int, Drawn] = {}
+    options: dict[str, Any] = {"temperature": 1.0, "stop_token_ids": (0,)}
+    for one in engine.draw(prompts, keys, [0] * 18, [40] * 18, stop=seen.is_set, **options):
+        first[one.request] = one
+        seen.set()
+    begun = {i: one for i, one in first.items() if one.finish_reason == "interrupted" and one.token_ids}
+    assert len(first) == 18
+    assert begun, "nothing was interrupted in the middle"
+    weights.table = table_of(2)
+    engine.publish(3)
+    engine.serve(3)
+    rest = sorted(begun)
+    second = {
+        rest[one.request]: one
+        for one in engine.draw(
+            [(*prompts[i], *begun[i].token_ids) for i in rest],
+            [keys[i] for i in rest],
+            [len(begun[i].token_ids) for i in rest],
+            [40 - len(begun[i].token_ids) for i in rest],
+            **options,
+        )
+    }
+    for i in rest:
+        whole = (*begun[i].token_ids, *second[i].token_ids)
+        assert whole == by_hand(prompts[i], keys[i], [1] * len(begun[i].token_ids) + [2] * len(second[i].token_ids))
+        assert second[i].weight_version == 3
+        assert second[i].finish_reason == ("stop" if whole[-1] == 0 else "length")
+
+
+def by_hand(prompt: Sequence[int], key: int, seeds: Sequence[int]) -> tuple[int, ...]:
+    """Token t from the table of `seeds[t]` with draw t of the key, one at a time."""
+    from rft_algos.keyed_random import uniforms
+
+    found: list[int] = []
+    for place, seed in enumerate(seeds):
+        logits = FakeDecodableModel(table_of(seed), carry=CARRY).logits_after([*prompt, *found])
+        cumulative = logits.double().softmax(-1).cumsum(0)
+        found.append(int(torch.searchsorted(cumulative, uniforms([key], 1, place)[0, 0], right=True)))
+    return tuple(found)
+
+
+@pytest.mark.parametrize("trouble", ["die", "hang"])
+def test_what_a_dead_replica_had_is_drawn_again_to_the_same_tokens(tmp_path: Path, trouble: str) -> None:
+    bad = {"trouble": trouble, "trouble_at": 5, "marker": str(tmp_path / "was"), "pause": 0.01}
+    limits = ReplicaLimits(silence=3.0)
+    engine = pool(tmp_path, Weights(), [bad, {"pause": 0.01}], limits)
+    try:
+        drawn = engine.generate(PROMPTS, KEYS, **OPTIONS)
+        assert (tmp_path / "was").exists()
+        assert tokens_of(drawn) == tokens_of(expected(0))
+        counters = engine.counters()
+        assert counters["engine/restarts"] == 1
+        assert counters["engine/reissued"] >= 1
+        assert tokens_of(engine.generate(PROMPTS, KEYS, **OPTIONS)) == tokens_of(expected(0)), "both are there again"
+        assert engine.counters()["engine/restarts"] == 0
+    finally:
+        engine.close()
+
+
+def test_samples_that_every_replica_dies_of_end_the_run(tmp_path: Path) -> None:
+    bad = {"trouble": "die", "trouble_at": 3, "marker": str(tmp_path / "was"), "always": True}
+    engine = pool(tmp_path, Weights(), [bad])
+    try:
+        with pytest.raises(ServiceError, match="each of those ended") as caught:
+            engine.generate(PROMPTS[:1], KEYS[:1], **OPTIONS)
+        assert caught.value.problem.code == "engine.replicas.die"
+        assert "0.log" in caught.value.problem.where
+    finally:
+        engine.close()
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    weights = Weights()
+    engine = pool(tmp_path, weights, [{}])
+    try:
+        weights.table = torch.zeros(3, 3)
+        with pytest.raises(RftError, match="table") as caught:
+            engine.load_weights(1)
+        assert caught.value.problem.code == "engine.weights.incomplete"
+    finally:
+        engine.close()
+
+
+def test_the_shelf_keeps_versions_until_they_are_dropped() -> None:
+    weights = Weights()
+    shelf = WeightShelf(weights.provider, torch.bfloat16)
+    for version in range(3):
+        weights.table = table_of(version)
+        shelf.put(version)
+    paths = {version: shelf.get(version).path for version in shelf.versions}
+    [(name, held)] = shelf.get(1).tensors()
+    assert name == "table"
+    assert torch.equal(held, table_of(1).to(torch.bfloat16))
+    shelf.drop_below(2)
+    assert shelf.versions == [2]
+    assert [paths[version].exists() for version in range(3)] == [False, False, True]
+    shelf.close()
+    assert not paths[2].exists()
+
+
+def call_of(prefixes: Sequence[Sequence[int]], budgets: Sequence[int]) -> DrawCall:
+    num = len(prefixes)
+    options = SamplingOptions(temperature=1.0, max_new_tokens=max(budgets))
+    return DrawCall(prefixes, list(range(num)), [0] * num, budgets, options)
+
+
+def test_dealing_is_balanced_whole_and_the_same_every_time() -> None:
+    prefixes = [(i,) for i in range(8) for _ in range(4)]
+    budgets = [10 * (1 + i % 3) for i in range(8) for _ in range(4)]
+    call = call_of(prefixes, budgets)
+    for num in (1, 2, 3, 5):
+        shares = deal(call, num)
+        assert sorted(request for share in shares for request in share) == list(range(32))
+        loads = [sum(budgets[request] for request in share) for share in shares]
+        assert max(loads) <= 4 / 3 * max(sum(loads) / num, 120), loads
+        assert shares == deal(call, num)
+    groups = [[prefixes[request] for request in share] for share in deal(call, 2)]
+    assert not set(groups[0]) & set(groups[1]), "samples of one prompt stay together"
+    assert sorted(len(share) for share in deal(call_of([(1,)] * 6, [5] * 6), 2)) == [3, 3]
+
+
+@pytest.mark.parametrize("max_len", [64, 43])
+def test_an_engine_that_resumes_draws_what_one_call_draws(max_len: int) -> None:
+    """In pieces of any length, every sample is the one that `generate` draws; also where no token more would fit."""
+    model = FakeDecodableModel(table_of(0), carry=CARRY)
+    engine = ResumingEngine(model, max_rows=5, max_len=max_len)
+    prompts = [prompt for prompt, keys in zip(PROMPTS, KEYS, strict=True) for _ in keys]
+    keys = [key for group in KEYS for key in group]
+    drawn: list[list[int]] = [[] for _ in keys]
+    open_ones, rounds = list(range(18)), 0
+    while open_ones:
+        rounds += 1
+        options = SamplingOptions(temperature=1.0, max_new_tokens=40, stop_token_ids=(0,))
+        call = DrawCall(
+            [(*prompts[i], *drawn[i]) for i in open_ones],
+            [keys[i] for i in open_ones],
+            [len(drawn[i]) for i in open_ones],
+            [40 - len(drawn[i]) for i in open_ones],
+            options,
+        )
+        looks = iter(range(1000))
+        limit = rounds
+        ended = []
+        for one in engine.draw(call, lambda looks=looks, limit=limit: next(looks) > limit):
+            drawn[open_ones[one.request]] += one.token_ids
+            ended += [] if one.finish_reason == "interrupted" else [open_ones[one.request]]
+        open_ones = [i for i in open_ones if i not in ended]
+    assert rounds > 2
+    flat = [one.token_ids for group in expected(0) for one in group]
+    assert [tuple(row) for row in drawn] == flat
+    assert max(flat, key=len)[-1] in range(VOCAB)

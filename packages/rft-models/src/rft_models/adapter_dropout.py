@@ -1,0 +1,73 @@
+"""Dropout of adapters whose masks follow from the samples, so that no cut of a batch and no resume changes them.
+
+The mask of an entry is a function of the seed, the layer, the number of the optimizer step, the tokens of the sample,
+the place in it and the column. It acts in training mode where gradients are taken, and nowhere else: log-probabilities that are only read (evaluation, the policy at the start of a step, a reference) and
+what engines compute are those of the model without dropout.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_GOLDEN = -7046029254386353131
+"""0x9E3779B97F4A7C15 as a signed integer: odd, its bits look random."""
+_MIXERS = (-4658895280553007687, -7723592293110705685)
+"""Multipliers of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+_BITS = 24
+
+
+def mix(words: Tensor) -> Tensor:
+    """SplitMix64's finaliser on int64 words: every bit of the input changes about half of the output's."""
+    words = (words ^ _shifted(words, 30)) * _MIXERS[0]
+    words = (words ^ _shifted(words, 27)) * _MIXERS[1]
+    return words ^ _shifted(words, 31)
+
+
+def _shifted(words: Tensor, by: int) -> Tensor:
+    """To the right, with zeros from the left."""
+    return (words >> by) & ((1 << (64 - by)) - 1)
+
+
+class RowKeys:
+    """What the masks of the forward under way are drawn from; set by a hook before the decoder computes."""
+
+    def __init__(self) -> None:
+        self.update = 0
+        """Number of the optimizer step whose gradients are being taken."""
+        self.keys_T: Tensor | None = None
+
+    def hook(self, _: nn.Module, __: tuple[Any, ...], given: dict[str, Any]) -> None:
+        """One key a row of the packed row: of its sample's tokens, its place, and the step."""
+        ids, positions = given.get("input_ids"), given.get("position_ids")
+        if not torch.is_grad_enabled() or ids is None or positions is None:
+            return
+        tokens_T, places_T = ids[0].to(torch.int64), positions[0].to(torch.int64)
+        segments_T = (places_T == 0).cumsum(0)
+        words_T = mix(tokens_T * _GOLDEN + places_T)
+        samples_S = torch.zeros(tokens_T.shape[0] + 1, dtype=torch.int64, device=ids.device)
+        samples_S.index_add_(0, segments_T, words_T)
+        self.keys_T = mix(samples_S[segments_T] + mix(places_T * _GOLDEN + self.update))
+
+
+class KeyedDropout(nn.Dropout):
+    """y = x keep / (1 - p) with `keep` from the rows' keys; the identity without gradients."""
+
+    def __init__(self, p: float, key: int, rows: RowKeys) -> None:
+        super().__init__(p)
+        self._key = key
+        self._rows = rows
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[1, T, K] of one packed row."""
+        if not (self.training and torch.is_grad_enabled()):
+            return input
+        keys_T = self._rows.keys_T
+        assert keys_T is not None, "dropout before the rows have keys"
+        assert input.shape[-2] == keys_T.shape[0], "dropout of other rows than those that have keys"
+        columns_K = torch.arange(input.shape[-1], device=input.device) * _GOLDEN
+        words_TK = mix(mix(keys_T + self._key)[:, None] + columns_K)
+        keep_TK = _shifted(words_TK, 64 - _BITS) >= round(self.p * 2**_BITS)
+        return input * keep_TK.to(input.dtype) / (1 - self.p)

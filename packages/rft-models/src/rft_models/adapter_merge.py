@@ -1,0 +1,133 @@
+"""The matrix that a layer with an adapter computes with, and streams of tensors with adapters folded in.
+
+    W' = W + s B A                                      LoRA (arXiv 2106.09685), rsLoRA (arXiv 2312.03732)
+    W' = m (W + s B A) / |W + s B A|, row by row        DoRA (arXiv 2402.09353, equation 5)
+
+Needs torch alone; a layer is peft's, known by its attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ADAPTER = "default"
+"""Name of the only adapter, as peft has it inside a model; it is in no file."""
+
+_PARTS = {
+    "base_layer.weight": "base",
+    f"lora_A.{ADAPTER}.weight": "down",
+    f"lora_B.{ADAPTER}.weight": "up",
+    f"lora_magnitude_vector.{ADAPTER}.weight": "length",
+}
+
+
+def is_adapted(module: Any) -> bool:
+    """Whether a module is one of peft's layers around one of the model's."""
+    return hasattr(module, "base_layer") and hasattr(module, "lora_A")
+
+
+def own_layer(module: Any) -> Any:
+    """The model's own layer: the module, or what the adapter is around."""
+    return module.base_layer if is_adapted(module) else module
+
+
+@torch.no_grad()
+def merged_weight(
+    base: Tensor, down_RK: Tensor, up_NR: Tensor, length_N: Tensor | None, scale: float, *, transposed: bool = False
+) -> Tensor:
+    """W' in the type of `base`, computed in float32 or more.
+
+    Args:
+        base: W [N, K], or [K, N] where `transposed` (GPT-2's layers).
+        down_RK, up_NR: A and B.
+        length_N: m of DoRA; None without.
+        scale: s.
+    """
+    wide = torch.promote_types(base.dtype, torch.float32)
+    held_NK = (base.t() if transposed else base).to(wide)
+    whole_NK = torch.addmm(held_NK, up_NR.to(wide), down_RK.to(wide), alpha=scale)
+    if length_N is not None:
+        whole_NK *= (length_N.to(wide) / torch.linalg.norm(whole_NK, dim=1))[:, None]
+    return (whole_NK.t().contiguous() if transposed else whole_NK).to(base.dtype)
+
+
+def effective_weight(module: Any) -> Tensor:
+    """What a linear layer multiplies with: its weight, or a new tensor with its adapter folded in."""
+    if not is_adapted(module):
+        return module.weight
+    lengths = module.lora_magnitude_vector
+    return merged_weight(
+        plain(module.base_layer.weight),
+        module.lora_A[ADAPTER].weight,
+        module.lora_B[ADAPTER].weight,
+        lengths[ADAPTER].weight if ADAPTER in lengths else None,
+        float(module.scaling[ADAPTER]),
+        transposed=bool(getattr(module, "fan_in_fan_out", False)),
+    )
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """A tensor without its history; of one that is held in 4 bits the numbers that it stands for."""
+    state = getattr(tensor, "quant_state", None)
+    if state is None:
+        return tensor.detach()
+    import bitsandbytes  # pyright: ignore[reportMissingImports]
+
+    return bitsandbytes.functional.dequantize_4bit(tensor.data, state)  # pyright: ignore
+
+
+@dataclass(frozen=True, slots=True)
+class MergeFacts:
+    """What is needed to fold a layer's adapter in, besides its tensors."""
+
+    scale: float
+    has_length: bool
+    transposed: bool
+
+
+def folded(named: Iterable[tuple[str, Tensor]], layers: dict[str, MergeFacts]) -> Iterator[tuple[str, Tensor]]:
+    """The stream of a model with adapters as that of a model without: names of its files, adapters folded in.
+
+    A matrix is kept until its adapter has come, which follows it; everything else goes through.
+
+    Args:
+        named: (name, whole tensor) as the model with adapters names them, in its order.
+        layers: what has an adapter, by the name of the layer.
+    """
+    waiting: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in named:
+        path, part = split_name(name, layers)
+        if path is None:
+            yield name, tensor
+        elif part not in _PARTS.values():
+            yield f"{path}.{part}", tensor
+        else:
+            held = waiting.setdefault(path, {})
+            held[part] = tensor
+            if len(held) == (4 if layers[path].has_length else 3):
+                yield f"{path}.weight", _merged(waiting.pop(path), layers[path])
+    assert not waiting, f"adapters of which a part did not come: {sorted(waiting)[:3]}"
+
+
+def split_name(name: str, layers: dict[str, MergeFacts]) -> tuple[str | None, str]:
+    """(the adapted layer or None, "base", "down", "up", "length", or what stands behind the layer's name in files)."""
+    for end, part in _PARTS.items():
+        if name.endswith(f".{end}") and (path := name[: -len(end) - 1]) in layers:
+            return path, part
+    path, found, rest = name.rpartition(".base_layer.")
+    return (path, rest) if found and path in layers else (None, name)
+
+
+def is_adapter_tensor(name: str, layers: dict[str, MergeFacts]) -> bool:
+    """Whether a tensor belongs to an adapter and not to the model."""
+    return split_name(name, layers)[1] in ("down", "up", "length")
+
+
+def _merged(parts: dict[str, Tensor], facts: MergeFacts) -> Tensor:
+    base, down_RK, up_NR = parts["base"], parts["down"], parts["up"]
+    return merged_weight(base, down_RK, up_NR, parts.get("length"), facts.scale, transposed=facts.transposed)

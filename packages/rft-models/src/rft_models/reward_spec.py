@@ -1,0 +1,117 @@
+"""What a reward model computes on top of its decoder, as its config.json says it. No torch is imported here."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from rft_algos.errors import DataError, OptionsError
+
+Pooling = Literal["last", "attention"]
+
+RECORD = "reward_head"
+"""Key of config.json that holds a `RewardSpec`, and beginning of the names of tensors that transformers has none of."""
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
+_UNNAMED = re.compile(r"LABEL_\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardSpec:
+    """Which state is read, how the states of a text become one, and the heads on it.
+
+    Example: `RewardSpec(heads=("helpful", "safe"), weights=(1.0, 0.5), pooling="attention", layer=12)`.
+    """
+
+    heads: tuple[str, ...] = ("score",)
+    """Their names, each a linear layer without bias from the pooled state to one number."""
+    weights: tuple[float, ...] | None = (1.0,)
+    """What each counts in the reward; None where the files do not say it."""
+    pooling: Pooling = "last"
+    """"last": the state of the last token that is no padding; "attention": a mean that a learned query weights."""
+    layer: int | None = None
+    """k: the states behind layer k (from 1), before any final norm; layers above it are not run and not kept.
+    None: the last layer's, after the final norm."""
+    attention_heads: int = 4
+    """Queries of "attention" pooling, each over its own part of the width."""
+    scale_for_train: bool = False
+    """A learned factor on the scores in training mode alone, from 1 / 0.07 (the temperature of CLIP, 2103.00020)."""
+
+    def __post_init__(self) -> None:
+        wrong = self._wrong()
+        if wrong is not None:
+            raise OptionsError(
+                code="models.reward_spec",
+                what=wrong,
+                where="reward head",
+                why="heads have different names, finite weights and a layer counted from 1",
+                do='RewardSpec(heads=("helpful", "safe"), weights=(1.0, 0.5))',
+            )
+
+    def _wrong(self) -> str | None:
+        if not self.heads or len(set(self.heads)) < len(self.heads):
+            return f"heads {self.heads}"
+        unnamed = [name for name in self.heads if not _NAME.fullmatch(name)]
+        if unnamed:
+            return f"head {unnamed[0]!r}; a name has letters, digits, dots, dashes and underscores"
+        if self.weights is not None and len(self.weights) != len(self.heads):
+            return f"{len(self.weights)} weights for {len(self.heads)} heads"
+        if self.weights is not None and not all(map(math.isfinite, self.weights)):
+            return f"weights {self.weights}"
+        if self.pooling not in get_args(Pooling):
+            return f"pooling {self.pooling!r}; it is one of {', '.join(get_args(Pooling))}"
+        if self.layer is not None and self.layer < 1:
+            return f"layer {self.layer}"
+        return f"attention_heads {self.attention_heads}" if self.attention_heads < 1 else None
+
+    @property
+    def is_classifier(self) -> bool:
+        """Whether a sequence classifier of transformers computes the same."""
+        return self.pooling == "last" and self.layer is None and not self.scale_for_train
+
+    @property
+    def tensor_prefix(self) -> str:
+        """What the names of the head's tensors begin with; "" for those that transformers knows."""
+        return "" if self.is_classifier else f"{RECORD}."
+
+    def as_record(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)
+
+
+def stored_spec(config: Mapping[str, Any], path: Path) -> RewardSpec | None:
+    """The spec in a config.json that was written here, or None.
+
+    Raises:
+        DataError: the entry is damaged.
+    """
+    record = config.get(RECORD)
+    if record is None:
+        return None
+    try:
+        fields = dict(record)
+        for name in ("heads", "weights"):
+            fields[name] = None if fields[name] is None else tuple(fields[name])
+        return RewardSpec(**fields)
+    except (TypeError, ValueError, KeyError, OptionsError) as error:
+        raise DataError(
+            code="models.reward_spec_damaged",
+            what=f"{RECORD} in config.json cannot be read: {error}",
+            where=str(path / "config.json"),
+            why="it says how the scores are computed",
+            do=f"copy config.json of the reward model into {path} again",
+        ) from error
+
+
+def spec_of_classifier(config: Mapping[str, Any], num_labels: int) -> RewardSpec:
+    """What a sequence classifier of transformers with so many labels computes; a label's name is a head's."""
+    named = cast("Mapping[str, Any]", config.get("id2label") or {})
+    names = [str(named.get(str(number), f"LABEL_{number}")) for number in range(num_labels)]
+    names = [re.sub(r"[^\w.-]+", "_", name) for name in names]
+    if num_labels == 1:
+        return RewardSpec(heads=("score",) if _UNNAMED.fullmatch(names[0]) else (names[0],), weights=(1.0,))
+    return RewardSpec(heads=tuple(names), weights=None)

@@ -1,0 +1,126 @@
+"""Prompts and responses as text, scored by a reward model with its own tokenizer and chat template.
+
+The policy's tokens mean nothing here: two tokenizers share no ids, and a template's turns are what the reward model
+was trained on. A text always ends as the reward model's training texts do (the end of the assistant's turn, or the
+end token), also where the policy was cut off: a score is read at the end of a text, and a state that never was one
+in training says nothing. A text that is longer than the model places has no score; it is never cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from rft_algos.errors import DataError
+from rft_models.reward_model import RewardModel
+from rft_models.text import HfTextCodec
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class RewardTextScorer:
+    """Scores of prompt and response pairs, packed up to `max_tokens` a forward."""
+
+    def __init__(self, model: RewardModel, *, max_tokens: int = 8192) -> None:
+        """
+        Args:
+            model: in eval mode, with a tokenizer.
+            max_tokens: tokens of a forward; a longer text runs alone.
+        """
+        assert model.codec is not None, "a reward model without a tokenizer scores token ids only"
+        self.model = model
+        self._codec: HfTextCodec = model.codec
+        self._max_tokens = max_tokens
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Names of the scores."""
+        return self.model.spec.heads
+
+    @torch.no_grad()
+    def score(
+        self, prompts: Sequence[str], messages: Sequence[Messages], responses: Sequence[str]
+    ) -> list[dict[str, float] | str]:
+        """One score a head for each pair, or the reason why there is none.
+
+        Args:
+            prompts: the prompts as the policy saw them, used where the tokenizer has no chat template.
+            messages: the prompts as conversations; empty for a prompt that is plain text.
+            responses: texts without special tokens.
+        """
+        rows = [self._encoded(*row) for row in zip(prompts, messages, responses, strict=True)]
+        found: list[dict[str, float] | str] = [row if isinstance(row, str) else {} for row in rows]
+        tokens = {place: row for place, row in enumerate(rows) if not isinstance(row, str)}
+        for places in self._batches(tokens):
+            shared = shared_lengths([tokens[place] for place in places], [prompts[place] for place in places])
+            for place, scores in zip(places, self._forward([tokens[place] for place in places], shared), strict=True):
+                found[place] = scores
+        return found
+
+    def token_ids(self, prompt: str, messages: Messages, response: str) -> list[int]:
+        """The pair as the reward model reads it.
+
+        Raises:
+            DataError: its tokenizer or template cannot take the text.
+        """
+        if self._codec.has_chat_template:
+            turns = list(messages) or [{"role": "user", "content": prompt}]
+            text = self._codec.render_chat(
+                [*turns, {"role": "assistant", "content": response}], add_generation_prompt=False
+            )
+            return self._codec.encode(text)
+        ids = self._codec.encode(prompt + response, add_special_tokens=True)
+        end = self._codec.eos_ids[:1]
+        return ids if not end or ids[-1:] == list(end) else [*ids, *end]
+
+    def _encoded(self, prompt: str, messages: Messages, response: str) -> list[int] | str:
+        try:
+            ids = self.token_ids(prompt, messages, response)
+        except DataError as error:
+            return f"the reward model cannot read it: {error.problem.what}"
+        limit = self.model.max_positions
+        if limit and len(ids) > limit:
+            return f"{len(ids)} tokens, the reward model places {limit}"
+        return ids if ids else "the text has no tokens"
+
+    def _batches(self, tokens: Mapping[int, Sequence[int]]) -> list[list[int]]:
+        """Places in order, as many a forward as fit."""
+        batches: list[list[int]] = []
+        room = 0
+        for place, ids in tokens.items():
+            if not batches or len(ids) > room:
+                batches.append([])
+                room = self._max_tokens
+            batches[-1].append(place)
+            room -= len(ids)
+        return batches
+
+    def _forward(self, rows: Sequence[Sequence[int]], shared: Sequence[int]) -> list[dict[str, float]]:
+        device = self.model.device
+        lengths = torch.tensor([len(row) for row in rows])
+        segments_T = torch.repeat_interleave(torch.arange(len(rows)), lengths)
+        positions_T = torch.cat([torch.arange(len(row)) for row in rows])
+        own_T = positions_T >= torch.tensor(shared)[segments_T]
+        scores = self.model.scores(
+            torch.tensor([token for row in rows for token in row], device=device),
+            positions_T.to(device),
+            segments_T.to(device),
+            own_T.to(device),
+        )
+        columns = [scores[name].tolist() for name in self.heads]
+        return [dict(zip(self.heads, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def shared_lengths(rows: Sequence[Sequence[int]], prompts: Sequence[str]) -> list[int]:
+    """For each row how many tokens at its start the neighbours with its prompt have too; below its own length."""
+    shared: list[int] = []
+    for _, run in groupby(zip(prompts, rows, strict=True), key=lambda pair: pair[0]):
+        listed = [row for _, row in run]
+        limit = min(len(row) for row in listed) - 1 if len(listed) > 1 else 0
+        first = listed[0]
+        common = next((i for i in range(limit) if any(row[i] != first[i] for row in listed)), limit)
+        shared += [common] * len(listed)
+    return shared

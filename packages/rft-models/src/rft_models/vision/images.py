@@ -1,0 +1,208 @@
+"""Image files -> RGB images of a bounded size. What the file's header says is checked before anything is decoded.
+
+A file of 20 KiB can hold 13,000 x 13,000 pixels, half a gigabyte once decoded. No file is decoded that states more
+pixels than `PixelRules.max_decoded`; one with more than `max_pixels` is refused on request, or scaled down by the
+model's own processor.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
+
+from rft_algos.errors import DataError, OptionsError
+
+ImageSource: TypeAlias = Any
+"""A path (str or Path), the bytes of a file, a "data:image/...;base64,..." text, or a PIL image."""
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+"""What is read. Formats that run programs or name other files (EPS, SVG, ...) are not."""
+
+_DATA_URI = "data:"
+_ORIENTATION = 0x0112
+"""The EXIF tag that says how a camera was held; 1 is upright."""
+
+
+@dataclass(frozen=True, slots=True)
+class PixelRules:
+    """How large images may be."""
+
+    max_pixels: int | None = None
+    """Pixels that the model sees of an image at most; None = what the model's processor says."""
+    min_pixels: int | None = None
+    """Pixels that smaller images are enlarged to; None = what the model's processor says."""
+    oversize: Literal["downscale", "refuse"] = "downscale"
+    """What becomes of an image with more than `max_pixels`."""
+    max_decoded: int = 32 * 1024 * 1024
+    """Pixels of the largest file that is decoded at all."""
+
+    def __post_init__(self) -> None:
+        if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
+            raise OptionsError(
+                code="images.pixel_range",
+                what=f"min_pixels = {self.min_pixels:,}, max_pixels = {self.max_pixels:,}",
+                where="--min_pixels, --max_pixels",
+                why="no image can have at least the one and at most the other",
+                do=f"--min_pixels {self.max_pixels}",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedImage:
+    """A decoded image, and the file that it is."""
+
+    image: Any
+    """PIL, RGB, upright."""
+    file: bytes
+
+
+def open_image(source: ImageSource, rules: PixelRules | None = None, *, where: str = "image") -> OpenedImage:
+    """Read an image.
+
+    Raises:
+        DataError: no file, no image, of a format that is not read, damaged, or of more pixels than allowed.
+        OptionsError: pillow is not installed.
+    """
+    pillow = require_pillow()
+    rules = rules or PixelRules()
+    if isinstance(source, pillow.Image):
+        file = b""
+        image = source
+        _check_header(image.size, rules, where)
+    else:
+        file = _bytes_of(source, where)
+        image = _opened(file, rules, where)
+    upright = _upright_rgb(image, where)
+    return OpenedImage(upright, file if file and _is_plain(image, upright) else _png(upright))
+
+
+def require_pillow() -> Any:
+    """PIL's `Image`, or one error that says how to get it."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise missing_extra("pillow") from error
+    return Image
+
+
+def missing_extra(package: str) -> OptionsError:
+    """Images need packages that the base install does not have."""
+    return OptionsError(
+        code="vision.not_installed",
+        what=f"{package} is not installed",
+        where="vision-language models",
+        why="images are decoded by pillow and prepared by transformers' processors, which need torchvision",
+        do="uv sync --extra vision",
+    )
+
+
+def _bytes_of(source: ImageSource, where: str) -> bytes:
+    if isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source)
+    if isinstance(source, str) and source.startswith(_DATA_URI):
+        head, _, body = source.partition(",")
+        if not head.endswith(";base64"):
+            raise _refused(where, f"{head[:60]}... is no base64 text", "data URIs hold their file as base64")
+        try:
+            return base64.b64decode(body, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise _refused(where, f"the base64 text is damaged: {error}", "it must decode to a file") from error
+    if not isinstance(source, str | Path):
+        kind = type(cast(object, source)).__name__
+        raise _refused(where, f"a {kind} is no image", "paths, bytes, data URIs and PIL images are")
+    path = Path(source)
+    try:
+        return path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError(
+            code="images.no_file",
+            what=f"{source}: {reason}",
+            where=where,
+            why="an image is a file on this machine; nothing is downloaded",
+            do=f"put the file at {path}",
+        ) from error
+
+
+def _opened(file: bytes, rules: PixelRules, where: str) -> Any:
+    """The decoded image of a file whose header is good; its first frame where it has several."""
+    from PIL import Image, UnidentifiedImageError
+
+    own_limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # ours comes first, with its own words
+    try:
+        image = Image.open(io.BytesIO(file), formats=FORMATS)
+        _check_header(image.size, rules, where)
+        image.load()
+    except UnidentifiedImageError as error:
+        known = ", ".join(FORMATS)
+        raise _refused(where, f"{len(file):,} bytes are no image", f"formats that are read: {known}") from error
+    except (OSError, ValueError, SyntaxError, EOFError, IndexError, MemoryError, OverflowError) as error:
+        raise _refused(where, f"the image is damaged: {error}", "it must decode whole") from error
+    finally:
+        Image.MAX_IMAGE_PIXELS = own_limit
+    return image
+
+
+def _check_header(size: tuple[int, int], rules: PixelRules, where: str) -> None:
+    """Before anything is decoded."""
+    width, height = size
+    pixels = width * height
+    if pixels < 1:
+        raise _refused(where, f"the image has {width} x {height} pixels", "an image has at least one")
+    if pixels > rules.max_decoded:
+        raise DataError(
+            code="images.too_large",
+            what=f"the file states {width:,} x {height:,} = {pixels:,} pixels, at most {rules.max_decoded:,} are read",
+            where=where,
+            why="a small file can decode to gigabytes; the header is checked first",
+            state="nothing of the image was decoded",
+            do="scale the file down, or leave its row out",
+        )
+    if rules.oversize == "refuse" and rules.max_pixels is not None and pixels > rules.max_pixels:
+        raise DataError(
+            code="images.above_max_pixels",
+            what=f"{width:,} x {height:,} = {pixels:,} pixels, max_pixels = {rules.max_pixels:,}",
+            where=where,
+            why="larger images are to be refused, not scaled down",
+            state="nothing of the image was decoded",
+            do=f"--max_pixels {pixels}",
+        )
+
+
+def _upright_rgb(image: Any, where: str) -> Any:
+    """Turned as its EXIF data say, on white where it is transparent, 16-bit gray brought to 8."""
+    from PIL import Image, ImageOps
+
+    try:
+        image = ImageOps.exif_transpose(image)
+        if image.mode in ("I;16", "I;16B", "I;16L", "I"):
+            return image.convert("I").point(lambda value: value / 256).convert("L").convert("RGB")
+        if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+            layer = image.convert("RGBA")
+            return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")
+        return image.convert("RGB")
+    except (OSError, ValueError, SyntaxError, KeyError, OverflowError) as error:
+        raise _refused(where, f"an image of mode {image.mode} does not become RGB: {error}", "it must") from error
+
+
+def _is_plain(image: Any, upright: Any) -> bool:
+    """Whether an engine that opens the file and makes it RGB sees the same pixels."""
+    one = getattr(image, "n_frames", 1) == 1 and image.getexif().get(_ORIENTATION, 1) == 1
+    return one and image.mode in ("RGB", "L") and image.size == upright.size and "transparency" not in image.info
+
+
+def _png(image: Any) -> bytes:
+    """The file anew, where another program would see another image in it."""
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def _refused(where: str, what: str, why: str) -> DataError:
+    return DataError(
+        code="images.not_an_image", what=what, where=where, why=why, do="put another file there, or leave its row out"
+    )

@@ -1,0 +1,117 @@
+"""The vision tower of a transformers model: images in, features in place of embeddings out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rft_models.vision.families import VISION_FAMILIES
+from rft_models.vision.records import ImageInputs, Media
+from rft_models.vision.rows import Features, MediaInputs, RowInputs, place
+
+
+class VisionTower:
+    """Of one of `VISION_FAMILIES`; shares the model's weights.
+
+    A row's distinct images run once, in one call, however many samples of a prompt the row has.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """`model` is the whole one, ...ForConditionalGeneration."""
+        self._model = model
+        self._vision = model.config.vision_config
+        self.image_token_id = int(model.config.image_token_id)
+        self.merge: int | None = None
+        """Patches a side that become one feature; None for a decoder whose positions have one axis."""
+        if VISION_FAMILIES[model.config.model_type].three_axes:
+            self.merge = int(self._vision.spatial_merge_size)
+        self.runs_always = False
+        """Whether also rows without images run the tower: ranks that gather weights together must all use them."""
+
+    def features(self, images: Sequence[ImageInputs]) -> Features:
+        """Of all images, one after another."""
+        found = self._model.model.get_image_features(**self._arguments(images), return_dict=True)
+        deep = getattr(found, "deepstack_features", None) or ()
+        return Features(torch.cat(list(found.pooler_output)), tuple(torch.cat(list(layer)) for layer in deep))
+
+    def row(
+        self, mm_inputs: MediaInputs | None, lengths: Sequence[int], token_ids_T: Tensor, positions_T: Tensor
+    ) -> RowInputs:
+        """The row of these segments, with the features of their images.
+
+        Raises:
+            DataError: see `rows.place`.
+        """
+        placed = None
+        if mm_inputs is not None:
+            placed = place(mm_inputs, lengths, token_ids_T, positions_T, merge=self.merge)
+        if placed is not None:
+            features = self.features(placed.images)
+            return RowInputs(token_ids_T, positions_T, placed.source_T, placed.positions_3T, features)
+        if not self.runs_always:
+            return RowInputs(token_ids_T, positions_T)
+        nowhere_T = torch.full_like(token_ids_T, -1)
+        return RowInputs(token_ids_T, positions_T, nowhere_T, None, self.features([self.smallest()]))
+
+    def smallest(self, seed: int = 0) -> ImageInputs:
+        """Noise of the smallest size that the tower takes, to try it on."""
+        generator = torch.Generator().manual_seed(seed)
+        vision = self._vision
+        if self.merge is None:
+            side = int(vision.image_size)
+            pixels = torch.randn((3, side, side), generator=generator)
+            return ImageInputs.of(pixels, None, self._features_of_fixed(side))
+        grid = (1, self.merge, 2 * self.merge)
+        width = int(vision.in_channels) * int(vision.temporal_patch_size) * int(vision.patch_size) ** 2
+        pixels = torch.randn((grid[0] * grid[1] * grid[2], width), generator=generator)
+        return ImageInputs.of(pixels, grid, 2)
+
+    def probe(self, seed: int) -> Media:
+        """One such image behind the first token of a segment."""
+        image = self.smallest(seed)
+        return Media((image,), ((1, image.num_tokens),), self.image_token_id)
+
+    def own_inputs(self, token_ids_L: Tensor, media: Media) -> dict[str, Any]:
+        """Arguments of the model's own forward beside the tokens of one sequence [1, L]."""
+        spans = [(0, first, number) for first, number in media.spans]
+        return self.own_arguments(media.images, spans, (1, token_ids_L.shape[0]))
+
+    def own_arguments(
+        self, images: Sequence[ImageInputs], spans: Sequence[tuple[int, int, int]], shape: tuple[int, int]
+    ) -> dict[str, Any]:
+        """Of rows of `shape` with these images; `spans` are (row, first column, number of placeholders) of each."""
+        device, _ = self._device_and_dtype()
+        given = self._arguments(images)
+        if self.merge is not None:
+            kinds_BL = torch.zeros(shape, dtype=torch.int64, device=device)
+            for row, first, number in spans:
+                kinds_BL[row, first : first + number] = 1
+            given["mm_token_type_ids"] = kinds_BL
+        return given
+
+    def _arguments(self, images: Sequence[ImageInputs]) -> dict[str, Any]:
+        device, dtype = self._device_and_dtype()
+        pixels = [image.pixel_values.to(device=device, dtype=dtype) for image in images]
+        if self.merge is None:
+            return {"pixel_values": torch.stack(pixels)}
+        grids = torch.tensor([image.grid for image in images], device=device)
+        return {"pixel_values": torch.cat(pixels), "image_grid_thw": grids}
+
+    def _features_of_fixed(self, side: int) -> int:
+        """Of an image of the one size of a LLaVA model's tower."""
+        patches = (side // int(self._vision.patch_size)) ** 2
+        has_class_token = self._vision.model_type == "clip_vision_model"
+        dropped = self._model.config.vision_feature_select_strategy == "default"
+        return patches + int(has_class_token) - int(dropped)
+
+    def _device_and_dtype(self) -> tuple[torch.device, torch.dtype]:
+        parameter = self._model.get_output_embeddings().weight
+        return parameter.device, parameter.dtype
+
+
+def vision_tower_of(model: Any) -> VisionTower | None:
+    """The tower of a model that takes images, else None."""
+    return VisionTower(model) if model.config.model_type in VISION_FAMILIES else None

@@ -1,0 +1,93 @@
+"""The tensors of a Hugging Face directory, read a block at a time: no whole tensor has to be in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from rft_algos.errors import DataError, OptionsError
+
+
+class WeightFiles:
+    """Where each tensor of a model lies, and its parts on demand.
+
+    Example::
+
+        files = WeightFiles(Path("model"))
+        files.refuse_others({"lm_head.weight": (151936, 896)})
+        rows = files.block("lm_head.weight", start=(0, 0), shape=(75968, 896))      # the first half of it
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Raises DataError where a file is damaged."""
+        self._directory = directory
+        self._files: dict[str, Any] = {}
+        self._places: dict[str, str] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for path in sorted(directory.glob("*.safetensors")):
+            try:
+                file: Any = safe_open(str(path), framework="pt", device="cpu")
+            except (SafetensorError, OSError) as error:
+                raise _damaged(path, error) from error
+            self._files[path.name] = file
+            for name in file.keys():  # noqa: SIM118 - the object is no mapping
+                self._places[name] = path.name
+                self._shapes[name] = tuple(file.get_slice(name).get_shape())
+
+    def refuse_others(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Refuse unless every tensor of the model is in the files under its own name and in its own shape.
+
+        Raises:
+            OptionsError: transformers would rename, split or join tensors on the way into the model.
+        """
+        differing = [
+            f"{name} {list(shape)} ({list(self._shapes[name]) if name in self._shapes else 'not in the files'})"
+            for name, shape in sorted(shapes.items())
+            if self._shapes.get(name) != shape
+        ]
+        if differing:
+            raise OptionsError(
+                code="models.meta_names",
+                what=f"{len(differing)} of {len(shapes)} tensors of the model do not lie in the files as they are in "
+                f"the model, the first is {differing[0]}",
+                where=f"--meta_init with {self._directory}",
+                why="a rank reads its blocks straight from the files, so a block of a tensor is a block of the file's",
+                do="leave --meta_init out: the weights are loaded whole and then spread",
+            )
+
+    def block(self, name: str, start: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """`shape` elements from `start` on, in the type of the file."""
+        path = self._directory / self._places[name]
+        try:
+            return self._files[path.name].get_slice(name)[_slices(start, shape)]
+        except (SafetensorError, OSError) as error:
+            raise _damaged(path, error) from error
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._files = {}
+
+
+def _slices(start: Sequence[int], shape: Sequence[int]) -> Any:
+    places = tuple(slice(first, first + size) for first, size in zip(start, shape, strict=True))
+    return places if places else ...
+
+
+def shapes_of(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
+    """Shapes of the model's parameters by name, tied ones once."""
+    return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def _damaged(path: Path, error: Exception) -> DataError:
+    return DataError(
+        code="models.damaged_weights",
+        what=f"the weights do not load: {(str(error).splitlines() or [type(error).__name__])[0]}",
+        where=str(path),
+        why="the file is cut off or damaged",
+        do=f"copy {path.name} of the model again",
+    )

@@ -1,0 +1,1 @@
+"""Rollouts that are drawn while the trainer trains."""

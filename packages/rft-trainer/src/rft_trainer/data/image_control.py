@@ -1,0 +1,53 @@
+"""The control experiment for images: each row gets the images of another, so that they say nothing about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rft_algos.errors import DataError
+from rft_algos.keyed_random import derive_key, permutation
+from rft_trainer.data.prompts import PromptRow
+
+
+def shuffle_images(rows: Sequence[PromptRow], seed: int) -> list[PromptRow]:
+    """The same rows, their images in other places.
+
+    They change places among the rows of the same question and number of images where there are at least two of them,
+    else among all that are left with this number. No row keeps its own.
+
+    Raises:
+        DataError: a row has no other row to change with.
+    """
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for index, row in enumerate(rows):
+        if row.images:
+            groups.setdefault((len(row.images), row.text, row.messages), []).append(index)
+    left: dict[int, list[int]] = {}
+    given: dict[int, int] = {}
+    for members in groups.values():
+        if len(members) == 1:
+            left.setdefault(len(rows[members[0]].images), []).extend(members)
+        else:
+            given |= _rotated(members, seed)
+    for members in left.values():
+        if len(members) == 1:
+            raise _alone(rows[members[0]])
+        given |= _rotated(members, seed)
+    return [replace(row, images=rows[given.get(index, index)].images) for index, row in enumerate(rows)]
+
+
+def _rotated(members: Sequence[int], seed: int) -> dict[int, int]:
+    """Member -> the next one in a random circle."""
+    order = [members[i] for i in permutation(derive_key(seed, "shuffle-images", members[0]), len(members)).tolist()]
+    return {member: order[place - 1] for place, member in enumerate(order)}
+
+
+def _alone(row: PromptRow) -> DataError:
+    return DataError(
+        code="data.alone_to_shuffle",
+        what=f"{row.prompt_id} is the only row left with {len(row.images)} images",
+        where=row.images[0].where,
+        why="with shuffle_images its images go to another row that has as many",
+        do="leave --shuffle_images out, or give more rows",
+    )

@@ -1,0 +1,184 @@
+"""The images of rows: where each one is, what it is, and which rows have how many.
+
+An image is a file's bytes as they are (PNG, JPEG, ...); nothing is decoded here. It comes as a path relative to the
+data file, as bytes (parquet), as the object that `datasets` writes (`{"bytes": ..., "path": ...}`), or as a data URI.
+Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rft_algos.errors import DataError
+from rft_trainer.data.rows import Row, shown
+
+MARKER = "<image>"
+"""Stands in a text where an image goes."""
+
+MAX_IMAGE_BYTES = 64 * 1024 * 1024
+_HEAD = 16
+_STARTS = {
+    "PNG": (b"\x89PNG\r\n\x1a\n", 0),
+    "JPEG": (b"\xff\xd8\xff", 0),
+    "GIF": (b"GIF8", 0),
+    "WebP": (b"WEBP", 8),
+    "BMP": (b"BM", 0),
+    "TIFF": (b"II*\x00", 0),
+    "TIFF (big-endian)": (b"MM\x00*", 0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ImageColumn:
+    """Which column holds the images of a row, and what is allowed."""
+
+    key: str
+    limit: int = -1
+    """Most images of one row; -1 = any number."""
+    mixed: bool = False
+    """Whether rows without an image may stand beside rows with one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowImage:
+    """One image of a row; `path` where the bytes are in a file, else `data` holds them."""
+
+    where: str
+    """file:line:field of the row that names it."""
+    digest: str
+    """SHA-256 of the bytes."""
+    path: str = ""
+    data: bytes = b""
+
+    def read(self) -> bytes:
+        """The encoded image.
+
+        Raises:
+            DataError: its file has gone or has other bytes than when the rows were read.
+        """
+        if not self.path:
+            return self.data
+        data = _file_bytes(Path(self.path), self.where)
+        if hashlib.sha256(data).hexdigest() != self.digest:
+            raise DataError(
+                code="data.image_changed",
+                what=f"{self.path} has other bytes than when the rows were read",
+                where=self.where,
+                why="a run trains on the data that it started with",
+                do="start again, once nothing writes to the images",
+            )
+        return data
+
+
+def images_of(row: Row, column: ImageColumn) -> tuple[RowImage, ...]:
+    """The images of a row, in order; none where the field is absent, null or an empty list.
+
+    Raises:
+        DataError: a value that is no image, a file that is not there, or more images than are allowed.
+    """
+    value = _value(row, column.key)
+    values = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
+    many = isinstance(value, list | tuple)
+    if 0 <= column.limit < len(values):
+        raise DataError(
+            code="data.too_many_images",
+            what=f"{len(values)} images; limit_mm_image_per_prompt = {column.limit}",
+            where=row.where(column.key),
+            why="a row is used whole, so the limit must hold the row with most images",
+            do=f"--limit_mm_image_per_prompt {len(values)}",
+        )
+    return tuple(
+        _image(item, row, f"{column.key}[{number}]" if many else column.key) for number, item in enumerate(values)
+    )
+
+
+def _value(row: Row, key: str) -> Any:
+    if key in row.fields:
+        return row.fields[key]
+    value: Any = row.fields
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _image(value: Any, row: Row, place: str) -> RowImage:
+    where = row.where(place)
+    if isinstance(value, Mapping):  # what `datasets` writes for a column of images
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, bytes | bytearray | memoryview):
+        return _in_memory(bytes(value), where)
+    if not isinstance(value, str) or not value.strip():
+        raise _not_an_image(where, f"{type(value).__name__} {shown(value)}")
+    if value.startswith("data:"):
+        return _in_memory(_data_uri(value, where), where)
+    if "://" in value[:12]:
+        raise DataError(
+            code="data.image_address",
+            what=f"{shown(value)} is an address",
+            where=where,
+            why="images are read from this machine; nothing is downloaded",
+            do=f"save the image beside {row.file} and give its path",
+        )
+    path = Path(row.file).parent / Path(value).expanduser()
+    data = _file_bytes(path, where)
+    _refuse_other_kinds(data, where, str(path))
+    return RowImage(where, hashlib.sha256(data).hexdigest(), path=str(path))
+
+
+def _in_memory(data: bytes, where: str) -> RowImage:
+    _refuse_other_kinds(data, where, f"{len(data):,} bytes")
+    return RowImage(where, hashlib.sha256(data).hexdigest(), data=data)
+
+
+def _file_bytes(path: Path, where: str) -> bytes:
+    try:
+        if not path.is_file():
+            raise _no_file(path, where, "is a directory or a device" if path.exists() else "is not there")
+        size = path.stat().st_size
+        if size > MAX_IMAGE_BYTES:
+            raise _no_file(path, where, f"has {size:,} bytes, more than the {MAX_IMAGE_BYTES:,} of an image")
+        return path.read_bytes()
+    except OSError as error:
+        raise _no_file(path, where, f"cannot be read: {error.strerror or error}") from error
+
+
+def _no_file(path: Path, where: str, what: str) -> DataError:
+    return DataError(
+        code="data.image_file",
+        what=f"the image file {path} {what}",
+        where=where,
+        why="a path in an image column is relative to the data file",
+        do=f"ls -l {path}",
+    )
+
+
+def _data_uri(text: str, where: str) -> bytes:
+    head, comma, body = text.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise _not_an_image(where, f"the data URI {shown(text)}")
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise _not_an_image(where, f"the data URI {shown(text)} ({error})") from error
+
+
+def _refuse_other_kinds(data: bytes, where: str, named: str) -> None:
+    head = data[:_HEAD]
+    if not any(head[at : at + len(start)] == start for start, at in _STARTS.values()):
+        raise _not_an_image(where, f"{named}, beginning with {shown(head[:8])},")
+
+
+def _not_an_image(where: str, what: str) -> DataError:
+    return DataError(
+        code="data.not_an_image",
+        what=f"{what} is no image",
+        where=where,
+        why=f"an image is a path, bytes or a base64 data URI of {', '.join(k for k in _STARTS if '(' not in k)}",
+        do=f"correct {where}",
+    )

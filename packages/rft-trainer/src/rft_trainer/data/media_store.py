@@ -1,0 +1,120 @@
+"""Images of prompts as a model takes them: prepared when they are wanted, the last ones kept.
+
+Prepared images are some hundred times as large as their files, so those of a whole data set are not held: a prompt
+carries a handle, and what it stands for is made again from the file when it is no longer kept.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from rft_trainer.data.images import RowImage
+
+KEPT_FEATURES = 32_768
+"""Features of the images that are kept prepared; of patches of 14 pixels, four a feature, about 0.6 GB."""
+
+
+class PreparedMedia(Protocol):
+    """Images as a model takes them."""
+
+    @property
+    def num_images(self) -> int: ...
+    @property
+    def num_tokens(self) -> int:
+        """Placeholders, as many as features."""
+        ...
+
+
+@runtime_checkable
+class MediaCodec(Protocol):
+    """A tokenizer with the image processor of its model."""
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of `text`."""
+        ...
+
+    def encode_media(
+        self, prompt: str, images: Sequence[bytes], *, where: str = "prompt"
+    ) -> tuple[list[int], PreparedMedia | None]:
+        """Token ids with as many placeholders as features, and the images; None without any. `where` is for errors."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredMedia:
+    """The images of one prompt: how many there are, and the way to them."""
+
+    store: MediaStore
+    text: str
+    images: tuple[RowImage, ...]
+    where: str
+    num_images: int
+    num_tokens: int
+
+    def load(self) -> Any:
+        """As the model's forward takes them."""
+        return self.store.prepared(self)
+
+
+class MediaStore:
+    """Makes the images of prompts and keeps the last ones; several threads may ask."""
+
+    def __init__(self, codec: MediaCodec, *, kept_features: int = KEPT_FEATURES) -> None:
+        self._codec = codec
+        self._limit = kept_features
+        self._kept: OrderedDict[tuple[str, ...], PreparedMedia] = OrderedDict()
+        self._num_features = 0
+        self._lock = threading.Lock()
+
+    def encode(
+        self, text: str, images: tuple[RowImage, ...], *, special: bool, where: str
+    ) -> tuple[list[int], StoredMedia | None]:
+        """Token ids and a handle; also for a text alone, whose own letters may not spell a placeholder.
+
+        `special` adds the tokenizer's own tokens to a text alone; one with images holds what its model wants.
+        """
+        token_ids, media = self._encode(text, images, where)
+        if media is None:
+            return (self._codec.encode(text, add_special_tokens=True) if special else token_ids), None
+        stored = StoredMedia(self, text, images, where, media.num_images, media.num_tokens)
+        self._keep(_key(stored), media)
+        return token_ids, stored
+
+    def prepared(self, stored: StoredMedia) -> PreparedMedia:
+        """What the handle stands for."""
+        key = _key(stored)
+        with self._lock:
+            media = self._kept.get(key)
+            if media is not None:
+                self._kept.move_to_end(key)
+                return media
+        _, media = self._encode(stored.text, stored.images, stored.where)
+        assert media is not None
+        assert media.num_tokens == stored.num_tokens, "the same images have the same features"
+        self._keep(key, media)
+        return media
+
+    def _encode(self, text: str, images: tuple[RowImage, ...], where: str) -> tuple[list[int], PreparedMedia | None]:
+        return self._codec.encode_media(text, [image.read() for image in images], where=where)
+
+    def _keep(self, key: tuple[str, ...], media: PreparedMedia) -> None:
+        with self._lock:
+            if key in self._kept:
+                return
+            self._kept[key] = media
+            self._num_features += media.num_tokens
+            while self._num_features > self._limit and len(self._kept) > 1:
+                self._num_features -= self._kept.popitem(last=False)[1].num_tokens
+
+
+def _key(stored: StoredMedia) -> tuple[str, ...]:
+    return (stored.text, *(image.digest for image in stored.images))
+
+
+def load_media(media: Any) -> Any:
+    """What a model takes: a handle's images, or anything else as it is."""
+    return media.load() if isinstance(media, StoredMedia) else media

@@ -1,0 +1,99 @@
+"""Episodes under way, and who carries them on: this process for our own environments, others for yours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rft_trainer.environments.records import (
+    Answer,
+    AssistantTurn,
+    Environment,
+    EnvironmentPrompt,
+    as_answer,
+    as_messages,
+)
+from rft_trainer.rewards.records import RewardStatus
+
+
+@dataclass(slots=True)
+class Episode:
+    """One conversation as its environment sees it."""
+
+    number: int
+    """Larger than that of every episode begun before."""
+    prompt: EnvironmentPrompt
+    key: int
+    turns: list[AssistantTurn] = field(default_factory=list[AssistantTurn])
+    """All that the environment was asked to answer; the last one is the one to be answered now."""
+    seconds: float = 0.0
+    """Spent by the environment so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the environment said: messages with status ok, or why there are none."""
+
+    status: RewardStatus
+    answer: Answer | None = None
+    seconds: float = 0.0
+    detail: str = ""
+    """What went wrong, with file:line where there is one; empty where the status is ok."""
+
+
+class EpisodeRunner(Protocol):
+    """Carries episodes on; the order of its replies is that of the episodes."""
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """JSON schemas for the chat template."""
+        ...
+
+    def reset(self, episodes: Sequence[Episode]) -> list[Reply]:
+        """Begin; an answer's messages are those that open the conversation."""
+        ...
+
+    def step(self, episodes: Sequence[Episode]) -> list[Reply]:
+        """Answer the last turn of each."""
+        ...
+
+    def close(self) -> None:
+        """End its processes, if it has any."""
+        ...
+
+
+class OwnEpisodes:
+    """Environments of this package, called where they stand: they are bounded and cannot hang."""
+
+    def __init__(self, make: Callable[[], Environment]) -> None:
+        self._make = make
+        self._open: dict[int, Environment] = {}
+        self.tools: Sequence[Mapping[str, Any]] = tuple(getattr(make, "tools", ()))
+
+    def reset(self, episodes: Sequence[Episode]) -> list[Reply]:
+        """See `EpisodeRunner`; episodes of an earlier call that did not end are forgotten."""
+        first = min((episode.number for episode in episodes), default=0)
+        self._open = {number: kept for number, kept in self._open.items() if number >= first}
+        return [self._reset(episode) for episode in episodes]
+
+    def step(self, episodes: Sequence[Episode]) -> list[Reply]:
+        """See `EpisodeRunner`."""
+        return [self._step(episode) for episode in episodes]
+
+    def close(self) -> None:
+        """Forget all episodes."""
+        self._open.clear()
+
+    def _reset(self, episode: Episode) -> Reply:
+        environment = self._open[episode.number] = self._make()
+        opening = as_messages(environment.reset(episode.prompt, episode.key), "user")
+        return Reply(RewardStatus.OK, Answer(opening))
+
+    def _step(self, episode: Episode) -> Reply:
+        started = time.perf_counter()
+        answer = as_answer(self._open[episode.number].step(episode.turns[-1]), episode.turns[-1])
+        if answer.done:
+            del self._open[episode.number]
+        return Reply(RewardStatus.OK, answer, time.perf_counter() - started)

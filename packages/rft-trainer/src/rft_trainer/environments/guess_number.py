@@ -1,0 +1,31 @@
+"""A number to be guessed, with "higher" and "lower" on the way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rft_algos.keyed_random import integers
+from rft_trainer.environments.records import Answer, AssistantTurn, EnvironmentPrompt, Message
+
+LOWEST, HIGHEST = 1, 9
+_NUMBER = re.compile(r"\d{1,6}")
+
+
+class GuessNumber:
+    """1 for the number itself, which ends the episode; else a hint. The number is the label, or drawn by the key."""
+
+    def reset(self, prompt: EnvironmentPrompt, key: int) -> Sequence[Message | str]:
+        """Think of a number."""
+        label = prompt.label or ""
+        self._number = int(label) if label.isdecimal() else int(integers(key, 1, LOWEST, HIGHEST + 1))
+        return ()
+
+    def step(self, turn: AssistantTurn) -> Answer:
+        """Right, higher, lower, or that no number was said."""
+        said = _NUMBER.findall(turn.text)
+        if not said:
+            return Answer(messages=["no number"])
+        if int(said[-1]) == self._number:
+            return Answer(reward=1.0, done=True, parts={"correctness": 1.0})
+        return Answer(messages=["higher" if int(said[-1]) < self._number else "lower"])

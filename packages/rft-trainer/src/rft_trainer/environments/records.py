@@ -1,0 +1,122 @@
+"""What an environment is given and what it answers.
+
+```python
+class Guess:                                         # in a file of your own: --environment guess.py:Guess
+    def reset(self, prompt, key):                    # an episode begins
+        self.secret = int(prompt.label)
+        return []                                    # messages that follow the prompt's own, if any
+
+    def step(self, turn):                            # the policy has spoken
+        guess = int(turn.text)
+        if guess == self.secret:
+            return Answer(reward=1.0, done=True)
+        return Answer(messages=["higher" if guess < self.secret else "lower"])
+```
+
+An environment is a function of its prompt, its key and the turns so far: where its process was killed it is
+made anew and walked through the same turns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Message = Mapping[str, Any]
+"""`role` ("tool", "user" or "system") and `content`, as chat templates take them."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentPrompt:
+    """The row of the data that an episode is about."""
+
+    prompt_id: str
+    text: str
+    label: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One well-formed call, e.g. `ToolCall("calculator", {"expression": "47*25"})`."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AssistantTurn:
+    """What the policy said, with the calls in it."""
+
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    finish_reason: str = "stop"
+    """"stop", or "length" where the turn was cut at its limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a turn.
+
+    A message may be a plain text: it then is a tool's where the turn called one, else the user's.
+    """
+
+    messages: Sequence[Message | str] = ()
+    reward: float = 0.0
+    """What this turn earned; a conversation's reward is the sum over its turns."""
+    done: bool = False
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Parts of the reward by name, kept where the episode ends with this turn ("correctness" is the verdict)."""
+
+
+class Environment(Protocol):
+    """One episode at a time; a class of your own needs these two methods and a constructor without arguments.
+
+    `tools`, where the class has it, is a list of JSON schemas that goes to the chat template.
+    """
+
+    def reset(self, prompt: EnvironmentPrompt, key: int) -> Sequence[Message | str] | None:
+        """Begin; `key` is the episode's own number for all that is random in it."""
+        ...
+
+    def step(self, turn: AssistantTurn) -> Answer:
+        """Answer a turn. What it raises ends the conversation with a status and no reward."""
+        ...
+
+
+def as_messages(given: object, role: str) -> list[dict[str, Any]]:
+    """Messages as dictionaries; texts get `role`.
+
+    Raises:
+        TypeError: what is given is no list of messages.
+    """
+    if given is None:
+        return []
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise TypeError(f"messages must be a list, they are {type(given).__name__}")
+    messages: list[dict[str, Any]] = []
+    for message in given:
+        if isinstance(message, str):
+            message = {"role": role, "content": message}
+        if not isinstance(message, Mapping) or not isinstance(message.get("content"), str) or "role" not in message:
+            raise TypeError(f"a message has a role and a content of text, this is {message!r:.100}")
+        messages.append(dict(message))
+    return messages
+
+
+def as_answer(given: object, turn: AssistantTurn) -> Answer:
+    """What `step` returned with its messages in one form.
+
+    Raises:
+        TypeError: it is no `Answer`, or a field has another type.
+        ValueError: a number that is not finite.
+    """
+    if not isinstance(given, Answer):
+        raise TypeError(f"step returned {type(given).__name__}, wanted an Answer")
+    messages = as_messages(given.messages, "tool" if turn.calls else "user")
+    reward, parts = float(given.reward), {str(name): float(value) for name, value in given.parts.items()}
+    wrong = [value for value in (reward, *parts.values()) if not math.isfinite(value)]
+    if wrong:
+        raise ValueError(f"step returned the reward {wrong[0]}, wanted a finite number")
+    return Answer(messages, reward, bool(given.done), parts)

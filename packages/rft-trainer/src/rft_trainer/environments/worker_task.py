@@ -1,0 +1,123 @@
+"""A person's environment in a process that can be killed: the task of `rft_trainer.rewards.worker`.
+
+Requests name an episode and hold all its turns; the process keeps the environments of open episodes, and makes one
+anew, walking it through the earlier turns, where it has not seen it (another process had it and was killed).
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import time
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from rft_algos.errors import OptionsError
+from rft_trainer.environments.records import (
+    AssistantTurn,
+    Environment,
+    EnvironmentPrompt,
+    ToolCall,
+    as_answer,
+    as_messages,
+)
+from rft_trainer.rewards import user_file
+
+_STATE = "no conversation was begun"
+
+
+def load(path: str, name: str) -> Callable[[Mapping[str, Any]], object]:
+    """The handler of `request`s for the class `name` of a file.
+
+    Raises:
+        OptionsError: no such file or class, or a class without `reset` and `step`. What the file itself raises while
+            it is imported is not caught.
+    """
+    module = user_file.import_file(path, "--environment", "Class")
+    found = getattr(module, name, None)
+    if not inspect.isclass(found):
+        raise _no_class(module, path, name)
+    lacking = [method for method in ("reset", "step") if not callable(getattr(found, method, None))]
+    needed = [p.name for p in inspect.signature(found).parameters.values() if p.default is p.empty and p.kind < 2]
+    if lacking or needed:
+        raise OptionsError(
+            code="environment.class",
+            what=f"{path}: {name} " + (f"has no {lacking[0]}" if lacking else f"cannot be made without {needed[0]}"),
+            where="--environment",
+            why="an environment is made without arguments and has reset(prompt, key) and step(turn)",
+            state=_STATE,
+            do=f"def {lacking[0] if lacking else '__init__'}(self"
+            + {"reset": ", prompt, key", "step": ", turn"}.get(lacking[0] if lacking else "", "")
+            + "): ...",
+        )
+    return _Handler(found)
+
+
+class _Handler:
+    def __init__(self, make: Callable[[], Environment]) -> None:
+        self._make = make
+        self._open: dict[int, tuple[Environment, int]] = {}
+        """Environment and turns that it has answered, by the number of the episode."""
+
+    def __call__(self, request: Mapping[str, Any]) -> object:
+        kind = request["kind"]
+        if kind == "tools":
+            return {"tools": list(getattr(self._make, "tools", ()))}
+        number = int(request["number"])
+        if kind == "reset":
+            first = int(request["first"])
+            self._open = {open_: kept for open_, kept in self._open.items() if open_ >= first}
+        started = time.perf_counter()
+        if kind == "reset":
+            return {"messages": self._begin(request), "seconds": time.perf_counter() - started}
+        turns = [_turn(given) for given in request["turns"]]
+        environment = self._at(request, turns[:-1])
+        answer = as_answer(environment.step(turns[-1]), turns[-1])
+        self._open[number] = environment, len(turns)
+        if answer.done:
+            del self._open[number]
+        return {
+            "messages": list(answer.messages),
+            "reward": answer.reward,
+            "done": answer.done,
+            "parts": dict(answer.parts),
+            "seconds": time.perf_counter() - started,
+        }
+
+    def _begin(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        environment = self._make()
+        given = request["prompt"]
+        prompt = EnvironmentPrompt(given["prompt_id"], given["text"], given["label"])
+        opening = as_messages(environment.reset(prompt, int(request["key"])), "user")
+        self._open[int(request["number"])] = environment, 0
+        return opening
+
+    def _at(self, request: Mapping[str, Any], before: list[AssistantTurn]) -> Environment:
+        """The episode's environment after the turns `before`."""
+        number = int(request["number"])
+        if number not in self._open or self._open[number][1] != len(before):
+            self._begin(request)
+            for turn in before:
+                self._open[number][0].step(turn)
+        return self._open[number][0]
+
+
+def _turn(given: Mapping[str, Any]) -> AssistantTurn:
+    calls = tuple(ToolCall(call["name"], call["arguments"]) for call in given["calls"])
+    return AssistantTurn(given["text"], calls, given["finish_reason"])
+
+
+def _no_class(module: ModuleType, path: str, name: str) -> OptionsError:
+    classes = [
+        found for found, value in vars(module).items() if inspect.isclass(value) and value.__module__ == module.__name__
+    ]
+    nearest = difflib.get_close_matches(name, classes, n=1, cutoff=0.0)
+    return OptionsError(
+        code="environment.class_missing",
+        what=f"{path} has no class {name!r}; it has: {', '.join(classes) or 'none'}",
+        where="--environment",
+        why="an environment of your own is given as file.py:Class",
+        state=_STATE,
+        do=f"--environment {path}:{nearest[0] if nearest else 'Environment'}",
+    )

@@ -1,0 +1,90 @@
+"""Several rewards as one: what waits for a server is asked first, the rest is computed meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from rft_algos.errors import OptionsError
+from rft_trainer.rewards.records import Reward, RewardItem, Score
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the rewards."""
+
+    name: str
+    reward: Reward
+    waits: bool = False
+    """Whether its time goes by in waiting for others, so that it may run beside the rest."""
+
+
+class CombinedReward:
+    """The sum of the parts, or, with `weights`, the weighted sum of everything in their breakdowns.
+
+    A response has a reward only where every part has one: a sum without a part is the sum of another task.
+    """
+
+    def __init__(self, parts: Sequence[Part], weights: Mapping[str, float] | None = None) -> None:
+        """
+        Args:
+            parts: with different names.
+            weights: by names of breakdowns; a part that it does not name counts nothing. None: each part once.
+        """
+        assert len({part.name for part in parts}) == len(parts), [part.name for part in parts]
+        self._parts = tuple(parts)
+        self._weights = weights
+
+    def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
+        """Raises `OptionsError` where a weight is for something that no part tells of."""
+        rows = list(zip(*self._all(items), strict=True))
+        breakdowns = [self._breakdown(row) for row in rows]
+        self._check_weights(breakdowns)
+        return [self._sum(row, breakdown) for row, breakdown in zip(rows, breakdowns, strict=True)]
+
+    def close(self) -> None:
+        """Of every part."""
+        for part in self._parts:
+            part.reward.close()
+
+    def _all(self, items: Sequence[RewardItem]) -> list[list[Score]]:
+        """Scores of each part, in order."""
+        waiting = [part for part in self._parts if part.waits]
+        with ThreadPoolExecutor(max(len(waiting), 1), "reward") as threads:
+            begun = {part.name: threads.submit(part.reward, items) for part in waiting}
+            here = {part.name: part.reward(items) for part in self._parts if not part.waits}
+            return [here[part.name] if part.name in here else begun[part.name].result() for part in self._parts]
+
+    def _breakdown(self, row: Sequence[Score]) -> dict[str, float]:
+        """What every part tells; a part without parts of its own is one by its name."""
+        told: dict[str, float] = {}
+        for part, score in zip(self._parts, row, strict=True):
+            own = dict(score.breakdown)
+            if not own and score.value is not None:
+                own = {part.name: score.value}
+            told |= own
+        return told
+
+    def _sum(self, row: Sequence[Score], breakdown: Mapping[str, float]) -> Score:
+        for part, score in zip(self._parts, row, strict=True):
+            if score.value is None:
+                return Score(None, score.status, breakdown=breakdown, detail=f"{part.name}: {score.detail}")
+        if self._weights is None:
+            value = sum(score.value for score in row if score.value is not None)
+        else:
+            value = sum(weight * breakdown.get(name, 0.0) for name, weight in self._weights.items())
+        return Score(value, breakdown=breakdown, steps=next((score.steps for score in row if score.steps), ()))
+
+    def _check_weights(self, breakdowns: Sequence[Mapping[str, float]]) -> None:
+        known = {name for breakdown in breakdowns for name in breakdown}
+        unknown = sorted(set(self._weights or {}) - known)
+        if unknown and known and all(len(breakdown) for breakdown in breakdowns):
+            raise OptionsError(
+                code="reward.unknown_part",
+                what=f"reward_weights names {', '.join(unknown)}; the parts are {', '.join(sorted(known))}",
+                where="--reward_weights",
+                why="a weight for a part that is not there would silently count nothing",
+                state="no weight of the model was changed by this step",
+                do="--reward_weights " + ",".join(f"{name}=1" for name in sorted(known)),
+            )

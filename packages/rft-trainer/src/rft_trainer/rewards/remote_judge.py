@@ -1,0 +1,68 @@
+"""A judge behind an OpenAI-compatible server (`POST .../chat/completions`), as vLLM and SGLang serve one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from rft_algos.errors import ServiceError
+from rft_trainer.rewards.http_json import Endpoint, RequestFailure
+from rft_trainer.rewards.records import RewardStatus, Score
+
+_SEED_BITS = 0x7FFF_FFFF
+
+
+class RemoteJudge:
+    """One request a question, `concurrency` at once; temperature 0."""
+
+    def __init__(self, endpoint: Endpoint, model: str, *, max_new_tokens: int, concurrency: int = 8) -> None:
+        self._endpoint = endpoint
+        self._model = model
+        self._max_new_tokens = max_new_tokens
+        self._concurrency = concurrency
+
+    def start(self) -> None:
+        """Ask one question, so that a server that is not there is found before the run begins.
+
+        Raises:
+            ServiceError: there was no answer.
+        """
+        answer = self._answer("Say yes.", 0)
+        if isinstance(answer, Score):
+            raise ServiceError(
+                code="reward.judge",
+                what=f"the judge did not answer one question: {answer.detail}",
+                where=f"--judge_url {self._endpoint.url}",
+                why="every response of the run would be without a reward",
+                state="nothing was started",
+                do="start the server, or correct --judge_url and --judge_model",
+            )
+
+    def ask(self, questions: Sequence[str], keys: Sequence[int]) -> list[str | Score]:
+        """See `Judge`."""
+        with ThreadPoolExecutor(max(1, min(self._concurrency, len(questions))), "judge") as threads:
+            return list(threads.map(self._answer, questions, keys))
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _answer(self, question: str, key: int) -> str | Score:
+        body = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": question}],
+            "temperature": 0,
+            "max_tokens": self._max_new_tokens,
+            "seed": key & _SEED_BITS,
+        }
+        try:
+            answer: Any = self._endpoint.post(body)
+        except RequestFailure as failure:
+            return Score(None, failure.status, detail=failure.detail)
+        try:
+            content = answer["choices"][0]["message"]["content"]
+        except (KeyError, IndexError, TypeError):
+            content = None
+        if isinstance(content, str):
+            return content
+        return Score(None, RewardStatus.FAILED, detail=f"the judge's server answered {str(answer)[:80]}")

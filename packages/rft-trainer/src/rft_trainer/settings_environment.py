@@ -1,0 +1,39 @@
+"""What a person chooses about conversations with an environment. No torch is imported here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalEnvironmentSettings:
+    """What answers the policy's turns. Without an environment a response is one turn."""
+
+    environment: str = ""
+    """An environment's name (calculator, guess-number), or a class of your own as file.py:Class; empty = none."""
+
+    environment_workers: int = field(default=1, metadata={"minimum": 1})
+    """Processes that run a class of your own."""
+
+    max_turns: int = field(default=8, metadata={"minimum": 1})
+    """Turns that the policy may take in a conversation."""
+
+    turn_max_len: int | None = field(default=None, metadata={"minimum": 1})
+    """Tokens of one turn; none = what is left of generate_max_len, which bounds turns and observations together."""
+
+    tool_timeout: float = field(default=10.0, metadata={"above": 0.0})
+    """Seconds a tool call may take (in a class of your own); beyond it the conversation has no reward."""
+
+    rollout_timeout: float = field(default=60.0, metadata={"above": 0.0})
+    """Seconds the environment may take in a whole conversation (in a class of your own)."""
+
+    tool_call_pattern: str = ""
+    """How a call is written: a regular expression with the groups name and arguments; empty = JSON in <tool_call>."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentSettings(EvalEnvironmentSettings):
+    """What answers the policy's turns, and how they are learned."""
+
+    turn_gamma: float | None = field(default=None, metadata={"minimum": 0.0, "maximum": 1.0})
+    """Discount from one turn to the next (gae); none = gamma there too."""

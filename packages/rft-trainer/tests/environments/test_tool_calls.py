@@ -1,0 +1,65 @@
+"""Tool calls are found in whatever a model writes; what cannot be read is said, never guessed."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rft_algos.errors import OptionsError
+from rft_trainer.environments.records import ToolCall
+from rft_trainer.environments.tool_calls import MAX_CALLS, ToolCallFormat
+
+CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "1+1"}}</tool_call>'
+
+
+def test_calls_are_read_in_order() -> None:
+    found = ToolCallFormat().parse(f'first {CALL} then <tool_call>\n{{"name": "now"}}\n</tool_call>')
+    assert found.calls == (ToolCall("calculator", {"expression": "1+1"}), ToolCall("now", {}))
+    assert found.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('<tool_call>{"name": "x"', "without </tool_call>"),
+        ('<tool_call>{"name": "x"</tool_call>', "not JSON"),
+        ("<tool_call>[1]</tool_call>", "wanted a JSON object, got list"),
+        ('<tool_call>{"arguments": {}}</tool_call>', 'no "name"'),
+        ('<tool_call>{"name": "x", "arguments": "1+1"}</tool_call>', "they are str"),
+        ("<tool_call>" + "[" * 100_000 + "</tool_call>", "nested too deep"),
+        (CALL * (MAX_CALLS + 1), f"at most {MAX_CALLS}"),
+        (f"<tool_call> oh {CALL}", "without </tool_call>"),
+    ],
+)
+def test_a_call_that_cannot_be_read_is_said(text: str, said: str) -> None:
+    found = ToolCallFormat().parse(text)
+    assert found.is_attempt
+    assert any(said in problem for problem in found.problems)
+
+
+def test_a_text_without_a_call_attempts_nothing() -> None:
+    assert not ToolCallFormat().parse("the answer is 4 </tool_call>").is_attempt
+
+
+def test_a_pattern_names_tool_and_arguments() -> None:
+    calls = ToolCallFormat(r"\[(?P<name>\w+): (?P<arguments>[^\]]*)\]|(?P<malformed>\[\w*\])")
+    found = calls.parse('[search: otters] and [add: {"a": 1}] and [oops]')
+    assert found.calls == (ToolCall("search", {"input": "otters"}), ToolCall("add", {"a": 1}))
+    assert found.problems == ("not a call: '[oops]'",)
+
+
+@pytest.mark.parametrize("pattern", ["(", "no groups"])
+def test_a_pattern_that_cannot_be_used_is_refused(pattern: str) -> None:
+    with pytest.raises(OptionsError) as caught:
+        ToolCallFormat(pattern)
+    assert caught.value.problem.code == "environment.tool_call_pattern"
+
+
+def test_noise_never_raises() -> None:
+    draw, pieces = (
+        random.Random(0),
+        ["<tool_call>", "</tool_call>", '{"name": "x"}', '"', "\\u12", "{", "}", "[", "é", "1e999"],
+    )
+    for _ in range(3_000):
+        ToolCallFormat().parse("".join(draw.choice(pieces) for _ in range(draw.randint(0, 12))))

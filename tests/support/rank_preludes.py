@@ -1,0 +1,38 @@
+"""What makes one rank of a run different from the others, before the ranks compare themselves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import rft_cli.main
+from rft_dist import preflight_facts
+
+
+def differ_at(rank: int, changes: Mapping[str, Any]) -> None:
+    """Let this process differ if it is `rank`.
+
+    `words`: more of the command line. `versions`: of libraries, as they are installed here. `code`: packages of which
+    a file has one more line here. `directory`: where it stands, so that relative paths are of other files. With
+    `two_nodes` every rank takes itself for the only one of its machine.
+    """
+    own = int(os.environ["RANK"])
+    if changes.get("two_nodes"):
+        os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(own), "NNODES": "2"}
+    if changes.get("start"):
+        os.chdir(changes["start"])
+    if own != rank:
+        return
+    if changes.get("directory"):
+        os.chdir(changes["directory"])
+    _patch("_version", dict(changes.get("versions", {})))
+    _patch("code_hash", dict.fromkeys(changes.get("code", ()), "0123456789ab"))
+    words, main = list(changes.get("words", ())), rft_cli.main.main
+    rft_cli.main.main = lambda argv: main([*argv, *words])
+
+
+def _patch(name: str, answers: dict[str, str]) -> None:
+    """Let a function of the facts answer otherwise for some names."""
+    original: Callable[[str], str] = getattr(preflight_facts, name)
+    setattr(preflight_facts, name, lambda asked: answers.get(asked) or original(asked))
