@@ -3,8 +3,8 @@
     python benchmarks/async.py [--quick] [--seeds 3] [--steps 24]
 
 The real loop, engine processes and weights: a tiny decoder, GRPO on a reward that it learns, one thread a process. The
-length of each response is given by its key: around the median, one in sixteen eight times as long. Sides take turns, seed
-by seed; each run starts processes of its own, and its first three steps are not measured. All sides see the same
+length of each response is given by its key: around the median, one in sixteen eight times as long. Sides take turns,
+seed by seed; each run starts processes of its own, and its first three steps are not measured. All sides see the same
 prompts, keys and lengths.
 
 Two cores are shared by the trainer and two replicas. One after the other, the trainer's phase leaves one core idle and
@@ -22,17 +22,21 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import torch  # noqa: E402
-from async_run import Measured, Workload, run  # noqa: E402
-from async_simulated import Times, simulate  # noqa: E402
+import torch
+from async_run import Measured, Workload, run
+from async_simulated import Times, simulate
 
-from rft_models.build import build_character_model  # noqa: E402
-from rft_models.load import load_policy  # noqa: E402
+from rft_models.build import build_character_model
+from rft_models.load import load_policy
 
 RESULTS = Path(__file__).resolve().parent / "results" / "async.json"
+Found = dict[str, list[Measured]]
+"""Runs by side."""
+
 SIDES = {
     "one after the other": (0, False),
     "staleness 1": (1, False),
@@ -80,7 +84,7 @@ def table(found: dict[str, list[Measured]]) -> list[str]:
     lines = [f"{'':<28}samples/s  times  staleness  reward by quarter of the run        last quarter"]
     for side, runs in found.items():
         rate = statistics.median(one.samples_per_second for one in runs)
-        curve = [statistics.fmean(one.rewards) for one in runs[:0]] or quarters(runs)
+        curve = quarters(runs)
         last = [last_reward(one) for one in runs]
         spread = f"{statistics.fmean(last):.3f} ({min(last):.3f} to {max(last):.3f})"
         lag = statistics.fmean(one.staleness for one in runs)
@@ -112,6 +116,51 @@ def simulated(times: Times, work: Workload) -> dict[int, dict[int, float]]:
     return found
 
 
+def measure(sides: dict[str, tuple[int, bool]], work: Workload, seeds: int, steps: int) -> tuple[Found, Times]:
+    """All runs, and the times that the simulation takes."""
+    found: Found = {side: [] for side in sides}
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = {"hidden": work.hidden, "layers": work.layers, "ffn": 3 * work.hidden}
+        model = build_character_model(Path(folder) / "model", **sizes)
+        for seed in range(seeds):
+            for side, (staleness, deterministic) in sides.items():
+                one = run(model, work, staleness, steps, seed, deterministic=deterministic)
+                found[side].append(one)
+                phases = ", ".join(f"{name} {value:.2f}" for name, value in one.phases.items())
+                print(f"seed {seed}  {side:<28}{one.samples_per_second:8.1f} samples/s  s a step: {phases}", flush=True)
+        fixed, each, prefill = engine_times(model, work)
+    train = statistics.median(one.phases["train"] for one in found[BASE])
+    return found, Times(fixed, each, prefill, train)
+
+
+def simulated_lines(times: Times, more: dict[int, dict[int, float]]) -> list[str]:
+    """One line a number of replicas."""
+    lines = [
+        f"simulated from {1e3 * times.fixed:.2f} ms + {1e3 * times.each:.3f} ms a row for a decode step, "
+        f"{1e6 * times.prefill:.0f} us a prefilled token, {times.train:.2f} s of training a step:"
+    ]
+    for replicas, row in more.items():
+        told = "  ".join(f"staleness {k}: {rate:8.0f} ({rate / row[0]:.2f})" for k, rate in row.items())
+        lines.append(f"{replicas:>3} replicas, samples/s (times)  {told}")
+    return lines
+
+
+def record_of(found: Found, times: Times, more: dict[int, dict[int, float]], work: Workload) -> dict[str, Any]:
+    """Everything, as JSON."""
+    return {
+        "workload": {name: getattr(work, name) for name in Workload.__slots__},
+        "seeds": len(found[BASE]),
+        "rewards": {side: [one.rewards for one in runs] for side, runs in found.items()},
+        "samples_per_second": {side: [one.samples_per_second for one in runs] for side, runs in found.items()},
+        "reward_last_quarter": {side: [last_reward(one) for one in runs] for side, runs in found.items()},
+        "staleness": {side: statistics.fmean(one.staleness for one in runs) for side, runs in found.items()},
+        "phases": {side: [one.phases for one in runs] for side, runs in found.items()},
+        "simulated": {str(replicas): {str(k): rate for k, rate in row.items()} for replicas, row in more.items()},
+        "times": {name: getattr(times, name) for name in Times.__slots__},
+        "machine": {"platform": platform.platform(), "cores": os.cpu_count(), "torch": torch.__version__, "threads": 1},
+    }
+
+
 def main() -> None:
     """All runs, both tables, the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -120,47 +169,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    work, seeds, steps = Workload(), options.seeds, options.steps
-    sides = dict(SIDES)
+    work, seeds, steps, sides = Workload(), options.seeds, options.steps, SIDES
     if options.quick:
         seeds, steps, sides = 1, 8, {side: SIDES[side] for side in (BASE, TARGET, "staleness 4")}
-    found: dict[str, list[Measured]] = {side: [] for side in sides}
-    with tempfile.TemporaryDirectory() as folder:
-        model = build_character_model(Path(folder) / "model", hidden=work.hidden, layers=work.layers, ffn=3 * work.hidden)
-        for seed in range(seeds):
-            for side, (staleness, deterministic) in sides.items():
-                one = run(model, work, staleness, steps, seed, deterministic=deterministic)
-                found[side].append(one)
-                phases = ", ".join(f"{name} {value:.2f}" for name, value in one.phases.items())
-                print(f"seed {seed}  {side:<28}{one.samples_per_second:8.1f} samples/s   seconds a step: {phases}", flush=True)
-        fixed, each, prefill = engine_times(model, work)
-    train = statistics.median(one.phases["train"] for one in found[BASE])
-    times = Times(fixed, each, prefill, train)
-    print()
-    print("\n".join(table(found)))
+    found, times = measure(sides, work, seeds, steps)
     more = simulated(times, work)
-    print(f"\nsimulated from {1e3 * fixed:.2f} ms + {1e3 * each:.3f} ms a row for a decode step, {1e6 * prefill:.0f} us a "
-          f"prefilled token, {train:.2f} s of training a step:")
-    for replicas, row in more.items():
-        told = "  ".join(f"staleness {k}: {rate:8.0f} ({rate / row[0]:.2f})" for k, rate in row.items())
-        print(f"{replicas:>3} replicas, samples/s (times)  {told}")
-    rates = {side: statistics.median(one.samples_per_second for one in runs) for side, runs in found.items()}
-    record = {
-        "workload": {name: getattr(work, name) for name in Workload.__slots__},
-        "seeds": seeds,
-        "steps": steps,
-        "samples_per_second": rates,
-        "reward_last_quarter": {side: [last_reward(one) for one in runs] for side, runs in found.items()},
-        "reward_quarters": {side: quarters(runs) for side, runs in found.items()},
-        "staleness": {side: statistics.fmean(one.staleness for one in runs) for side, runs in found.items()},
-        "phases": {side: [one.phases for one in runs] for side, runs in found.items()},
-        "simulated": {str(replicas): {str(k): rate for k, rate in row.items()} for replicas, row in more.items()},
-        "times": {"fixed": fixed, "each": each, "prefill": prefill, "train": train},
-        "machine": {"platform": platform.platform(), "cores": os.cpu_count(), "torch": torch.__version__, "threads": 1},
-    }
+    print("", *table(found), "", *simulated_lines(times, more), sep="\n")
     if not options.quick:
-        RESULTS.write_text(json.dumps(record, indent=2) + "\n")
-    print(f"worst_ratio={rates[TARGET] / rates[BASE]:.2f} against {BASE} at {TARGET}")
+        RESULTS.write_text(json.dumps(record_of(found, times, more, work), indent=2) + "\n")
+    base, ahead = (statistics.median(one.samples_per_second for one in found[side]) for side in (BASE, TARGET))
+    print(f"worst_ratio={ahead / base:.2f} against {BASE} at {TARGET}")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Workload:
     long_share: float = 1 / 16
     long_factor: int = 8
     num_replicas: int = 2
-    learning_rate: float = 2e-3
+    learning_rate: float = 5e-3
 
     @property
     def longest(self) -> int:
@@ -90,7 +90,11 @@ class GivenLengths(ReplicaEngine):
     length: Callable[[int], int]
 
     def draw(
-        self, prefixes: Sequence[Sequence[int]], keys: Sequence[int], starts: Sequence[int], budgets: Sequence[int],
+        self,
+        prefixes: Sequence[Sequence[int]],
+        keys: Sequence[int],
+        starts: Sequence[int],
+        budgets: Sequence[int],
         **options: Any,
     ) -> Iterator[Any]:
         """As of `ReplicaEngine`."""
@@ -99,11 +103,11 @@ class GivenLengths(ReplicaEngine):
 
 
 def judge(items: Sequence[RewardItem]) -> list[Score]:
-    """Share of the first tokens that repeat the prompt's."""
+    """Share of even ones among the first tokens."""
     scores: list[Score] = []
     for item in items:
         tokens = item.response_text.split()[:JUDGED_TOKENS]
-        scores.append(Score(sum(token == item.label for token in tokens) / JUDGED_TOKENS))
+        scores.append(Score(sum(int(token) % 2 == 0 for token in tokens) / JUDGED_TOKENS))
     return scores
 
 
@@ -185,7 +189,9 @@ def _loop(
 ) -> Reinforcement:
     one, progress, record = SingleProcess(), Progress(), Grpo(kl_place="none", kl_coef=0.0)
     directory = RunDirectory.create(path, config_text="", command=["benchmark"], environment={})
-    prompts = [Prompt(f"p:{i}", (2 + i % 10,), str(2 + i % 10), str(2 + i % 10), "p") for i in range(work.prompts_per_step * 4)]
+    prompts = [
+        Prompt(f"p:{i}", (2 + i % 10,), str(2 + i % 10), str(2 + i % 10), "p") for i in range(work.prompts_per_step * 4)
+    ]
     ledger = Ledger(
         len(prompts), num_steps, lambda epoch: permutation(derive_key(seed, "order", epoch), len(prompts)).tolist(),
         data_hash="d", seed=seed,

@@ -31,13 +31,14 @@ class _Replica:
         self._done, self._at, self._pause = 0.0, 0.0, 0.0
         self._ends: list[tuple[float, float, int]] = []
 
-    def add(self, now: float, rows: list[tuple[int, int]]) -> None:
-        """(tokens, step) of new samples at an update, after which the running ones are read again."""
-        self.advance(now)
+    def add(self, now: float, rows: list[tuple[int, int]]) -> list[int]:
+        """(tokens, step) of new samples at an update, after which the running ones are read again; as `advance`."""
+        ended = self.advance(now)
         read = sum(self._done - begun for _, begun, _ in self._ends)
         self._pause += self._times.prefill * read
         for tokens, step in rows:
             heapq.heappush(self._ends, (self._done + tokens, self._done, step))
+        return ended
 
     @property
     def _seconds_a_token(self) -> float:
@@ -66,38 +67,59 @@ class _Replica:
         return ended
 
 
-def simulate(
-    times: Times, num_replicas: int, samples_a_replica: int, staleness: int, num_steps: int, length: Callable[[int], int]
-) -> float:
-    """Samples a second of all replicas together; `length(i)` is that of the i-th sample."""
-    replicas = [_Replica(times) for _ in range(num_replicas)]
-    missing = {step: num_replicas * samples_a_replica for step in range(num_steps)}
-    drawn, submitted, step, now, trained_at = 0, 0, 0, 0.0, float("inf")
+Length = Callable[[int], int]
+"""Tokens of the i-th sample."""
 
-    def submit(limit: int) -> None:
-        nonlocal drawn, submitted
-        rows: list[list[tuple[int, int]]] = [[] for _ in replicas]
-        while submitted <= min(limit, num_steps - 1):
+
+class _Simulation:
+    """Replicas and one trainer, from event to event."""
+
+    def __init__(
+        self,
+        times: Times,
+        num_replicas: int,
+        samples: int,
+        staleness: int,
+        num_steps: int,
+        length: Callable[[int], int],
+    ) -> None:
+        self._times, self._samples, self._staleness, self._num_steps = times, samples, staleness, num_steps
+        self._length = length
+        self._replicas = [_Replica(times) for _ in range(num_replicas)]
+        self._missing = {step: num_replicas * samples for step in range(num_steps)}
+        self._drawn = self._submitted = 0
+
+    def seconds(self) -> float:
+        """Until every step is trained."""
+        step, now, trained_at = 0, 0.0, float("inf")
+        self._submit(self._staleness, now)
+        while step < self._num_steps:
+            if not self._missing[step] and trained_at == float("inf"):
+                trained_at = now + self._times.train
+            now = min(trained_at, min(replica.next_end() for replica in self._replicas))
+            for replica in self._replicas:
+                if now >= trained_at or replica.next_end() <= now + 1e-12:
+                    for ended in replica.advance(now):
+                        self._missing[ended] -= 1
+            if now >= trained_at:
+                step, trained_at = step + 1, float("inf")
+                self._submit(step + self._staleness, now)
+        return now
+
+    def _submit(self, last: int, now: float) -> None:
+        """Samples of the steps up to `last`, with an update of the weights."""
+        rows: list[list[tuple[int, int]]] = [[] for _ in self._replicas]
+        while self._submitted <= min(last, self._num_steps - 1):
             for row in rows:
-                row += [(length(drawn + i), submitted) for i in range(samples_a_replica)]
-                drawn += samples_a_replica
-            submitted += 1
-        for replica, row in zip(replicas, rows, strict=True):
-            replica.add(now, row)
+                row += [(self._length(self._drawn + i), self._submitted) for i in range(self._samples)]
+                self._drawn += self._samples
+            self._submitted += 1
+        for replica, row in zip(self._replicas, rows, strict=True):
+            for ended in replica.add(now, row):
+                self._missing[ended] -= 1
 
-    submit(staleness)
-    while step < num_steps:
-        if not missing[step] and trained_at == float("inf"):
-            trained_at = now + times.train
-        now = min(trained_at, min(replica.next_end() for replica in replicas))
-        for replica in replicas:
-            if replica.next_end() <= now + 1e-12:
-                for ended in replica.advance(now):
-                    missing[ended] -= 1
-        if now >= trained_at:
-            for replica in replicas:
-                for ended in replica.advance(now):
-                    missing[ended] -= 1
-            step, trained_at = step + 1, float("inf")
-            submit(step + staleness)
-    return num_steps * num_replicas * samples_a_replica / now
+
+def simulate(times: Times, num_replicas: int, samples: int, staleness: int, num_steps: int, length: Length) -> float:
+    """Samples a second of all replicas together: `samples` a step each; `length(i)` is that of the i-th sample."""
+    simulation = _Simulation(times, num_replicas, samples, staleness, num_steps, length)
+    return num_steps * num_replicas * samples / simulation.seconds()

@@ -26,12 +26,12 @@ from rft_models.adapter_settings import AdapterSettings
 from rft_models.settings import ModelSettings
 from rft_models.text import load_tokenizer
 
-VOCABULARY, ROWS, LENGTH, NUM_MICRO_BATCHES = 4096, 2, 64, 4
+VOCABULARY, ROWS, LENGTH, NUM_MICRO_BATCHES = 2048, 2, 32, 4
 SIZES = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 192,
-    "intermediate_size": 768,
-    "num_hidden_layers": 6,
+    "hidden_size": 128,
+    "intermediate_size": 512,
+    "num_hidden_layers": 16,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,

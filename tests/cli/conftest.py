@@ -61,6 +61,27 @@ def wrong_signature(response):
 '''
 
 
+ENVIRONMENT = '''"""Environments that answer with what they heard."""
+import time
+
+from rft_trainer.environments.records import Answer
+
+
+class Talker:
+    def reset(self, prompt, key):
+        return []
+
+    def step(self, turn):
+        return Answer([f"calls {len(turn.calls)}"], reward=0.1 * (len(turn.text) % 5))
+
+
+class Slow(Talker):
+    def step(self, turn):
+        time.sleep(0.1)
+        return Answer(reward=float(len(turn.text)), done=True)
+'''
+
+
 MODEL_CODE = '''"""A patch of the small decoder."""
 from rft_models.patches import register_patch
 
@@ -176,6 +197,7 @@ def bench(memory_root: Path) -> Bench:
     _write(splits / "test.jsonl", _rows(6, 30))
     (root / "reward.py").write_text(REWARD)
     (root / "code.py").write_text(MODEL_CODE)
+    (root / "environment.py").write_text(ENVIRONMENT)
     return Bench(
         root,
         model,

@@ -41,6 +41,9 @@ FIRE = "--use_fire --first_token_temperature 2"
 ASKED = r"--judge_template {judge.txt} --judge_pattern (\d) --judge_max_new_tokens 8 --max_unscored_share 1"
 FAR = "--max_epochs 4 --actor_learning_rate 0.05"
 MANY = "--rollout_batch_size 2"
+CHAT = "--apply_chat_template --reward= --generate_max_len 80"
+TALK = f"{CHAT} --environment {BENCH}/environment.py:Talker"
+SLOW = f"{CHAT} --max_steps 1 --environment {BENCH}/environment.py:Slow"
 LOOK = "--pretrain {seeing}/model --prompt_data {seeing}/front.jsonl --eval_data={seeing}/front.jsonl"
 SEE = f"{LOOK} --images_key image"
 
@@ -141,6 +144,10 @@ SHARED = IMAGES | {
     "tp_size": Row("--tp_size 2", "code"),
     "adam_offload": Row("--adam_offload", "plan"),
     "use_mp_opt": Row("--use_mp_opt", "weights"),
+    "fp16": Row("--fp16", "metrics:policy/loss_scale"),
+    "meta_init": Row("--meta_init", "plan", "--fsdp"),
+    "enable_ema": Row("--enable_ema", "plan"),
+    "ema_decay": Row("--ema_decay 0.5", "plan", "--enable_ema"),
     "nproc": Row("--nproc 2", "files", "--heartbeat_seconds 60"),
     "run_name": Row("--run_name mine", "where"),
     "log_interval": Row("--log_interval 2", "printed"),
@@ -216,6 +223,14 @@ RL = SHARED | {
     "judge_pattern": Row(r"--judge_pattern k(\d+)", "rollouts", "{judge}"),
     "judge_range": Row("--judge_range 0 20", "rollouts", "{judge}"),
     "judge_max_new_tokens": Row("--judge_max_new_tokens 9", "rollouts", "{judge}"),
+    "environment": Row("--environment guess-number", "rollouts", CHAT),
+    "environment_workers": Row("--environment_workers 2", "calls:scorers", TALK),
+    "max_turns": Row("--max_turns 1", "rollouts", TALK),
+    "turn_max_len": Row("--turn_max_len 2", "rollouts", TALK),
+    "tool_timeout": Row("--tool_timeout 0.02", "code", SLOW),
+    "rollout_timeout": Row("--rollout_timeout 0.02", "code", SLOW),
+    "tool_call_pattern": Row("--tool_call_pattern (?P<arguments>[a-c]+)", "rollouts", TALK),
+    "turn_gamma": Row("--turn_gamma 0.1", "weights", f"{TALK} {PPO}"),
     "overlong_buffer": Row("--overlong_buffer", "metrics:reward/overlong_penalty"),
     "overlong_buffer_len": Row("--overlong_buffer_len 4", "metrics:reward/overlong_penalty", "--overlong_buffer"),
     "overlong_buffer_penalty_factor": Row(

@@ -72,8 +72,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "own.py").write_text(OWN)
     rows = [{"input": row["input"], "output": "It"} for row in made.train[:24]]
     (root / "short.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    chosen = f"--pretrain {root}/model --prompt_data {root}/short.jsonl --apply_chat_template --learning_rate 1e-2 "
-    chosen += f"--train_batch_size 8 --max_steps 12 --max_epochs 9 --save_path {root}/short --save_interval 0"
+    chosen = f"--pretrain {root}/model --prompt_data {root}/short.jsonl --apply_chat_template --learning_rate 2e-2 "
+    chosen += f"--train_batch_size 8 --max_steps 30 --max_epochs 20 --save_path {root}/short --save_interval 0"
     sft.train(resolve("sft", chosen.split()), ["rft-train", "sft"], show_end=False)  # so that turns end by themselves
     return root
 

@@ -27,7 +27,9 @@ def test_a_run_that_is_stopped_and_continued_is_the_run_that_was_not(
     server: ForkServer, task: TinyTask, references: References, runs: Path, words: tuple[str, ...]
 ) -> None:
     expected = references.run("rl", *words)
-    assert {"reward/correctness", "reward/rm/long", "reward/rm/clear"} <= read_rows(expected / "metrics.jsonl")[0].keys()
+    assert {"reward/correctness", "reward/rm/long", "reward/rm/clear"} <= read_rows(expected / "metrics.jsonl")[
+        0
+    ].keys()
     restarts = Restarts(server, task.words("rl", runs / "run", *words), runs / "run")
     stopped = restarts.start([("signal_at", ["rl.logged", 2, "SIGTERM"])]).wait()
     assert stopped.code == SAVED_AFTER_SIGNAL, stopped.output[-3000:]

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import rft_cli.main
-from rft_dist import preflight_facts
+from rft_cli import launching
+from rft_dist import preflight_facts, preflight_start
 
 
 def differ_at(rank: int, changes: Mapping[str, Any]) -> None:
@@ -19,7 +20,9 @@ def differ_at(rank: int, changes: Mapping[str, Any]) -> None:
     """
     own = int(os.environ["RANK"])
     if changes.get("two_nodes"):
-        os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": str(own), "NNODES": "2"}
+        os.environ |= {"LOCAL_RANK": "0", "NODE_RANK": str(own), "NUM_NODES": "2", "GPUS_PER_NODE": "1"}
+        preflight_start.refuse_contradictions = _nothing  # two machines would not meet at 127.0.0.1
+        launching.gloo_problem = _nothing
     if changes.get("start"):
         os.chdir(changes["start"])
     if own != rank:
@@ -30,6 +33,10 @@ def differ_at(rank: int, changes: Mapping[str, Any]) -> None:
     _patch("code_hash", dict.fromkeys(changes.get("code", ()), "0123456789ab"))
     words, main = list(changes.get("words", ())), rft_cli.main.main
     rft_cli.main.main = lambda argv: main([*argv, *words])
+
+
+def _nothing(*_: object) -> None:
+    """In the place of a check."""
 
 
 def _patch(name: str, answers: dict[str, str]) -> None:

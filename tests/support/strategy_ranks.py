@@ -35,6 +35,7 @@ from rft_trainer.objective import PolicyObjective
 from rft_trainer.records import Prompt, Rollout, RolloutGroup, TrainingSample
 from rft_trainer.rewards.records import RewardStatus
 from rft_trainer.update import MicroBatching, Updater
+from support import family_ranks
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -218,6 +219,8 @@ def main() -> None:
         for model in models
         for case in cases(ranks.world_size, model.name)
     }
+    if ranks.world_size == 2:
+        found["families"] = family_ranks.distances(ranks)
     found["held"] = {model.name: held_bytes(model, ranks) for model in models}
     (out / f"rank_{ranks.rank}.json").write_text(json.dumps(found))
     stop_process_group()

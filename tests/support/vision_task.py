@@ -13,6 +13,9 @@ from rft_models.vision.build import VisionSizes, build_vision_model
 
 COLOURS = {"r": (220, 30, 30), "g": (30, 180, 30), "b": (30, 30, 220), "w": (250, 250, 250)}
 SIDE = 16
+REWARD = """def letters(responses, labels):
+    return [sum(map(ord, response)) % 8 / 8 for response in responses]
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,8 @@ class VisionTask:
         return [
             *self.words("--rollout_batch_size", 4, "--n_samples_per_prompt", 4, "--train_batch_size", 16, data=data),
             *("--micro_train_batch_size", "16", "--actor_learning_rate", "1e-3", "--generate_max_len", "2"),
-            *("--prompt_max_len", "32", "--max_steps", "2", "--eval_steps", "0", "--reward", "exact"),
+            *("--prompt_max_len", "32", "--max_steps", "2", "--eval_steps", "0"),
+            *("--reward", f"{self.root}/reward.py:letters"),
             *map(str, more),
         ]
 
@@ -47,8 +51,9 @@ def make_vision_task(root: Path, model_type: str = "qwen2_5_vl") -> VisionTask:
     """Model, 32 rows to train on, 16 held out, and rows of which every third is text alone."""
     root.mkdir(exist_ok=True)
     sizes = VisionSizes(
-        hidden=32, kv_heads=4, ffn=64, max_positions=48, vision_hidden=32, vision_ffn=32, image_size=SIDE
+        hidden=32, kv_heads=4, ffn=64, max_positions=48, vision_hidden=32, vision_ffn=32, image_size=2 * SIDE
     )
+    (root / "reward.py").write_text(REWARD)
     tokenizer = build_character_tokenizer("abcdefghijklmnopqrstuvwxyz? +=0123456789:\n")
     model = build_vision_model(root / "model", tokenizer, model_type=model_type, sizes=sizes, seed=3, init_std=0.1)
     rows = [_row(root, number) for number in range(48)]

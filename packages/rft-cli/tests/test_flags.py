@@ -31,7 +31,7 @@ WITH_EXAMPLES = """--actor_learning_rate 1e-6|--adam_offload|--advantage_estimat
 --train_batch_size 512|--use_mp_opt|--use_wandb PROJECT|--wandb_org ORG|--wandb_run_name NAME|--zero_stage 3"""
 """The 47 flags of the guides, each with the value that the guides show."""
 
-REFUSED_HERE = {"engine_mem_util", "engine_tp_size", "mixed_mm_data"}
+REFUSED_HERE = {"engine_mem_util", "engine_tp_size"}
 
 
 def problems_of(*argv: str, command: str = "rl", pretrain: bool = True) -> tuple[Problem, ...]:
@@ -111,7 +111,7 @@ def test_an_algorithm_that_nobody_knows_is_refused_with_the_nearest() -> None:
     assert "gropo" in problem.what
 
 
-@pytest.mark.parametrize("flag", ["--ptx-coef", "--ptx_coef", "--mixed-mm-data", "--mixed_mm_data"])
+@pytest.mark.parametrize("flag", ["--ptx-coef", "--ptx_coef", "--no-shard-vit", "--no_shard_vit"])
 def test_dashes_and_underscores_are_alike(flag: str) -> None:
     assert problems_of(flag, "1")[0].code == "option.refused"
     assert values_of("--n-samples-per-prompt", "4", "--max_len=2048")["n_samples_per_prompt"] == 4

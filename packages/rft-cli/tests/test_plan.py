@@ -22,6 +22,7 @@ from rft_dist.resolver_memory import (
     Training,
     activation_bytes_of_block,
     estimate,
+    host_peak,
     peaks,
 )
 from rft_models.build import build_character_model
@@ -103,11 +104,25 @@ def of(name: str, run: Training, sizes: DecoderSizes = SIZES) -> int:
 def test_each_way_of_sharding_divides_its_parts_among_the_ranks(sharding: Any, parts: tuple[int, int, int]) -> None:
     count = SIZES.parameters
     run = Training(dp_size=8, sharding=sharding, weight_bytes=2, master_copy=True)
-    for name, size, part in zip(("parameters", "gradients", "Adam moments"), (2, 2, 8), parts, strict=True):
+    for name, size, part in zip(("parameters", "gradients", "Adam moments"), (2, 4, 8), parts, strict=True):
         assert of(name, run) == -(-count * size // part), name
     if parts[0] > 1:
         assert of("parameters", replace(run, shard_size=4)) == -(-count * 2 // 4)
     assert of("master copy", run) == -(-count * 4 // parts[2])
+
+
+def test_offloads_take_their_parts_out_of_the_device_and_into_the_host() -> None:
+    count = SIZES.parameters
+    plain = Training(dp_size=4, sharding="fsdp", weight_bytes=4, narrow_compute=True, average=True)
+    moments, everything = replace(plain, host_moments=True), replace(plain, host_moments=True, host_weights=True)
+    training = [peaks(estimate(SIZES, run))[0] for run in (plain, moments, everything)]
+    share = -(-4 * count // 4)
+    assert host_peak(estimate(SIZES, plain)) == 0
+    assert host_peak(estimate(SIZES, moments)) == -(-8 * count // 4) + share
+    assert training[0] - training[1] == -(-8 * count // 4) + share
+    assert training[1] - training[2] == 2 * share
+    outside = 2 * 100 * 16 + 16
+    assert of("gathered weights", plain) == 2 * (outside + 2 * (count - outside) // 4)
 
 
 def test_activations_fall_with_recomputation_and_with_sequence_parallel_ranks() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.errors import RftError, ServiceError
+from rft_engine.engine_process import EngineDied
 from rft_engine.native import NativeEngine
 from rft_engine.records import Completion
 from rft_engine.replica_dealing import deal
@@ -21,8 +22,9 @@ from rft_engine.replica_testing import CARRY, COMMAND, VOCAB, table_of
 from rft_engine.replicas import ReplicaEngine
 from rft_engine.resumed_batch import ResumingEngine
 from rft_engine.sampling import SamplingOptions
-from rft_engine.shared_weights import WeightShelf
+from rft_engine.shared_weights import Shelved, WeightShelf
 from rft_engine.testing import FakeDecodableModel
+from rft_engine.vllm_requests import EngineFacts
 
 PROMPTS = [(1,), (2, 3), (4,), (5, 6, 1), (2,), (3, 3)]
 KEYS = [[100 * p + s for s in range(3)] for p in range(len(PROMPTS))]
@@ -156,28 +158,59 @@ def test_what_a_dead_replica_had_is_drawn_again_to_the_same_tokens(tmp_path: Pat
         engine.close()
 
 
-def test_samples_that_every_replica_dies_of_end_the_run(tmp_path: Path) -> None:
-    bad = {"trouble": "die", "trouble_at": 3, "marker": str(tmp_path / "was"), "always": True}
-    engine = pool(tmp_path, Weights(), [bad])
-    try:
-        with pytest.raises(ServiceError, match="each of those ended") as caught:
-            engine.generate(PROMPTS[:1], KEYS[:1], **OPTIONS)
-        assert caught.value.problem.code == "engine.replicas.die"
-        assert "0.log" in caught.value.problem.where
-    finally:
-        engine.close()
+class Dying:
+    """A replica that dies of every sample with key 102, and of nothing else."""
+
+    number, can_resume, facts = 0, True, EngineFacts("float32", VOCAB, True, "file")
+    lives = 0
+
+    def load(self, shelved: Shelved) -> None:
+        """Nothing is held."""
+
+    def draw(self, call: DrawCall) -> Iterator[Drawn]:
+        for request, key in enumerate(call.keys):
+            if key == 102:
+                raise EngineDied(code="engine.died", what="gone", where="log 0.log", why="", do="")
+            yield Drawn(request, (0,), (-1.0,), (0.0,), "stop", 0)
+
+    def interrupt(self) -> None:
+        """It ends by itself."""
+
+    def restart(self, shelved: Shelved) -> None:
+        self.lives += 1
+
+    def sleep(self, level: int) -> None:
+        """Nothing to give up."""
+
+    def wake(self) -> None:
+        """Nothing to bring back."""
+
+    def close(self) -> None:
+        """Nothing to end."""
 
 
-def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
-    weights = Weights()
-    engine = pool(tmp_path, weights, [{}])
-    try:
-        weights.table = torch.zeros(3, 3)
-        with pytest.raises(RftError, match="table") as caught:
-            engine.load_weights(1)
-        assert caught.value.problem.code == "engine.weights.incomplete"
-    finally:
-        engine.close()
+def test_samples_that_every_replica_dies_of_end_the_run() -> None:
+    replicas = [Dying(), Dying()]
+    engine = ReplicaEngine(replicas, WeightShelf(Weights().provider, torch.float32), max_len=64)
+    engine.refresh()
+    assert len(engine.generate(PROMPTS[:1], KEYS[:1], **OPTIONS)[0]) == 3, "keys 0 to 2"
+    with pytest.raises(
+        ServiceError, match="1 samples were given to 3 engine replicas, and each of those ended"
+    ) as caught:
+        engine.generate(PROMPTS, KEYS, **OPTIONS)
+    assert caught.value.problem.code == "engine.replicas.die"
+    assert "0.log" in caught.value.problem.where
+    assert sum(replica.lives for replica in replicas) == 2
+    engine.close()
+
+
+def test_weights_of_another_model_are_refused(two: tuple[ReplicaEngine, Weights]) -> None:
+    engine, weights = two
+    weights.table = torch.zeros(3, 3)
+    engine.publish(4)
+    with pytest.raises(RftError, match="table") as caught:
+        engine.serve(4)
+    assert caught.value.problem.code == "engine.weights.incomplete"
 
 
 def test_the_shelf_keeps_versions_until_they_are_dropped() -> None:

@@ -258,7 +258,7 @@ def test_a_critic_starts_from_a_reward_model(character_directory: Path, tmp_path
         assert spec.weights is not None
         shorter = packed([[3, 4, 5]])
         reward = sum(w * s for w, s in zip(spec.weights, rows(model.scores(*shorter))[0].tolist(), strict=True))
-        assert float(critic.values(*batch)[3]) == pytest.approx(reward, abs=1e-5), "the reward of what stands before"
+        assert critic.values(*batch)[3].item() == pytest.approx(reward, abs=1e-5), "the reward of what stands before"
         critic.save_pretrained(tmp_path / f"{spec.heads[0]}-critic")
         assert load_reward_model(tmp_path / f"{spec.heads[0]}-critic").spec == PLAIN
     new_reward_model(character_directory, ATTENTION, seed=5).save_pretrained(tmp_path / "pooled")

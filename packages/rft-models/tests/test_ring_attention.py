@@ -52,7 +52,9 @@ def lengths_of(num_rows: int, size: int) -> list[int]:
     return [num_rows // size + (rank < num_rows % size) for rank in range(size)]
 
 
-def on_ring(layout: PiecedLayout, tensors: Sequence[Tensor], upstream: Tensor, size: int, **settings: Any) -> list[Tensor]:
+def on_ring(
+    layout: PiecedLayout, tensors: Sequence[Tensor], upstream: Tensor, size: int, **settings: Any
+) -> list[Tensor]:
     """Output and the gradients of query, key and value, put together from all ranks."""
     num_rows = upstream.shape[0]
     lengths = lengths_of(num_rows, size)

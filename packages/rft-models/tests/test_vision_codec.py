@@ -16,6 +16,7 @@ from rft_algos.errors import DataError, RftError
 from rft_models.critic import load_critic
 from rft_models.freezing import FreezeRules, preview
 from rft_models.load import load_policy
+from rft_models.text import load_tokenizer
 from rft_models.vision.codec import HfVisionCodec, load_codec, load_vision_codec
 from rft_models.vision.families import VISION_FAMILIES
 from rft_models.vision.images import PixelRules
@@ -121,6 +122,13 @@ def test_policies_save_what_the_processor_needs(vision_directory: Directory, tmp
             "<image>?", [image(0, 16, 16)]
         )
     assert codec.eos_ids == policy.codec.eos_ids  # type: ignore[union-attr]
+
+
+def test_a_run_on_text_alone_keeps_the_processor(vision_directory: Directory, tmp_path: Path) -> None:
+    policy = load_policy(vision_directory("qwen3_vl"), codec=load_tokenizer(vision_directory("qwen3_vl")))
+    policy.save_pretrained(tmp_path / "saved")
+    seen = load_vision_codec(tmp_path / "saved").encode_media("<image>?", [image(0, 16, 16)])
+    assert seen == load_vision_codec(vision_directory("qwen3_vl")).encode_media("<image>?", [image(0, 16, 16)])
 
 
 def test_text_directories_have_text_codecs(vision_directory: Directory, character_directory: Path) -> None:

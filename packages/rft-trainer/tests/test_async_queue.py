@@ -192,7 +192,7 @@ class Run:
 
     def tables_at(self, step: int) -> torch.Tensor:
         """The weights of a version."""
-        return self.tables[step] if step in self.tables else self.policy.table
+        return self.tables.get(step, self.policy.table)
 
     def rows(self) -> list[dict[str, Any]]:
         """The metrics, without times and what only a queue has."""

@@ -27,7 +27,7 @@ from rft_trainer.report import rollout_metrics
 from rft_trainer.rewards.records import RewardStatus
 from rft_trainer.rollouts import RolloutCollector
 from rft_trainer.samples import Kept, build_samples
-from rft_trainer.testing import BigramEngine, BigramPolicy, DigitDecoder, OneRank, PlainOptimizer
+from rft_trainer.testing import BigramEngine, BigramPolicy, DigitDecoder, OneRank, PlainOptimizer, PlainOutcome
 from rft_trainer.throughput import PhaseTimer
 from rft_trainer.turns import Turn, turn_rewards
 from rft_trainer.update import MicroBatching, Updater
@@ -126,8 +126,8 @@ def test_a_critic_is_asked_and_judged_at_sampled_tokens_alone() -> None:
 
 
 class KeepGradients(PlainOptimizer):
-    def step(self, learning_rate: float):  # type: ignore[override]
-        return type("Outcome", (), {"gradient_norm": 0.0, "applied": True, "loss_scale": None})()
+    def step(self, learning_rate: float) -> PlainOutcome:
+        return PlainOutcome(0.0, True)
 
 
 def gradient(
@@ -136,7 +136,7 @@ def gradient(
     torch.manual_seed(0)
     policy = BigramPolicy(10, dtype=torch.float64)
     with torch.no_grad():
-        policy.table += torch.randn(10, 10, dtype=torch.float64)
+        policy.table.add_(torch.randn(10, 10, dtype=torch.float64))
     totals = MetricTotals()
     optimizer = KeepGradients(list(policy.parameters()))
     Updater(policy, optimizer, PolicyObjective(record), OneRank(), micro_batching=micro, learning_rate=lambda _: 0.1)(
@@ -254,7 +254,7 @@ def test_a_policy_learns_to_call_a_tool() -> None:
         learning_rate=lambda _: 30.0,
     )
     collect, rewards, calls = collector(policy), [], []
-    for step in range(16):
+    for step in range(24):
         groups = collect.collect(entries(4, step), PROMPTS, PhaseTimer())
         metrics = rollout_metrics(groups, Kept(tuple(groups), {}))
         rewards.append(metrics["reward/mean"])

@@ -39,6 +39,7 @@ from rft_models.load import load_reference
 from rft_models.meta_load import load_reference_on_meta
 from rft_models.text import HfTextCodec
 from rft_trainer.annotate import LogprobAnnotator
+from rft_trainer.asynchronous.serial_reward import SerialReward
 from rft_trainer.conversations import Conversations
 from rft_trainer.credit import ComputeAdvantages, CreditAssigner
 from rft_trainer.gap_watch import GapWatch
@@ -119,6 +120,7 @@ def build_rl(
 ) -> Reinforcement:
     """The whole RL run, ready to go; with `restored`, exactly where that checkpoint was."""
     record = algorithm_record(settings)
+    reward = SerialReward(reward) if settings.ahead.max_staleness else reward
     talking, ranks = environment is not None, machine.ranks.world_size
     refuse_what_cannot_run_ahead(settings, record, data, world_size=ranks, talks=talking)
     source = weights_directory(settings.adapter, settings.model.pretrain, restored)
@@ -161,15 +163,14 @@ def build_rl(
         prompts=data.prompts,
         engine=serving,
         ahead=queue,
-        collector=queue
-        or _collector(settings, machine, record, engine, codec, reward, longest_response, talks),
+        collector=queue or _collector(settings, machine, record, engine, codec, reward, longest_response, talks),
         assign_credit=credit,
         reference=_reference(settings, machine, spread) if record.needs_reference else None,
         old_policy=old_policy(settings, record, machine, policy, spread.data, in_step=spread.in_step),
         critic=critic.part if critic else None,
         control=_control(settings),
         updater=_updater(settings, machine, spread, record, credit, data.num_updates),
-        evaluator=make_evaluator(serving, codec, queue.score if queue else reward, machine, data.held_out, longest_response, talks),
+        evaluator=make_evaluator(serving, codec, reward, machine, data.held_out, longest_response, talks),
         saver=saver,
         reporter=_reporter(settings, machine, directory, sinks, data, progress),
         collectives=machine.collectives,
@@ -200,9 +201,7 @@ def _engine(
     if wants_replicas(settings):
         weights, dtype = spread.whole_weights or spread.policy.named_parameters, spread.compute_dtype
         logs = directory.path / "logs"
-        replicas = make_replicas(
-            settings, machine, spread.policy, source, longest, logs, weights=weights, dtype=dtype
-        )
+        replicas = make_replicas(settings, machine, spread.policy, source, longest, logs, weights=weights, dtype=dtype)
         return replicas, sleeps and chosen.shares_weights and not settings.ahead.max_staleness
     engine = make_engine(
         settings.engine,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from rft_algos.errors import PreflightError
+from rft_cli.adapter_sync import sent_alone
 from rft_cli.agreed_weights import AgreedWeights, TogetherEngine
 from rft_cli.machine import Machine
 from rft_engine.copied import CopiedNativeEngine
@@ -132,6 +133,7 @@ def make_engine(
     from rft_engine.vllm_process import VllmProcessEngine
     from rft_engine.vllm_settings import VllmSettings
 
+    alone = sent_alone(policy, choice.name, whole=weights is None)
     kind = SglangSettings if choice.name == "sglang" else VllmSettings
     chosen = kind(
         model_dir=model_dir,
@@ -143,9 +145,10 @@ def make_engine(
         quantization="fp8" if settings.engine_fp8 else None,
         enable_sleep=sleeps and choice.can_sleep,
         enforce_eager=settings.engine_enforce_eager or torch.device(machine.device).type == "cpu",
+        adapter_config=alone.config if alone else "",
     )
     agreed = AgreedWeights(weights, rank=machine.ranks.rank) if weights is not None else None
-    provider = as_saved(policy.model, agreed or policy.served)
+    provider = alone.tensors if alone else as_saved(policy.model, agreed or policy.served)
     if log_path is not None:
         log_path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(chosen, SglangSettings):
@@ -200,6 +203,7 @@ def engine_check(
             gap = check_copy(engine, logprobs, trainer_version=version, replica=machine.ranks.rank)
         else:
             gap = check_in_step(engine, logprobs)
-        return {"engine/probe_gap": (gap.maximum, 1.0)}
+        counted: dict[str, float] = engine.counters() if are_replicas else {}
+        return {"engine/probe_gap": (gap.maximum, 1.0)} | {name: (value, 1.0) for name, value in counted.items()}
 
     return check

@@ -76,7 +76,7 @@ def refuse_beside_images(
         why = "the routers' loss is computed on text alone"
         raise _refused("router_loss", f"aux_loss_coef = {model.aux_loss_coef:g}", why, "--aux_loss_coef 0")
     why = "a vision tower is held whole and sees whole images; ranks each hold all, and share the samples out"
-    for name in ("fsdp", "zero_stage", "meta_init"):
+    for name in ("meta_init",):
         if getattr(strategy, name):
             raise _refused("parts", f"{name} = {str(getattr(strategy, name)).lower()}", why, f"leave --{name} out")
     for name in ("sp_size", "tp_size"):

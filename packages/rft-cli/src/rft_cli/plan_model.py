@@ -42,8 +42,10 @@ def _weights(settings: ModelSettings, machine: Machine) -> list[str]:
 
 
 def _attention(settings: ModelSettings, machine: Machine) -> str:
-    kind = model_facts(settings.pretrain).model_type
-    return describe_attention(kind, machine.device, weights_dtype(settings.bf16), flash_attn=settings.flash_attn)
+    facts = model_facts(settings.pretrain)
+    kind = facts.model_type
+    dtype = weights_dtype(settings.bf16)
+    return describe_attention(kind, machine.device, dtype, flash_attn=settings.flash_attn, text_type=facts.text_type)
 
 
 def _memory(settings: ModelSettings) -> list[str]:

@@ -88,6 +88,10 @@ REFUSED_FLAGS: dict[str, Refusal] = {
         "scale_for_train",
         "probing_layer",
         "heads_types",
+    ),
+    **_rows(
+        "it belongs to the test of a reward model",
+        "python examples/test_reward_model.py --model DIR",
         "model",
     ),
     # data

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rft_algos.errors import PreflightError
 from rft_cli.engines import EngineChoice, choose_engine
@@ -57,7 +61,9 @@ def make_replicas(
         PreflightError: there are fewer GPUs than they need.
     """
     choice = choose_engine(settings.engine, machine.device)
-    given = weights if choice.shares_weights else as_saved(policy.model, weights)
+    merged: WeightProvider = partial(_merged, policy, weights)
+    given = merged if choice.shares_weights else as_saved(policy.model, merged)
+    architecture = source if policy.adapters is not None else settings.model.pretrain
     shelf = WeightShelf(given, dtype)
     replicas: list[Replica] = []
     try:
@@ -65,7 +71,7 @@ def make_replicas(
             log = logs / f"replica-{machine.ranks.rank}-{number}.log"
             environment = _environment(settings, machine, number)
             if choice.shares_weights:
-                replicas.append(_native(settings, machine, number, longest, log, environment, dtype))
+                replicas.append(_native(settings, machine, number, architecture, longest, log, environment, dtype))
             else:
                 replicas.append(_whole(settings, choice, machine, number, source, longest, log, environment, dtype))
         for replica in replicas:
@@ -85,6 +91,7 @@ def _native(
     settings: RlSettings,
     machine: Machine,
     number: int,
+    source: str | Path,
     longest: int,
     log: Path,
     environment: dict[str, str],
@@ -93,7 +100,7 @@ def _native(
     cores = usable_cores() // (machine.ranks.world_size * settings.replicas.engine_replicas)
     code = settings.model.model_code
     model: dict[str, Any] = {
-        "model_dir": str(Path(settings.model.pretrain).expanduser().resolve()),
+        "model_dir": str(Path(source).expanduser().resolve()),
         "dtype": str(dtype).removeprefix("torch."),
         "device": "cuda:0" if environment else torch.device(machine.device).type,
         "flash_attn": settings.model.flash_attn,
@@ -141,8 +148,9 @@ def _whole(
         quantization="fp8" if given.engine_fp8 else None,
         enable_sleep=False,
         enforce_eager=given.engine_enforce_eager or torch.device(machine.device).type == "cpu",
-        **({"transport": "file"} if choice.name == "vllm" else {}),
     )
+    if isinstance(chosen, VllmSettings):
+        chosen = replace(chosen, transport="file")
     log.parent.mkdir(parents=True, exist_ok=True)
 
     def start(provider: WeightProvider) -> Any:
@@ -151,6 +159,11 @@ def _whole(
         return VllmProcessEngine(chosen, provider, environment=environment, log_path=log)
 
     return EngineReplica(number, start)
+
+
+def _merged(policy: CausalPolicy, weights: WeightProvider) -> Iterable[tuple[str, Tensor]]:
+    """Whole tensors as a model without adapters has them."""
+    return policy.served(weights())
 
 
 def _environment(settings: RlSettings, machine: Machine, number: int) -> dict[str, str]:

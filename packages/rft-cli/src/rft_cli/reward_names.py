@@ -6,10 +6,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from rft_algos.errors import OptionsError
+from rft_cli.model_sizes import model_sizes
+from rft_dist.resolver_memory import GIB
 from rft_trainer.rewards.http_json import checked_url
 from rft_trainer.settings import RewardSettings
 from rft_trainer.settings_rewards import JudgeSettings, RewardModelSettings
@@ -107,6 +109,21 @@ def weights_of(settings: RewardSettings) -> dict[str, float] | None:
             why="it is NAME=NUMBER, several joined by commas",
             do="--reward_weights correctness=0.9,format=0.1",
         ) from error
+
+
+def memory_notes(values: Mapping[str, Any]) -> list[str]:
+    """What reward models and a judge of this process hold on every rank, by the sizes in their config.json."""
+    bytes_each = 2 if values["bf16"] else 4
+    stay = {"auto": "where a tenth of the GPU holds them all, else for their phase", "held": "all the time"}
+    when = stay.get(values["reward_offload"], "for its phase, one after another")
+    notes: list[str] = []
+    for place in named_models(values["reward_pretrain"]):
+        size = model_sizes(place.place)[0].parameters * bytes_each / GIB
+        notes.append(f"reward model {place.name}: {size:.3f} GiB more on every rank, {when}")
+    if values["judge_pretrain"]:
+        size = model_sizes(values["judge_pretrain"])[0].parameters * bytes_each / GIB
+        notes.append(f"the judge: {size:.3f} GiB more on every rank, all the time, and its cache while it answers")
+    return notes
 
 
 def _entries(text: str, flag: str) -> list[tuple[str, str]]:

@@ -225,27 +225,28 @@ def _shared_out(name: str, count: int, size: int, run: Training, shared: bool, s
 
 def _exchange(sizes: DecoderSizes, run: Training) -> list[Term]:
     """2 min(4 P, B): replicated gradients are summed in float32 buckets of at most B bytes, and parts of one."""
-    if run.dp_size * run.sp_size == 1 or run.sharding != "replicated":
+    if run.dp_size * run.sp_size * run.tp_size == 1 or run.sharding != "replicated":
         return []
-    bucket = min(BUCKET_BYTES, 4 * (run.adapter_weights or sizes.parameters))
+    bucket = min(BUCKET_BYTES, -(-4 * (run.adapter_weights or sizes.parameters) // run.tp_size))
     return [Term("gradient exchange", 2 * bucket, f"2 x {bucket:,} bytes", in_rollout=False)]
 
 
-def activation_bytes_of_block(sizes: DecoderSizes, weight_bytes: int) -> int:
+def activation_bytes_of_block(sizes: DecoderSizes, weight_bytes: int, tp_size: int = 1) -> int:
     """Bytes a token that one block keeps for its backward pass, at most.
 
     w (6 h + 4 q + 5 k + 5 f) + 16 h: inputs and outputs of two norms and two sums, queries and keys before and
     after the rotation, values, the attention's output, gate, its activation, up, their product; the norms keep
-    float32 copies of their input. f counts the columns that a token passes through.
+    float32 copies of their input. f counts the columns that a token passes through. A tensor group shares out q, k and
+    f, not h.
     """
     h, q, k, f = sizes.hidden, sizes.query_width, sizes.kv_width, sizes.active_ffn
-    return weight_bytes * (6 * h + 4 * q + 5 * k + 5 * f) + 16 * h
+    return weight_bytes * (6 * h + -(-(4 * q + 5 * k + 5 * f) // tp_size)) + 16 * h
 
 
 def _activations(sizes: DecoderSizes, run: Training) -> Term:
     """T L b of all blocks; recomputed: T h w of each kept block's input, and b of the blocks between two of them."""
     tokens = -(-run.micro_tokens // run.sp_size)
-    block = -(-activation_bytes_of_block(sizes, run.compute_bytes) // run.tp_size)
+    block = activation_bytes_of_block(sizes, run.compute_bytes, run.tp_size)
     if not run.recomputes:
         told = f"at most {tokens:,} tokens x {sizes.layers} blocks x {block:,} bytes"
         return Term("activations", tokens * sizes.layers * block, told, in_rollout=False)

@@ -24,6 +24,7 @@ from rft_algos.errors import RftError, ServiceError
 _SLICE_SECONDS = 0.2
 _READ_BYTES = 2**18
 _LOG_BYTES = 2000
+_LAST_WORDS_SECONDS = 5.0
 
 
 class EngineDied(ServiceError):
@@ -150,7 +151,10 @@ class EngineProcess:
         )
 
     def _death(self, operation: str) -> EngineDied:
-        pid, code = self.pid, self._child.poll()
+        pid = self.pid
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it is still writing down what ended it
+            self._child.wait(_LAST_WORDS_SECONDS)
+        code = self._child.poll()
         self.kill()
         code = self._child.returncode if code is None else code
         ended = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -66,6 +66,8 @@ class OwnProcessSettings:
     """Of the library's own generators; no sample depends on it."""
     transport: Transport = "auto"
     """How weights come in: see `vllm_transport`."""
+    adapter_config: str = ""
+    """The adapter_config.json of adapters that alone are sent (vLLM only), as text; empty = all weights are."""
     deadlines: EngineDeadlines = field(default_factory=EngineDeadlines)
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rft_algos.errors import RftError
 from rft_engine.draw_round import DrawRound, Replica
-from rft_engine.prompt_checks import check_budgets, check_keys, check_prompts, refusal
+from rft_engine.prompt_checks import check_budgets, check_keys, check_prompts, refusal, refuse_media
 from rft_engine.records import Completion, EngineStats
 from rft_engine.replica_process import is_lost
 from rft_engine.replica_records import DrawCall, Drawn
@@ -184,8 +184,14 @@ class ReplicaEngine(ToldEngine):
         min_new_tokens: int = 0,
         stop_token_ids: Sequence[int] = (),
         first_token_temperature: float | None = None,
+        media: Sequence[object | None] | None = None,
     ) -> list[list[Completion]]:
-        """Continue every prompt once for each of its keys; arguments and result as of `NativeEngine.generate`."""
+        """Continue every prompt once for each of its keys; arguments and result as of `NativeEngine.generate`.
+
+        Raises:
+            OptionsError: a prompt has images.
+        """
+        refuse_media(media, "a replica")
         check_prompts(prompts, max_new_tokens, self._max_len, self.facts.vocab_size)
         check_keys(prompts, sample_keys)
         allowed = check_budgets(sample_keys, budgets, max_new_tokens)
@@ -215,7 +221,7 @@ class ReplicaEngine(ToldEngine):
         told: dict[str, float] = {
             "engine/reissued": self._counts["reissued"],
             "engine/restarts": self._counts["restarts"],
-            "engine/idle_share": max(0.0, 1.0 - sum(self._busy) / possible) if possible else 0.0,
+            "time/engine_idle_share": max(0.0, 1.0 - sum(self._busy) / possible) if possible else 0.0,
         }
         self._counts.clear()
         self._busy, self._drawing = [0.0] * len(self._replicas), 0.0

@@ -37,9 +37,10 @@ class ResumedBatch(ContinuousBatch[CacheT]):
     def _uniforms_of(self, samples: Sequence[int]) -> Tensor:
         num = self._options.max_new_tokens
         rows = torch.empty((len(samples), num), dtype=torch.float64)
-        starts = torch.tensor([self._starts[sample] for sample in samples])
+        given = [self._starts[sample] for sample in samples]
+        starts = torch.tensor(given)
         keys = torch.tensor([self._keys[sample] for sample in samples], dtype=torch.int64)
-        for start in integers(starts.unique()):
+        for start in sorted(set(given)):
             of_it = starts == start
             rows[of_it] = keyed_random.uniforms(keys[of_it], num, start)
         return rows

@@ -17,6 +17,7 @@ from rft_engine.records import Completion, EngineStats
 from rft_engine.sampling import SamplingOptions
 from rft_engine.states import EngineState
 from rft_engine.told import ToldEngine
+from rft_engine.vllm_adapter import AdapterSource, AdapterTransport
 from rft_engine.vllm_local import LocalVllm
 from rft_engine.vllm_media import plain_media
 from rft_engine.vllm_requests import Answers, EngineFacts, GenerateCall, SampleResult, StepCounts, check_prompts
@@ -66,7 +67,7 @@ class VllmEngine(ToldEngine):
         Args:
             settings: the model directory, sizes, and how vLLM is to run.
             weights: called at every `load_weights`: the policy's present tensors, whole, under their
-                checkpoint names.
+                checkpoint names; with `adapter_config` its adapters, under peft's.
             runtime: vLLM, or a double of it.
 
         Raises:
@@ -74,7 +75,8 @@ class VllmEngine(ToldEngine):
             PreflightError: vLLM is missing or of another release.
         """
         self._settings = settings
-        self._source = WeightSource(weights, settings.model_dir)
+        alone = bool(settings.adapter_config)
+        self._source = AdapterSource(weights) if alone else WeightSource(weights, settings.model_dir)
         super().__init__()
         self._fault: ServiceError | None = None
         self._awake_tags: set[str] = {"weights", "kv_cache"}
@@ -87,7 +89,9 @@ class VllmEngine(ToldEngine):
     def _sender_factory(self) -> SenderFactory | None:
         return None
 
-    def _make_transport(self) -> WeightTransport:
+    def _make_transport(self) -> WeightTransport | AdapterTransport:
+        if isinstance(self._source, AdapterSource):
+            return AdapterTransport(self._settings, self._source, self._backend)
         return WeightTransport(self._settings, self._backend.facts, self._source, self._backend, self._sender_factory())
 
     @property

@@ -16,6 +16,7 @@ from rft_algos.token_trie import TokenTrie
 from rft_engine.engine_process_weights import read_weight_file
 from rft_engine.held_weights import held_fingerprint
 from rft_engine.sampling import SamplingOptions
+from rft_engine.vllm_adapter import WEIGHTS, adapter_request
 from rft_engine.vllm_draws import KeyedDraws
 from rft_engine.vllm_handles import decode_update
 from rft_engine.weight_digests import Fingerprint, fingerprint_of
@@ -52,6 +53,15 @@ class VllmWorkerExtension:
         tensors = read_weight_file(path)
         self.rft_load_tensors(tensors.items())
         return fingerprint_of(tensors.items(), self.model_config.dtype)
+
+    def rft_load_adapter(self, folder: str) -> Fingerprint:
+        """Take the adapters in a directory of peft's in the place of those before; returns what was read."""
+        self.add_lora(self.rft_adapter_request(folder))  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        return fingerprint_of(read_weight_file(f"{folder}/{WEIGHTS}").items(), torch.float32)
+
+    def rft_adapter_request(self, folder: str) -> Any:
+        """vLLM's name for them."""
+        return adapter_request(folder, replaces=True)
 
     def rft_update_weights(self, update_info: dict[str, Any]) -> None:
         """vLLM's own `update_weights` with CUDA handles that came as text (`vllm_handles`)."""

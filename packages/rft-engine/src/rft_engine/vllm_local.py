@@ -10,6 +10,7 @@ from typing import Any
 from rft_algos.errors import ServiceError
 from rft_engine.device_inventory import Inventory, nvidia_inventory
 from rft_engine.own_process_settings import OwnProcessSettings
+from rft_engine.vllm_adapter import loads_adapter
 from rft_engine.vllm_draws import SAMPLE_ARGUMENT
 from rft_engine.vllm_media import check_expanded, request_of, takes_images
 from rft_engine.vllm_memory import memory_error
@@ -53,6 +54,8 @@ class LocalVllm:
         except (RuntimeError, ValueError, OSError, MemoryError) as error:
             raise memory_error(settings, str(error), inventory) or settings.not_started(error, _REMEDY) from error
         self.version = 0
+        self._request_options: dict[str, Any] = {}
+        """Of every request: the adapter, once there is one."""
         self._serial = itertools.count()
         config = self._llm.llm_engine.model_config
         self.facts = EngineFacts(
@@ -102,7 +105,10 @@ class LocalVllm:
 
     def rpc(self, method: str, arguments: Sequence[Any] = (), seconds: float | None = None) -> list[Any]:
         """Call a method of every worker by name; one result each."""
-        return self._llm.collective_rpc(method, timeout=seconds, args=tuple(arguments))
+        answers = self._llm.collective_rpc(method, timeout=seconds, args=tuple(arguments))
+        if loads_adapter(method):
+            self._request_options = {"lora_request": self._runtime.make_adapter_request(str(arguments[0]))}
+        return answers
 
     def serve(self, version: int) -> None:
         """What was loaded last is `version` from now on; keys and values of older weights are dropped."""
@@ -151,7 +157,7 @@ class LocalVllm:
             )
             name = f"{serial}-{sample}"
             request = request_of(call.prompts[prompt], call.media[prompt] if call.media else None)
-            self._llm.llm_engine.add_request(name, request, params)
+            self._llm.llm_engine.add_request(name, request, params, **self._request_options)
             pending[name] = sample
         return pending
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from rft_algos.errors import PreflightError
+from rft_engine.vllm_adapter import adapter_request
 from rft_engine.vllm_settings import set_environment
 
 SUPPORTED = "0.32"
@@ -25,7 +26,7 @@ class LlmEngine(Protocol):
 
     model_config: Any
 
-    def add_request(self, request_id: str, prompt: Any, params: Any) -> str: ...
+    def add_request(self, request_id: str, prompt: Any, params: Any, *, lora_request: Any = None) -> str: ...
 
     def step(self) -> Sequence[Any]: ...
 
@@ -61,6 +62,8 @@ class VllmRuntime(Protocol):
     def make_llm(self, arguments: dict[str, Any]) -> Llm: ...
 
     def make_sampling_params(self, **fields: Any) -> Any: ...
+
+    def make_adapter_request(self, folder: str) -> Any: ...
 
     def shut_down(self, llm: Any) -> None: ...
 
@@ -111,6 +114,10 @@ class InstalledVllm:
         from vllm.sampling_params import RequestOutputKind
 
         return SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, **fields)
+
+    def make_adapter_request(self, folder: str) -> Any:
+        """Names the adapter that was loaded last."""
+        return adapter_request(folder, replaces=False)
 
     def shut_down(self, llm: Any) -> None:
         llm.llm_engine.engine_core.shutdown()

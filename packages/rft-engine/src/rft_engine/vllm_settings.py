@@ -8,6 +8,7 @@ from typing import Any
 
 from rft_algos.errors import OptionsError
 from rft_engine.own_process_settings import OwnProcessSettings
+from rft_engine.vllm_adapter import adapter_arguments
 
 _PROCESSOR = "rft_engine.vllm_plugin:KeyedLogitsProcessor"
 _EXTENSION = "rft_engine.vllm_extension.VllmWorkerExtension"
@@ -68,6 +69,7 @@ def llm_arguments(settings: OwnProcessSettings, *, is_cpu: bool) -> dict[str, An
         "generation_config": "vllm",  # not the directory's own sampling defaults
         "logits_processors": [_PROCESSOR],
         "worker_extension_cls": _EXTENSION,
+        **adapter_arguments(settings),
     }
     if settings.memory_utilization is not None:
         arguments["gpu_memory_utilization"] = settings.memory_utilization

@@ -136,6 +136,7 @@ class FakeWorker(VllmWorkerExtension):
         self.model_runner = SimpleNamespace(get_model=lambda: self.model, input_batch=batch)
         self.transfers: list[str] = []
         self.missing: set[str] = set()
+        self.adapters: dict[str, Tensor] = {}
 
     def reload_weights(self, weights_iterator: Iterable[tuple[str, Tensor]]) -> None:
         if "weights" in self.missing:
@@ -151,6 +152,18 @@ class FakeWorker(VllmWorkerExtension):
         self.model.load(tensors)
         if "overwritten" in self.faults:
             self.model.load(old.items())
+
+    def add_lora(self, request: Any) -> bool:
+        """Takes the adapters in the place of those before."""
+        self.adapters = dict(read_weight_file(Path(request.folder) / "adapter_model.safetensors"))
+        return True
+
+    def rft_adapter_request(self, folder: str) -> Any:
+        if "other_adapter" in self.faults:
+            file = Path(folder) / "adapter_model.safetensors"
+            changed = [(name, tensor + 1) for name, tensor in read_weight_file(file).items()]
+            write_weight_file(file, changed, len(changed))
+        return SimpleNamespace(folder=folder)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self.transfers.append(f"init {sorted(init_info)}")
@@ -192,10 +205,12 @@ class FakeEngine:
         self.num_steps = 0
         self.num_encoder_resets = 0
         self.images: list[Any] = []
+        self.adapters_asked: list[Any] = []
         self.processor_options: list[Any] = []
         self._num_finished = 0
 
-    def add_request(self, request_id: str, prompt: Any, params: Any) -> str:
+    def add_request(self, request_id: str, prompt: Any, params: Any, *, lora_request: Any = None) -> str:
+        self.adapters_asked.append(lora_request)
         tokens, images = list(prompt["prompt_token_ids"]), prompt.get("multi_modal_data", {}).get("image", [])
         self.images += images
         self.processor_options += [prompt["mm_processor_kwargs"]] if "mm_processor_kwargs" in prompt else []
@@ -338,7 +353,7 @@ class FakeVllm:
         """
         Args:
             is_cpu: which build to be.
-            faults: "skip", "half", "tied", "overwritten", "replica", "keeps_prefix", "refuses_reset",
+            faults: "skip", "other_adapter", "half", "tied", "overwritten", "replica", "keeps_prefix", "refuses_reset",
                 "wrong_token", "hang"; may be changed later.
             die_after: end the process in the middle of a call, after this many samples.
         """
@@ -356,6 +371,9 @@ class FakeVllm:
 
     def make_sampling_params(self, **fields: Any) -> Any:
         return SimpleNamespace(**fields)
+
+    def make_adapter_request(self, folder: str) -> Any:
+        return f"adapter in {folder}"
 
     def shut_down(self, llm: Any) -> None:
         self.is_shut_down = True

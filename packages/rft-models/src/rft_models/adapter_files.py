@@ -51,9 +51,7 @@ def fingerprint(named: Iterable[tuple[str, Tensor]]) -> str:
 def save(adapters: Adapters, directory: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a directory that peft loads. `tensors` are those of `Adapters.tensors`."""
     directory.mkdir(parents=True, exist_ok=True)
-    config: dict[str, Any] = adapters.config.to_dict() | {"inference_mode": True}
-    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
-    _write_json(directory / CONFIG, plain)
+    (directory / CONFIG).write_text(config_text(adapters), encoding="utf-8")
     base = {
         "directory": adapters.config.base_model_name_or_path,
         "fingerprint": adapters.base_fingerprint,
@@ -62,6 +60,13 @@ def save(adapters: Adapters, directory: Path, tensors: Mapping[str, Tensor]) -> 
     _write_json(directory / BASE, base)
     held = {name: tensor.detach().to("cpu").contiguous() for name, tensor in sorted(tensors.items())}
     save_file(held, str(directory / WEIGHTS), metadata={"format": "pt"})
+
+
+def config_text(adapters: Adapters) -> str:
+    """What adapter_config.json says."""
+    config: dict[str, Any] = adapters.config.to_dict() | {"inference_mode": True}
+    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+    return json.dumps(plain, indent=2, sort_keys=True, default=str) + "\n"
 
 
 def save_beside(adapters: Adapters, directory: Path, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rft_models.families import packs
 from rft_models.varlen_attention import Sequences, VarlenKernel
+from rft_models.vision.families import is_vision
 
 _HALF = (torch.bfloat16, torch.float16)
 _WIDEST_HEAD = 256
@@ -132,9 +133,11 @@ def choose_attention(device: torch.device | str, dtype: torch.dtype, *, flash_at
     return AttentionChoice(None, f"{_BLOCKS}; {missing}{reason}")
 
 
-def describe_attention(model_type: str, device: torch.device | str, dtype: torch.dtype, *, flash_attn: bool) -> str:
-    """What a run with such a model will use, before anything is loaded."""
-    if packs(model_type):
+def describe_attention(
+    model_type: str, device: torch.device | str, dtype: torch.dtype, *, flash_attn: bool, text_type: str = ""
+) -> str:
+    """What a run with such a model will use, before anything is loaded; `text_type` as in `load.choose_packed`."""
+    if packs(model_type) or (is_vision(model_type) and packs(text_type)):
         return choose_attention(device, dtype, flash_attn=flash_attn).told
     idle = f"; flash_attn has no effect: packing is not known to be exact for {model_type}" if flash_attn else ""
     return f"{model_type}'s own, on segments padded into blocks of similar length{idle}"

@@ -85,7 +85,7 @@ class GeneralDecoder:
         ids_PL = token_ids_PL.to("cpu").gather(1, place_PL.clamp(min=0))
         fresh = DynamicCache()
         row, offsets_P = self._row(media, ids_PL, place_PL, lengths)
-        hidden = self._run(row, tuple(ids_PL.shape), lengths, fresh)
+        hidden = self._run(row, (ids_PL.shape[0], longest), lengths, fresh)
         index = prompt_of_row_B.to(hidden.device)
         keys, values = dynamic_layers(fresh)
         cache.append(

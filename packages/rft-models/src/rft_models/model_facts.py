@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rft_models.directories import checked_model_directory
 from rft_models.load import refuse_other_kinds
+from rft_models.vision.families import text_type
 
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
@@ -18,6 +19,8 @@ class ModelFacts:
     model_type: str
     max_positions: int
     """Tokens that prompt and response may have together."""
+    text_type: str = ""
+    """`model_type` of the decoder inside a vision-language model; "" for others."""
 
 
 def model_facts(directory: str | Path) -> ModelFacts:
@@ -30,4 +33,8 @@ def model_facts(directory: str | Path) -> ModelFacts:
     refuse_other_kinds(path, config, takes_images=True)
     text = config.get("text_config") or config
     lengths = [int(text[key]) for key in _LENGTH_KEYS if text.get(key)]
-    return ModelFacts(model_type=str(config["model_type"]), max_positions=min(lengths, default=2**31 - 1))
+    return ModelFacts(
+        model_type=str(config["model_type"]),
+        max_positions=min(lengths, default=2**31 - 1),
+        text_type=text_type(config),
+    )

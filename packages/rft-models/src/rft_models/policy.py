@@ -22,6 +22,7 @@ from rft_models.quantized import saved_as_numbers, state_of
 from rft_models.router import Router, RouterBalance, balance, count_experts, router_of, verify_router
 from rft_models.sequence_split import SequenceMode, SequenceRanks, rows_here
 from rft_models.varlen_attention import VarlenKernel
+from rft_models.vision.files import keep_processor_files
 from rft_models.vision.probe import media_probe
 from rft_models.vision.records import Media
 from rft_models.vision.rows import MediaInputs
@@ -416,8 +417,14 @@ class CausalPolicy:
             weights = save_beside(self.adapters, Path(directory), weights or state_of(self.model))
         with no_progress_bars(), saved_as_numbers(self.model):
             self.model.save_pretrained(str(directory), state_dict=weights)
+        self._save_codec(directory)
+
+    def _save_codec(self, directory: str | Path) -> None:
+        """Tokenizer, and what an image processor needs, whether this run has read it or not."""
         if self.codec is not None:
             self.codec.save_pretrained(directory)
+        if self.tower is not None:
+            keep_processor_files(self.where, directory)
 
     def snapshot(self, copy: Callable[[str, Tensor], Tensor]) -> Callable[[Path], None]:
         """`save_pretrained` of the weights as they are now: each is copied by `copy(name, tensor)`."""
@@ -430,8 +437,7 @@ class CausalPolicy:
         self.model.config.save_pretrained(str(directory))
         if self.model.can_generate():
             self.model.generation_config.save_pretrained(str(directory))
-        if self.codec is not None:
-            self.codec.save_pretrained(directory)
+        self._save_codec(directory)
 
     @property
     def num_parameters(self) -> int:

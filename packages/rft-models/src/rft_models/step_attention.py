@@ -69,7 +69,7 @@ class StepAttention:
         rows = by_prompt.reshape(num_prompts * cache.group_size, -1)
         if cache.place_B is not None:
             rows = rows.index_select(0, cache.place_B)
-        return rows.view(cache.num_rows * self._num_kv_heads, group, width)
+        return rows.reshape(cache.num_rows * self._num_kv_heads, group, width)
 
     def _mask(self, sliding_window: int | None) -> Tensor | None:
         """[B, 1, prompt columns + own columns], 0 where seen and -inf elsewhere; None where all is seen."""

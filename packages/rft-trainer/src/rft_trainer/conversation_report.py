@@ -45,7 +45,7 @@ def conversation_rows(rollout: Rollout) -> dict[str, object]:
     """What a rollout's row holds besides, where it is a conversation: its turns, and why it has no reward."""
     if not rollout.turns:
         return {}
-    turns = [
+    turns: list[dict[str, object]] = [
         {
             "who": "policy" if turn.sampled else "environment",
             "text": turn.text,
@@ -58,4 +58,5 @@ def conversation_rows(rollout: Rollout) -> dict[str, object]:
         }
         for turn in rollout.turns
     ]
-    return {"turns": turns} | ({"detail": rollout.detail} if rollout.detail else {})
+    told: dict[str, object] = {"turns": turns}
+    return told | ({"detail": rollout.detail} if rollout.detail else {})

@@ -43,7 +43,8 @@ class Rollout:
     """One sampled answer with what the reward said of it.
 
     `completion_ids`, `behaviour_logprobs` and `log_kept_mass` have one entry a token after the prompt: a sampled
-    one, the stop token among them, or in a conversation one of an observation, whose log-probs are 0. `reward` is None unless `status` is ok.
+    one, the stop token among them, or in a conversation one of an observation, whose log-probs are 0.
+    `reward` is None unless `status` is ok.
     """
 
     prompt_id: str
@@ -125,8 +126,8 @@ _OVER_RESPONSE = (
 class TrainingSample:
     """One sequence to learn from; every list spans prompt and response and has the same length.
 
-    `loss_mask` leaves out response tokens that the policy did not sample. `old_logprobs[t]` is its log-probability under
-    the policy that starts the step, `behaviour_logprobs[t]` under the engine that sampled it,
+    `loss_mask` leaves out response tokens that the policy did not sample. `old_logprobs[t]` is a token's
+    log-probability under the policy that starts the step, `behaviour_logprobs[t]` under the engine that sampled it,
     both 0 at the prompt. `advantage` is the one number that outcome rewards give a sequence;
     `token_advantages` takes its place where every token has its own. `old_values` are the critic's estimates
     at the start of the step, `returns` what they are trained towards, `token_weights` factors on the loss of

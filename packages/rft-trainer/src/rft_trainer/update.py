@@ -74,7 +74,7 @@ class UpdateOutcome:
 
     @property
     def sound(self) -> bool:
-        """Applied, or refused under a loss scale, which is smaller now and ends the run by itself if that is no help."""
+        """Applied, or refused under a loss scale: it is smaller now, and ends the run where that does not help."""
         return self.applied or self.loss_scale is not None
 
 

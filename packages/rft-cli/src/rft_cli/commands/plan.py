@@ -13,6 +13,7 @@ from rft_cli.adapter_plan import adapter_weights
 from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.launching import share_of
 from rft_cli.model_sizes import max_positions, model_sizes
+from rft_cli.reward_names import memory_notes
 from rft_dist.resolver import Number, RankGrid, Share, Wanted, resolve_grid
 from rft_dist.resolver_memory import GIB, SHARDINGS, Sharding, Term, Training, estimate, host_peak, peaks
 from rft_models.tensor_sizes import refuse_uneven_model
@@ -156,6 +157,7 @@ def training_of(asked: Asked, resolved: Resolved[Any], grid: RankGrid) -> tuple[
     if asked.command == "rl":
         from rft_cli.algorithm_choice import algorithm_record
 
+        notes += memory_notes(values)
         record = algorithm_record(resolved.settings)
         needs_reference, needs_critic = record.needs_reference, record.advantage.needs_values
         prompts = -(-values["rollout_batch_size"] // grid.dp_size)

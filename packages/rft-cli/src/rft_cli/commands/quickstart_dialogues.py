@@ -34,12 +34,12 @@ def prepare_calculator(path: Path, seed: int) -> str:
 
 
 def prepare_guess_number(path: Path, seed: int) -> str:
-    """Numbers to be guessed, demonstrations that mostly take no notice of hints, and an untrained model."""
+    """Numbers to be guessed, demonstrations that mostly misread hints, and an untrained model."""
     from rft_trainer.environments.dialogues import guess_number
 
     made = _prepare(path, seed, guess_number)
     return (
-        f"{len(made.held_out)} numbers to be guessed in a few turns; most demonstrated dialogues take no notice of the "
+        f"{len(made.held_out)} numbers to be guessed in a few turns; most demonstrated dialogues misread the "
         f"hints; a decoder was built in {path}\n"
     )
 

@@ -30,7 +30,7 @@ def environment_problems(values: Values, origins: Origins, complain: Complain) -
         why = "turns and observations are put together by the tokenizer's chat template"
         yield complain("environment.no_chat", ["environment", "apply_chat_template"], why, "--apply_chat_template")
     for name in _JUDGES:
-        if name in values and values[name] and origins[name].kind != "default":
+        if values.get(name):
             why = "what a conversation earns is said by its environment, turn by turn"
             yield complain("environment.two_judges", ["environment", name], why, f"leave {name} out")
     if values["turn_max_len"] is not None and values["turn_max_len"] > values["generate_max_len"]:

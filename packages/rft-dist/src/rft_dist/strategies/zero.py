@@ -103,7 +103,8 @@ class ZeroModel:
         if dtype == torch.float16:
             verify_float16(self._deepspeed)
         root, adamw = _Root(model), _adamw(trained, betas, epsilon, weight_decay)
-        engine = start_engine(self._deepspeed, root, adamw, engine_config(dtype, options, device), device)
+        config = engine_config(dtype, options, device, sum(parameter.numel() for parameter in trained))
+        engine = start_engine(self._deepspeed, root, adamw, config, device)
         self.model = model
         self._engine = engine
         self._spread = stage == 3

@@ -153,14 +153,18 @@ def verify_float16(deepspeed: Any) -> None:
         )
 
 
-def engine_config(dtype: torch.dtype, options: ZeroOptions, device: torch.device) -> dict[str, Any]:
-    """What `deepspeed.initialize` is given: sums of gradients and exchanges of them are in float32 for any weights."""
+def engine_config(dtype: torch.dtype, options: ZeroOptions, device: torch.device, numel: int) -> dict[str, Any]:
+    """What `deepspeed.initialize` is given: sums of gradients and exchanges of them are in float32 for any weights.
+
+    `numel` is the number of trained weights: no more is exchanged at a time.
+    """
+    bucket = min(_BUCKET_NUMEL, numel)
     zero: dict[str, Any] = {
         "stage": options.stage,
         "overlap_comm": options.overlap_comm,
         "contiguous_gradients": True,
-        "reduce_bucket_size": _BUCKET_NUMEL,
-        "allgather_bucket_size": _BUCKET_NUMEL,
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
     }
     if options.stage == 3:
         zero |= {

@@ -173,7 +173,9 @@ def _qwen_config(model_type: str, tokenizer: Any, sizes: VisionSizes) -> Any:
         "rope_theta": 10000.0,
         "mrope_section": [half - 2 * side, side, side],
     }
-    text |= {"head_dim": 2 * half} if model_type == "qwen3_vl" else {}
+    if model_type == "qwen3_vl":
+        text["head_dim"] = 2 * half
+        text["rope_parameters"]["mrope_interleaved"] = True
     return AutoConfig.for_model(
         model_type,
         text_config=text,

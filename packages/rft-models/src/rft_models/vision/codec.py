@@ -197,7 +197,7 @@ def load_vision_codec(directory: str | Path, *, pixels: PixelRules | None = None
     if own_id != image_token_id:
         raise DataError(
             code="vision.other_placeholder",
-            what=f"images are at token {image_token_id} in config.json, the tokenizer's {processor.image_token} is {own_id}",
+            what=f"images are at token {image_token_id} in config.json, {processor.image_token} is token {own_id}",
             where=str(path),
             why="features are put where this token stands",
             do="copy config.json and the tokenizer files of one and the same model",

@@ -117,7 +117,8 @@ class RolloutQueue:
         """
         Args:
             engine: beside the trainer; it serves the weights that the run begins with as its present version.
-            decoder, reward, sampling: as of `RolloutCollector`. The reward is called by one thread at a time.
+            decoder, sampling: as of `RolloutCollector`.
+            reward: it is called in a thread of its own (`SerialReward`).
             ledger: only the trainer's thread touches it.
             prompts: by the ledger's indices.
             rules: how far ahead.
@@ -125,7 +126,6 @@ class RolloutQueue:
         self._engine, self._decoder, self._reward = engine, decoder, reward
         self._ledger, self._prompts, self._sampling, self._rules = ledger, prompts, sampling, rules
         self._changed = threading.Condition()
-        self._scoring = threading.Lock()
         self._ahead: deque[list[LedgerEntry]] = deque()
         self._groups: dict[LedgerEntry, GroupDraft] = {}
         self._restored: dict[LedgerEntry, Mapping[str, Any]] = {}
@@ -189,11 +189,6 @@ class RolloutQueue:
     def wake(self) -> None:
         """Nothing."""
 
-    def score(self, *arguments: Any) -> Any:
-        """The reward, for who scores besides: one caller at a time."""
-        with self._scoring:
-            return self._reward(*arguments)
-
     def metrics(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
         """How old the samples of a step are when it is trained, and what the engines did since the last step."""
         lags: list[tuple[int, int]] = []
@@ -208,7 +203,7 @@ class RolloutQueue:
             "async/staleness_mean": sum(lag * num for lag, num in lags) / num_tokens,
             "async/staleness_max": max(lag for lag, _ in lags),
             "async/mixed_share": sum(bool(rollout.version_spans) for rollout in rollouts) / len(rollouts),
-            "async/groups_ahead": ahead,
+            "time/groups_ahead": ahead,
             **self._engine.counters(),
         }
 
@@ -442,7 +437,7 @@ class RolloutQueue:
         while batch := self._next_to_score():
             texts = iter(self._decoder.decode_batch([draft.token_ids for held in batch for draft in held.drafts]))
             sampled = [held.rollouts([next(texts) for _ in held.drafts]) for held in batch]
-            scored = score_rollouts(self.score, [held.prompt for held in batch], sampled, self._decoder)
+            scored = score_rollouts(self._reward, [held.prompt for held in batch], sampled, self._decoder)
             with self._changed:
                 for held, rollouts in zip(batch, scored, strict=True):
                     held.group = RolloutGroup(held.prompt, held.entry.epoch, held.entry.position, tuple(rollouts))

@@ -20,8 +20,8 @@ _SMALLEST, _LARGEST = 11, 99
 SHARE_CALLS, SHARE_MALFORMED = 0.25, 0.15
 """Of the calculator's demonstrations: those that call it, and those that try and get the JSON wrong."""
 
-SHARE_HEEDED = 0.2
-"""Of the guessing game's demonstrations: those that heed the hints."""
+SHARE_HEEDED = 0.35
+"""Of the guessing game's demonstrations: those that heed the hints; the others misread them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +100,20 @@ def _guesses(asked: Row, secret: int, draws: list[float], *, heeds: bool) -> lis
         if guess == secret:
             break
         messages = [*messages, _user("higher" if guess < secret else "lower")]
-        if heeds:
-            low, high = (guess + 1, high) if guess < secret else (low, guess - 1)
+        low, high = (guess + 1, high) if heeds == (guess < secret) else (low, guess - 1)
+        if low > high:  # a misread hint has left nothing
+            low, high = LOWEST, HIGHEST
     return rows
 
 
-def guess_number(seed: int, *, num_prompts: int = 3_000, num_demonstrations: int = 3_000, turns: int = 4) -> Dialogues:
-    """A number to be guessed: most demonstrations say any number whatever the hints, some heed them."""
+def guess_number(seed: int, *, num_prompts: int = 3_000, num_demonstrations: int = 6_000, turns: int = 3) -> Dialogues:
+    """A number to be guessed: most demonstrations take higher for lower, some heed the hints."""
     asked = _user(f"Guess my number from {LOWEST} to {HIGHEST}.")
     count = HIGHEST - LOWEST + 1
     secrets = [LOWEST + i % count for i in permutation(derive_key(seed, "guess-secrets"), num_prompts).tolist()]
-    draws = uniforms([derive_key(seed, "guess-habits")], num_demonstrations * (turns + 2))[0].view(num_demonstrations, -1)
+    draws = uniforms([derive_key(seed, "guess-habits")], num_demonstrations * (turns + 2))[0].view(
+        num_demonstrations, -1
+    )
     demonstrations: list[Row] = []
     for habit, secret, *guesses in draws.tolist():
         demonstrations += _guesses(asked, LOWEST + int(count * secret), guesses, heeds=habit < SHARE_HEEDED)

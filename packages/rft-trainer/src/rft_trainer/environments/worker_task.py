@@ -38,6 +38,7 @@ def load(path: str, name: str) -> Callable[[Mapping[str, Any]], object]:
     found = getattr(module, name, None)
     if not inspect.isclass(found):
         raise _no_class(module, path, name)
+    make: Any = found
     lacking = [method for method in ("reset", "step") if not callable(getattr(found, method, None))]
     needed = [p.name for p in inspect.signature(found).parameters.values() if p.default is p.empty and p.kind < 2]
     if lacking or needed:
@@ -51,7 +52,7 @@ def load(path: str, name: str) -> Callable[[Mapping[str, Any]], object]:
             + {"reset": ", prompt, key", "step": ", turn"}.get(lacking[0] if lacking else "", "")
             + "): ...",
         )
-    return _Handler(found)
+    return _Handler(make)
 
 
 class _Handler:

@@ -1,0 +1,67 @@
+"""The test of a reward model by itself: what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rft_algos.errors import DataError, OptionsError, PreflightError
+from rft_cli.reward_probe import main
+from rft_models.build import build_character_model
+from rft_models.reward_files import new_reward_model
+from rft_models.reward_spec import RewardSpec
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reward model, and one whose head is zero."""
+    root = tmp_path_factory.mktemp("probe")
+    plain = build_character_model(root / "plain", hidden=16, layers=1, heads=2, ffn=16, init_std=0.3)
+    model = new_reward_model(plain, RewardSpec(), seed=1)
+    model.save_pretrained(root / "rm")
+    torch.nn.init.zeros_(model.head.score.weight)
+    model.save_pretrained(root / "flat")
+    return root
+
+
+def test_a_model_is_scored_on_pairs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--model", str(folder / "rm")]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["pairs"] == 6
+    pairs = [{"prompt": "1+1=", "chosen": "2", "rejected": "3"}, {"prompt": "1+1=", "chosen": "3", "rejected": "2"}]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    assert main(["--model", str(folder / "rm"), "--pairs", str(file)]) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert report["prefers_chosen"] == 0.5, "one order is right, the other is not"
+    assert report["mean_margin"] == pytest.approx(0.0, abs=1e-6)
+    assert report["difference_alone"] < 1e-5
+
+
+def test_what_cannot_be_trained_on_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match="all 12 scores are 0"):
+        main(["--model", str(folder / "flat")])
+    with pytest.raises(OptionsError):
+        main(["--pairs", "x"])
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"prompt": "1+1=", "chosen": "2", "rejected": "3"}\n{"prompt": "1+1=", "chosen": "2"}\n')
+    with pytest.raises(DataError) as caught:
+        main(["--model", str(folder / "rm"), "--pairs", str(file)])
+    assert caught.value.problem.where == f"{file}:2"
+    file.write_text('{"prompt": "1+1=", "chosen": "two", "rejected": "3"}\n')
+    with pytest.raises(PreflightError, match="has no score"):
+        main(["--model", str(folder / "rm"), "--pairs", str(file)])
+
+
+def test_the_example_is_that_command(folder: Path) -> None:
+    words = [sys.executable, str(ROOT / "examples" / "test_reward_model.py"), "--model", str(folder / "flat")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert "equal rewards teach nothing" in done.stderr

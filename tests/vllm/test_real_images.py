@@ -1,0 +1,63 @@
+"""vLLM's CPU build with images: tokens and log-probs beside the native engine's, before and after an update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from rft_engine.native import NativeEngine
+from rft_engine.records import Completion
+from rft_engine.vllm_engine import VllmEngine
+from rft_engine.vllm_settings import VllmSettings
+from rft_models.build import build_character_tokenizer
+from rft_models.load import load_policy
+from rft_models.saved_names import as_saved
+from rft_models.vision.build import VisionSizes, build_vision_model
+from rft_models.vision.codec import HfVisionCodec
+
+KEYS = [[1, 2], [3], [4, 5], [6]]
+
+
+def drawn_images(generator: torch.Generator) -> list[Image.Image]:
+    shapes = ((56, 84, 3), (112, 56, 3))
+    return [Image.fromarray(torch.randint(0, 256, s, generator=generator, dtype=torch.uint8).numpy()) for s in shapes]
+
+
+def flat(answers: Sequence[Sequence[Completion]]) -> list[Completion]:
+    return [completion for row in answers for completion in row]
+
+
+def test_prompts_with_images_are_continued_as_by_the_native_engine(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(7)
+    sizes = VisionSizes(hidden=128, vision_hidden=128, patch_size=14, image_size=112, window_size=56)
+    tokenizer = build_character_tokenizer("abcdefghijklmnopqrstuvwxyz ?")
+    path = build_vision_model(tmp_path / "model", tokenizer, sizes=sizes, seed=4, init_std=0.1)
+    policy = load_policy(path)
+    assert isinstance(policy.codec, HfVisionCodec)
+    images = drawn_images(generator)
+    pairs = [
+        policy.codec.encode_media("<image>what is it? ", images[:1]),
+        (policy.codec.encode("no image "), None),
+        policy.codec.encode_media("is <image> like <image>", images),
+        policy.codec.encode_media("<image>what is it? ", images[1:]),
+    ]
+    prompts, media = [ids for ids, _ in pairs], [one for _, one in pairs]
+    native = NativeEngine(policy.decoder(), max_rows=8, max_len=200)
+    settings = VllmSettings(model_dir=path, max_rows=8, max_len=200, enforce_eager=True)
+    engine = VllmEngine(settings, as_saved(policy.model, policy.named_parameters))
+    for version in (1, 2):
+        engine.load_weights(version)
+        native.load_weights(version)
+        ours = flat(engine.generate(prompts, KEYS, media=media, temperature=1.0, max_new_tokens=12))
+        theirs = flat(native.generate(prompts, KEYS, media=media, temperature=1.0, max_new_tokens=12))
+        assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+        with torch.no_grad():
+            for _, parameter in policy.named_parameters():
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+    engine.close()
