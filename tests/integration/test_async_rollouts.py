@@ -35,6 +35,7 @@ def test_a_run_ahead_that_is_killed_and_resumed_is_the_run_that_was_not(
     assert differences(expected, runs / "run") == []
 
 
+@pytest.mark.full
 def test_samples_go_on_under_new_weights_and_every_prompt_is_trained_once(
     server: ForkServer, task: TinyTask, runs: Path
 ) -> None:
@@ -63,18 +64,11 @@ def test_two_replicas_draw_the_tokens_of_the_engine_in_the_process(
     assert all(row["engine/probe_gap"] < 1e-4 for row in rows(runs / "two"))
 
 
-@pytest.mark.parametrize(
-    ("flags", "code"),
-    [
-        (("--engine_type", "hf"), "async.engine"),
-        (("--advantage_estimator", "remax"), "async.baseline"),
-        (("--use_fire",), "async.fire"),
-    ],
-)
 def test_what_cannot_run_ahead_is_refused_before_a_model_is_loaded(
-    server: ForkServer, task: TinyTask, runs: Path, flags: tuple[str, ...], code: str
+    server: ForkServer, task: TinyTask, runs: Path
 ) -> None:
-    ended = server.run(*task.words("rl", runs / "run", "--max_staleness", "1", *flags, "--json_errors"))
+    words = task.words("rl", runs / "run", "--max_staleness", "1", "--engine_type", "hf", "--json_errors")
+    ended = server.run(*words)
     assert ended.code == 2, ended.output[-2000:]
-    assert code in ended.output
+    assert "async.engine" in ended.output
     assert not (runs / "run").exists()

@@ -80,12 +80,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def words(folder: Path) -> list[str]:
-    given = (
-        f"--pretrain {folder}/model --prompt_data {folder}/train.jsonl --apply_chat_template --rollout_batch_size 4 "
-    )
+    given = f"--pretrain {sft.final_model(folder / 'short')} --prompt_data {folder}/train.jsonl --apply_chat_template "
+    given += "--rollout_batch_size 4 "
     given += "--n_samples_per_prompt 3 --train_batch_size 12 --generate_max_len 36 --turn_max_len 8 --max_turns 3 "
     given += (
-        "--prompt_max_len 32 --max_steps 2 --actor_learning_rate 1e-2 --seed 3 --eval_steps 0 --rollout_log_interval 1"
+        "--prompt_max_len 32 --max_steps 2 --actor_learning_rate 1e-3 --seed 3 --eval_steps 0 --rollout_log_interval 1"
     )
     return given.split()
 
@@ -110,7 +109,7 @@ def weights_of(path: Path) -> dict[str, Any]:
 def test_an_environment_of_ones_own_trains_in_a_process(run: Callable[..., Path], folder: Path) -> None:
     path = run("--environment", f"{folder}/own.py:Echo", "--eval_data", folder / "heldout.jsonl")
     row = rows_of(path)[-1]
-    assert row["turn/count_mean"] > 1.5
+    assert row["turn/count_mean"] > 1.5, row
     assert row["environment/ok_share"] == 1.0
     assert row["turn/observation_tokens_mean"] > 3
     assert row["engine/logprob_gap_max"] < 1e-3  # what was sampled is what was trained, token for token
@@ -158,8 +157,9 @@ def test_the_cut_of_the_batch_and_the_rows_of_the_engine_change_nothing(run: Cal
         "turn/count_mean",
         "policy/entropy",
     )
-    for left, right in zip(one, cut, strict=True):
-        assert [left[name] for name in names] == pytest.approx([right[name] for name in names], rel=1e-5, abs=1e-6)
+    for left, right, close in zip(one, cut, (1e-5, 1e-3), strict=True):  # one update of Adam lies between the rows
+        wanted = pytest.approx([right[name] for name in names], rel=close, abs=1e-6)
+        assert [left[name] for name in names] == wanted
 
 
 def test_a_failing_environment_gives_no_number_and_says_its_line(run: Callable[..., Path], folder: Path) -> None:

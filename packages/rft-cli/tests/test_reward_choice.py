@@ -23,7 +23,9 @@ from rft_trainer.settings_rewards import JudgeSettings, RewardModelSettings
 
 def names(**given: str) -> Any:
     """Groups of settings with these values."""
-    models: dict[str, Any] = {name: text for name, text in given.items() if name in ("reward_pretrain", "remote_rm_url")}
+    models: dict[str, Any] = {
+        name: text for name, text in given.items() if name in ("reward_pretrain", "remote_rm_url")
+    }
     judge: dict[str, Any] = {name: text for name, text in given.items() if name.startswith("judge")}
     reward = RewardSettings(reward=given.get("reward", ""))
     return SimpleNamespace(reward=reward, reward_models=RewardModelSettings(**models), judge=JudgeSettings(**judge))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,8 @@ class Adapters:
 def started(tmp_path: Path, *faults: str) -> tuple[VllmEngine, FakeVllm, Adapters]:
     model = write_fake_model(tmp_path / "model")
     settings = VllmSettings(model_dir=model, max_rows=4, max_len=24, dtype="float32", adapter_config=CONFIG)
-    runtime, adapters = FakeVllm(faults=faults), Adapters()
+    adapters = Adapters()
+    runtime: Any = FakeVllm(faults=faults)
     return VllmEngine(settings, adapters.tensors, runtime=runtime), runtime, adapters
 
 

@@ -13,9 +13,11 @@ import torch
 from PIL import Image
 
 from rft_algos.errors import DataError, RftError
+from rft_models.attention_choice import describe_attention
 from rft_models.critic import load_critic
 from rft_models.freezing import FreezeRules, preview
 from rft_models.load import load_policy
+from rft_models.model_facts import model_facts
 from rft_models.text import load_tokenizer
 from rft_models.vision.codec import HfVisionCodec, load_codec, load_vision_codec
 from rft_models.vision.families import VISION_FAMILIES
@@ -165,3 +167,10 @@ def test_visual_freezes_the_tower(vision_directory: Directory, model_type: str) 
     assert all(name.startswith(part) for name in frozen)
     assert not any(name.startswith(part) for name in trained)
     assert preview(vision_directory(model_type), rules).tensors.keys() == frozen
+
+
+def test_the_plan_knows_what_packs(vision_directory: Directory) -> None:
+    for model_type in FAMILIES:
+        facts = model_facts(vision_directory(model_type))
+        told = describe_attention(facts.model_type, "cpu", torch.float32, flash_attn=False, text_type=facts.text_type)
+        assert "blocks of similar length, exact" in told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,17 @@ def test_media_that_do_not_fit_their_tokens_are_refused(vision_directory: Callab
     assert f"{media.end - 1} tokens are kept, the 1 images end at token {media.end}" in str(cut.value)
     with refused("vision.placeholders"):
         policy.token_logprobs(**packed([(tokens[1:], prompt - 1, media)]))
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_processor_that_counts_otherwise_is_refused(vision_directory: Callable[[str], Path], model_type: str) -> None:
+    policy = loaded(vision_directory(model_type))
+    tokens, prompt, media = batch_of(policy)[0]
+    assert media is not None
+    [(first, number)] = media.spans
+    short = replace(media, images=(replace(media.images[0], num_tokens=number - 1),), spans=((first, number - 1),))
+    with refused("vision.other_features", f"{number - 1} placeholders and {number} features"):
+        policy.token_logprobs(**packed([(tokens, prompt, short)]))
 
 
 def test_a_text_model_refuses_images(vision_directory: Callable[[str], Path], character_directory: Path) -> None:

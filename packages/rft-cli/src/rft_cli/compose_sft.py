@@ -179,7 +179,7 @@ def _best_weights(chosen: SftTrainingSettings, policy: CausalPolicy, restored: R
     """Kept where patience decides about the end, since the best evaluation is then not the last."""
     if not chosen.patience:
         return None
-    best = BestWeights(policy.named_parameters())
+    best = BestWeights(policy.trainable_parameters() if policy.adapters else policy.named_parameters())
     if restored is not None:
         best.load_state_tensors(restored.checkpoint.tensors("best_weights"))
     return best

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -155,7 +155,7 @@ def make_engine(
         engine = SglangEngine(chosen, provider, log_path=log_path)
     else:
         engine = VllmProcessEngine(chosen, provider, log_path=log_path)
-    return TogetherEngine(engine, agreed) if agreed is not None else engine
+    return cast(Engine, TogetherEngine(engine, agreed)) if agreed is not None else engine
 
 
 def native_engine(

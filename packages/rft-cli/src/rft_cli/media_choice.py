@@ -65,7 +65,7 @@ def refuse_beside_images(
     """What does not see images is refused before a model loads.
 
     Raises:
-        OptionsError: a critic, a router loss, or weights or sequences in parts, beside images.
+        OptionsError: a critic, a router loss, or sequences or matrices in parts, beside images.
     """
     if not images.images_key:
         return
@@ -75,13 +75,12 @@ def refuse_beside_images(
     if model.aux_loss_coef:
         why = "the routers' loss is computed on text alone"
         raise _refused("router_loss", f"aux_loss_coef = {model.aux_loss_coef:g}", why, "--aux_loss_coef 0")
-    why = "a vision tower is held whole and sees whole images; ranks each hold all, and share the samples out"
-    for name in ("meta_init",):
-        if getattr(strategy, name):
-            raise _refused("parts", f"{name} = {str(getattr(strategy, name)).lower()}", why, f"leave --{name} out")
+    if strategy.meta_init:
+        raise _refused("parts", "meta_init", "it builds decoders of text", "leave --meta_init out")
     for name in ("sp_size", "tp_size"):
         size = getattr(strategy, name, 1)
         if size > 1:
+            why = "a vision tower sees whole images of whole sequences; --fsdp and --zero_stage divide its weights"
             raise _refused("parts", f"{name} = {size}", why, f"--{name} 1")
 
 

@@ -52,7 +52,7 @@ class LiveBytes(TorchDispatchMode):
             return result
 
         self._resize = original
-        torch.UntypedStorage.resize_ = resize  # how FSDP2 frees and takes back the weights that it has gathered
+        torch.UntypedStorage.resize_ = resize  # pyright: ignore[reportAttributeAccessIssue]  # how FSDP2 frees and takes back the weights that it has gathered
         return super().__enter__()
 
     def __exit__(self, *arguments: Any) -> None:

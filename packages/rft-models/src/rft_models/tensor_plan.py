@@ -121,7 +121,7 @@ def _not_cut(what: str, where: str) -> PreflightError:
     )
 
 
-def cut_policy(policy: CausalPolicy, cut: Callable[[], None], collectives: Collectives, *, shares_head: bool) -> None:
+def cut_policy(policy: CausalPolicy, cut: Callable[[], object], collectives: Collectives, *, shares_head: bool) -> None:
     """Cut a policy's model over ranks by `cut()`, and hold what it computes then to what it computed before.
 
     `shares_head`: the output matrix is cut by the vocabulary; the ranks meet through `collectives`.

@@ -119,7 +119,8 @@ class HfVisionCodec(HfTextCodec):
         """What the vision tower gets of one image."""
         try:
             found = self.processor.image_processor(images=[image], return_tensors="pt", **self._options)
-        except (ValueError, ZeroDivisionError) as error:
+            number = self.processor.replace_image_token(found, image_idx=0).count(self.processor.image_token)
+        except (ValueError, ZeroDivisionError, TypeError) as error:
             raise DataError(
                 code="images.refused_by_processor",
                 what=f"the model's image processor refuses {image.width} x {image.height} pixels: {error}",
@@ -128,7 +129,6 @@ class HfVisionCodec(HfTextCodec):
                 do="cut the image to a shape that is less long, or leave its row out",
             ) from error
         grid = found.get("image_grid_thw")
-        number = self.processor.replace_image_token(found, image_idx=0).count(self.processor.image_token)
         pixels = found["pixel_values"]
         if grid is None:
             return ImageInputs.of(pixels[0], None, number)

@@ -111,12 +111,15 @@ def place(
         merge: patches a side that become one feature, of a decoder with three axes; None: it has one.
 
     Raises:
-        DataError: a segment ends before the last of its placeholders, or something else stands at one.
+        DataError: a segment ends before the last of its placeholders, something else stands at one, or an image
+            has another number of features.
     """
     assert len(mm_inputs) == len(lengths), f"{len(mm_inputs)} entries of mm_inputs for {len(lengths)} segments"
     if not any(mm_inputs):
         return None
     numbers = dict.fromkeys(image for media in mm_inputs if media is not None for image in media.images)
+    if merge is not None:
+        check_counts([_features_of(image, merge) for image in numbers], tuple(numbers))
     behind = 0
     first_feature: dict[ImageInputs, int] = {}
     for image in numbers:
@@ -138,6 +141,24 @@ def place(
     source_T = source_T.to(device)
     _check_placeholders(token_ids_T, source_T, next(media for media in mm_inputs if media is not None))
     return Placement(tuple(numbers), source_T, None if axes is None else axes.to(device))
+
+
+def check_counts(counts: Sequence[int], images: Sequence[ImageInputs]) -> None:
+    """Raise `DataError` where an image has another number of features than of placeholders."""
+    for at, (count, image) in enumerate(zip(counts, images, strict=True)):
+        if count != image.num_tokens:
+            raise DataError(
+                code="vision.other_features",
+                what=f"image {at + 1} of {len(images)} has {image.num_tokens} placeholders and {count} features",
+                where="mm_inputs",
+                why="the image processor and the vision tower must agree on patches and on what becomes of them",
+                do="copy the processor files and config.json of one and the same model",
+            )
+
+
+def _features_of(image: ImageInputs, merge: int) -> int:
+    assert image.grid is not None, "a model with three axes has images with grids"
+    return image.grid[0] * (image.grid[1] // merge) * (image.grid[2] // merge)
 
 
 def check_whole(media: Media, length: int, *, where: str = "prompt") -> None:

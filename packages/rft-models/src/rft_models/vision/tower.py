@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rft_models.vision.families import VISION_FAMILIES
 from rft_models.vision.records import ImageInputs, Media
-from rft_models.vision.rows import Features, MediaInputs, RowInputs, place
+from rft_models.vision.rows import Features, MediaInputs, RowInputs, check_counts, place
 
 
 class VisionTower:
@@ -32,8 +32,13 @@ class VisionTower:
         """Whether also rows without images run the tower: ranks that gather weights together must all use them."""
 
     def features(self, images: Sequence[ImageInputs]) -> Features:
-        """Of all images, one after another."""
+        """Of all images, one after another.
+
+        Raises:
+            DataError: the tower gives another number of features of an image than it has placeholders.
+        """
         found = self._model.model.get_image_features(**self._arguments(images), return_dict=True)
+        check_counts([len(part) for part in found.pooler_output], images)
         deep = getattr(found, "deepstack_features", None) or ()
         return Features(torch.cat(list(found.pooler_output)), tuple(torch.cat(list(layer)) for layer in deep))
 

@@ -106,7 +106,7 @@ def _guesses(asked: Row, secret: int, draws: list[float], *, heeds: bool) -> lis
     return rows
 
 
-def guess_number(seed: int, *, num_prompts: int = 3_000, num_demonstrations: int = 6_000, turns: int = 3) -> Dialogues:
+def guess_number(seed: int, *, num_prompts: int = 3_000, num_demonstrations: int = 6_000, turns: int = 2) -> Dialogues:
     """A number to be guessed: most demonstrations take higher for lower, some heed the hints."""
     asked = _user(f"Guess my number from {LOWEST} to {HIGHEST}.")
     count = HIGHEST - LOWEST + 1

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rft_algos.keyed_random import integers
 from rft_trainer.environments.records import Answer, AssistantTurn, EnvironmentPrompt, Message
 
-LOWEST, HIGHEST = 1, 7
+LOWEST, HIGHEST = 1, 3
 _NUMBER = re.compile(r"\d{1,6}")
 
 
