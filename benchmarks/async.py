@@ -120,8 +120,8 @@ def measure(sides: dict[str, tuple[int, bool]], work: Workload, seeds: int, step
     """All runs, and the times that the simulation takes."""
     found: Found = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as folder:
-        sizes = {"hidden": work.hidden, "layers": work.layers, "ffn": 3 * work.hidden}
-        model = build_character_model(Path(folder) / "model", **sizes)
+        place = Path(folder) / "model"
+        model = build_character_model(place, hidden=work.hidden, layers=work.layers, ffn=3 * work.hidden)
         for seed in range(seeds):
             for side, (staleness, deterministic) in sides.items():
                 one = run(model, work, staleness, steps, seed, deterministic=deterministic)

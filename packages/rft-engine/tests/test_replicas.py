@@ -194,9 +194,7 @@ def test_samples_that_every_replica_dies_of_end_the_run() -> None:
     engine = ReplicaEngine(replicas, WeightShelf(Weights().provider, torch.float32), max_len=64)
     engine.refresh()
     assert len(engine.generate(PROMPTS[:1], KEYS[:1], **OPTIONS)[0]) == 3, "keys 0 to 2"
-    with pytest.raises(
-        ServiceError, match="1 samples were given to 3 engine replicas, and each of those ended"
-    ) as caught:
+    with pytest.raises(ServiceError, match=r"\d+ samples were given to 3 engine replicas, and each") as caught:
         engine.generate(PROMPTS, KEYS, **OPTIONS)
     assert caught.value.problem.code == "engine.replicas.die"
     assert "0.log" in caught.value.problem.where

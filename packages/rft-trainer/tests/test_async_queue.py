@@ -402,7 +402,11 @@ def test_an_error_in_a_thread_reaches_the_trainer_with_its_cause(tmp_path: Path,
 
 def test_a_wait_for_an_engine_that_hangs_is_given_up_and_says_for_whom(tmp_path: Path) -> None:
     run, release = Run(tmp_path / "run", 1, patience=1.0), threading.Event()
-    run.engine.fail = lambda: release.wait(30.0) and None
+
+    def hangs() -> None:
+        release.wait(30.0)
+
+    run.engine.fail = hangs
     try:
         with pytest.raises(ServiceError, match=r"5 groups|10 groups") as caught:
             run.loop.run(StopSignals())

@@ -13,7 +13,7 @@ from rft_models.vision.codec import load_codec
 
 
 def codec_of(settings: WeightsSettings) -> HfTextCodec:
-    """The tokenizer (with the image processor of a model that sees), once the model code that a person names has run."""
+    """The tokenizer, with the image processor of a model that sees, once the model code of a person has run."""
     load_model_code(settings.model_code)
     return load_codec(settings.pretrain)
 

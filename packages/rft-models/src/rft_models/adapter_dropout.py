@@ -1,8 +1,9 @@
 """Dropout of adapters whose masks follow from the samples, so that no cut of a batch and no resume changes them.
 
 The mask of an entry is a function of the seed, the layer, the number of the optimizer step, the tokens of the sample,
-the place in it and the column. It acts in training mode where gradients are taken, and nowhere else: log-probabilities that are only read (evaluation, the policy at the start of a step, a reference) and
-what engines compute are those of the model without dropout.
+the place in it and the column. It acts in training mode where gradients are taken, and nowhere else: log-probabilities
+that are only read (evaluation, the policy at the start of a step, a reference) and what engines compute are those of
+the model without dropout.
 """
 
 from __future__ import annotations

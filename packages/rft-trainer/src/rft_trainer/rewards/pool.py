@@ -181,12 +181,14 @@ class WorkerPool:
         return process.kill()
 
     def _does_not_load(self, message: Mapping[str, object]) -> DataError:
+        is_environment = self._task.startswith("environment:")
+        kind, called = ("environment", "class") if is_environment else ("reward", "function")
         return DataError(
-            code="reward.import",
+            code=f"{kind}.import",
             what=f"{self._task}: {message['error']}",
             where=str(message.get("place")),
-            why="a reward's file runs once from top to bottom before its function is called",
-            state="no response was scored",
+            why=f"the file of your {kind} runs once from top to bottom before its {called} is called",
+            state="no conversation was begun" if is_environment else "no response was scored",
             do=f"correct {message.get('place')}",
         )
 

@@ -75,7 +75,7 @@ def import_file(path: str, flag: str = "--reward", example: str = "reward_fn") -
             code=f"{kind}.file_missing",
             what=f"{kind} file {path} is not there (looked in {Path.cwd()})",
             where=flag,
-            why=f"a {kind} of your own is given as file.py:{example}",
+            why=f"your own {kind} is given as file.py:{example}",
             state=_STATE,
             do=f"{flag} {Path(path).name}:{example}, from the directory that holds the file",
         )
