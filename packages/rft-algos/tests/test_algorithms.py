@@ -41,7 +41,12 @@ SETTINGS = {
         "none",
         "token_mean",
     ),
-    "gae": ("Gae(gamma=1.0, lambd=0.95, turn_gamma=None)", "PpoClip(low=0.2, high=0.2)", "k1 reward 0.02", "token_mean"),
+    "gae": (
+        "Gae(gamma=1.0, lambd=0.95, turn_gamma=None)",
+        "PpoClip(low=0.2, high=0.2)",
+        "k1 reward 0.02",
+        "token_mean",
+    ),
     "reinforce": ("Returns(gamma=1.0)", "Reinforce()", "none", "sequence_mean_token_sum"),
     "reinforce++": ("Returns(gamma=1.0)", "PpoClip(low=0.2, high=0.2)", "k1 reward 0.01", "token_mean"),
     "reinforce_baseline": ("GroupCentred()", "PpoClip(low=0.2, high=0.2)", "k2 loss 0.01", "token_mean"),

@@ -37,6 +37,7 @@ from rft_cli.strategies import Spread, held_dtype, spread_policy, spread_referen
 from rft_models.adapters import WithoutAdapters
 from rft_models.load import load_reference
 from rft_models.meta_load import load_reference_on_meta
+from rft_models.policy import CausalPolicy
 from rft_models.text import HfTextCodec
 from rft_trainer.annotate import LogprobAnnotator
 from rft_trainer.asynchronous.serial_reward import SerialReward
@@ -123,12 +124,7 @@ def build_rl(
     reward = SerialReward(reward) if settings.ahead.max_staleness else reward
     talking, ranks = environment is not None, machine.ranks.world_size
     refuse_what_cannot_run_ahead(settings, record, data, world_size=ranks, talks=talking)
-    source = weights_directory(settings.adapter, settings.model.pretrain, restored)
-    policy = trainable_policy(settings.model, settings.strategy, source, machine, codec, settings.adapter)
-    if restored is None:
-        take_weights(policy, settings.checkpoint, show=machine.is_first)
-        source = engine_source(settings.checkpoint, source, shares_weights=True)
-    adapt(policy, settings.adapter, settings.model, restored, base=source, seed=settings.run.seed)
+    policy, source = _policy(settings, machine, codec, restored)
     spread = spread_policy(policy, settings.strategy, settings.optimizer, machine, restored)
     longest_response, longest = response_limits(settings, data.longest_prompt)
     if environment is not None:
@@ -182,6 +178,19 @@ def build_rl(
         check_engine=None if queue else engine_check(settings.engine, machine, policy, engine),
         gaps=gap_watch(settings, machine, resume_command),
     )
+
+
+def _policy(
+    settings: RlSettings, machine: Machine, codec: HfTextCodec, restored: Restored | None
+) -> tuple[CausalPolicy, str | Path]:
+    """The policy, whole and with its adapters, and the directory that an engine with its own copy starts from."""
+    source = weights_directory(settings.adapter, settings.model.pretrain, restored)
+    policy = trainable_policy(settings.model, settings.strategy, source, machine, codec, settings.adapter)
+    if restored is None:
+        take_weights(policy, settings.checkpoint, show=machine.is_first)
+        source = engine_source(settings.checkpoint, source, shares_weights=True)
+    adapt(policy, settings.adapter, settings.model, restored, base=source, seed=settings.run.seed)
+    return policy, source
 
 
 def _engine(

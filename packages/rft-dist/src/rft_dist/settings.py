@@ -111,7 +111,8 @@ class StrategySettings:
     """Ranks that share every sequence: each holds a part of its tokens; a divisor of their number."""
 
     sp_mode: SequenceMode = "auto"
-    """How attention is shared (with `sp_size`): by heads (ulysses), or keys go round (ring); auto = heads that divide."""
+    """How attention is shared (with `sp_size`): by heads (ulysses), or keys go round (ring); auto = heads where they
+    divide."""
 
     tp_size: int = field(default=1, metadata={"minimum": 1})
     """Ranks that hold parts of every matrix and compute together (tensor parallel); a divisor of their number."""

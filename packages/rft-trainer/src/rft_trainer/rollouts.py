@@ -1,4 +1,5 @@
 """Prompts in, groups of scored rollouts out; over ranks, each samples its share and all learn the whole."""
+
 from __future__ import annotations
 
 import json
@@ -59,10 +60,7 @@ class RolloutCollector:
         with timer.phase(Phase.ROLLOUT):
             sampled = self._draw(
                 [prompt for _, prompt in mine],
-                [
-                    sample_keys(self._seed, entry, self._group_size)
-                    for entry, _ in mine
-                ],
+                [sample_keys(self._seed, entry, self._group_size) for entry, _ in mine],
                 self._sampling,
             )
             greedy = self._greedy_responses([prompt for _, prompt in mine])

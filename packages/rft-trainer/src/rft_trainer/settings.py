@@ -196,8 +196,8 @@ class RewardSettings:
     """What judges a response."""
 
     reward: str = ""
-    """A reward's name, or a function of your own as file.py:function; empty = exact, or beside a reward model or a judge
-    none."""
+    """A reward's name, or a function of your own as file.py:function; empty = exact, or none beside a reward model or
+    a judge."""
 
     reward_workers: int = field(default=1, metadata={"minimum": 1})
     """Processes that compute rewards."""
