@@ -158,7 +158,7 @@ def engine_config(dtype: torch.dtype, options: ZeroOptions, device: torch.device
 
     `numel` is the number of trained weights: no more is exchanged at a time.
     """
-    bucket = min(_BUCKET_NUMEL, numel)
+    bucket = min(_BUCKET_NUMEL, 1024 * -(-numel // 1024))  # DeepSpeed wants an even number
     zero: dict[str, Any] = {
         "stage": options.stage,
         "overlap_comm": options.overlap_comm,
