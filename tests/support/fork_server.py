@@ -16,6 +16,8 @@ import signal
 import sys
 from typing import Any, NoReturn
 
+import torch
+
 IMPORTED = (
     "torch",
     "numpy.ctypeslib",
@@ -41,7 +43,6 @@ def serve() -> None:
     """Answer requests until the input ends."""
     for name in IMPORTED:
         importlib.import_module(name)
-    import torch
 
     torch.set_num_threads(1)
     _say({"ready": True})
@@ -82,6 +83,8 @@ def _child(request: dict[str, Any], log: str, environment: dict[str, str]) -> No
         _redirect(log)
         os.chdir(request["directory"])
         os.environ.update(environment)
+        # After a fork torch makes its pool anew at the first use; two threads of autograd at once abort the process.
+        torch.set_num_threads(torch.get_num_threads())
         preludes = importlib.import_module("support.preludes")
         for name, arguments in request["preludes"]:
             getattr(preludes, name)(*arguments)

@@ -267,7 +267,7 @@ def test_model_and_json_are_other_names_here_and_nowhere_else() -> None:
     assert (settings.model.pretrain, settings.output.output) == ("dir", "f")
     Path("c.yaml").write_text("model: dir\n")
     assert resolve("conformance", ["--config", "c.yaml"]).settings.model.pretrain == "dir"
-    with pytest.raises(SettingsError, match="reward models"):
+    with pytest.raises(SettingsError, match="reward model"):
         resolve("rl", ["--pretrain", "m", "--model", "dir"])
 
 

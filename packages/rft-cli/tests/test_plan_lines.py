@@ -13,6 +13,8 @@ from rft_cli.engines import EngineChoice
 from rft_cli.strategies import held_dtype, strategy_line
 from rft_dist.settings import StrategySettings
 from rft_engine.settings import EngineSettings
+from rft_engine.settings_replicas import ReplicaSettings
+from rft_trainer.settings_async import AsyncSettings
 
 
 def engine_line(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], **engine: Any) -> str:
@@ -21,7 +23,13 @@ def engine_line(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], **
     monkeypatch.setattr(plan_page, "choose_engine", lambda *_: EngineChoice("vllm", "as asked"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     chosen = EngineSettings(engine_type="vllm", **engine)
-    settings: Any = SimpleNamespace(engine=chosen, model=SimpleNamespace(device="auto"), strategy=StrategySettings())
+    settings: Any = SimpleNamespace(
+        engine=chosen,
+        model=SimpleNamespace(device="auto"),
+        strategy=StrategySettings(),
+        ahead=AsyncSettings(),
+        replicas=ReplicaSettings(),
+    )
     return plan_page._engine_line(settings)  # pyright: ignore[reportPrivateUsage]
 
 
