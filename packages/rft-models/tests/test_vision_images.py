@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import io
 import struct
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +16,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from rft_algos.errors import DataError, RftError
+from rft_algos.errors import DataError, OptionsError, RftError
+from rft_models.vision.build import build_vision_model
 from rft_models.vision.images import PixelRules, open_image
 
 RED = (200, 30, 40)
@@ -122,3 +125,18 @@ def test_the_first_frame_of_an_animation_counts() -> None:
 def test_no_range_without_pixels() -> None:
     with refused("images.pixel_range"):
         PixelRules(max_pixels=100, min_pixels=200)
+
+
+@pytest.mark.parametrize("absent", ["PIL", "torchvision"])
+def test_a_missing_package_is_named_before_anything_is_made(
+    absent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    if absent == "PIL":
+        monkeypatch.setitem(sys.modules, absent, None)
+    else:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == absent else found(name))
+    with pytest.raises(OptionsError, match="is not installed") as caught:
+        build_vision_model(tmp_path / "model", object())
+    assert "--extra vision" in caught.value.problem.do
+    assert not (tmp_path / "model").exists()

@@ -53,9 +53,11 @@ def _additions(path: Path, seed: int) -> str:
 def _images(path: Path, seed: int) -> str:
     from rft_models.build import build_character_tokenizer
     from rft_models.vision.build import VisionSizes, build_vision_model
+    from rft_models.vision.images import require_image_packages
     from rft_trainer.data.drawn_images import ALPHABET as LETTERS
     from rft_trainer.data.drawn_images import SIZE, chance, drawings
 
+    require_image_packages()
     guessing = 0.0
     for name, count in (("train", NUM_DRAWN), ("heldout", NUM_DRAWN_HELD_OUT)):
         chosen = drawings(seed, name, count)

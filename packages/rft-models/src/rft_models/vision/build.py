@@ -16,6 +16,7 @@ from rft_algos.errors import OptionsError
 from rft_models.build import draw_weights
 from rft_models.directories import no_progress_bars
 from rft_models.vision.families import VISION_FAMILIES
+from rft_models.vision.images import require_image_packages
 
 _QWEN_TOKENS = (
     "<|im_start|>",
@@ -70,8 +71,10 @@ def build_vision_model(
         init_std: standard deviation of matrices.
 
     Raises:
-        OptionsError: an architecture that is not known, or sizes that do not fit together.
+        OptionsError: an architecture that is not known, sizes that do not fit together, or a package for images that is
+            not installed.
     """
+    require_image_packages()
     sizes = sizes or VisionSizes()
     _check(model_type, sizes)
     add_vision_tokens(tokenizer, model_type)

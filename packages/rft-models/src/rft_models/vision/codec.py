@@ -10,7 +10,7 @@ from rft_algos.errors import DataError, OptionsError
 from rft_models.directories import existing_directory, read_json
 from rft_models.text import HfTextCodec, load_tokenizer
 from rft_models.vision.families import VISION_FAMILIES, VisionFamily, is_vision
-from rft_models.vision.images import ImageSource, PixelRules, missing_extra, open_image, require_pillow
+from rft_models.vision.images import ImageSource, PixelRules, missing_extra, open_image, require_image_packages
 from rft_models.vision.records import ImageInputs, Media
 
 MARKER = "<image>"
@@ -175,7 +175,7 @@ def load_vision_codec(directory: str | Path, *, pixels: PixelRules | None = None
         DataError: not such a directory, or files absent or damaged.
         OptionsError: pillow or torchvision is not installed.
     """
-    require_pillow()
+    require_image_packages()
     text = load_tokenizer(directory)
     path = existing_directory(directory)
     config = read_json(path / "config.json")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import importlib.util
 import io
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,17 @@ def require_pillow() -> Any:
     return Image
 
 
+def require_image_packages() -> None:
+    """Everything that images need is installed.
+
+    Raises:
+        OptionsError: pillow or torchvision is not.
+    """
+    require_pillow()
+    if importlib.util.find_spec("torchvision") is None:
+        raise missing_extra("torchvision")
+
+
 def missing_extra(package: str) -> OptionsError:
     """Images need packages that the base install does not have."""
     return OptionsError(
@@ -96,7 +108,7 @@ def missing_extra(package: str) -> OptionsError:
         what=f"{package} is not installed",
         where="vision-language models",
         why="images are decoded by pillow and prepared by transformers' processors, which need torchvision",
-        do="uv sync --extra vision",
+        do="uv sync --all-packages --extra vision, or uv run --extra vision rft-train ...",
     )
 
 
