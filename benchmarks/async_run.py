@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +45,15 @@ JUDGED_TOKENS = 16
 class Workload:
     """Sizes of a run."""
 
-    hidden: int = 96
+    hidden: int = 48
     layers: int = 4
-    prompts_per_step: int = 8
-    group_size: int = 8
-    median_tokens: int = 24
+    prompts_per_step: int = 4
+    group_size: int = 4
+    median_tokens: int = 64
     long_share: float = 1 / 16
     long_factor: int = 8
     num_replicas: int = 2
-    learning_rate: float = 5e-3
+    learning_rate: float = 2e-3
 
     @property
     def longest(self) -> int:
@@ -111,11 +112,11 @@ def judge(items: Sequence[RewardItem]) -> list[Score]:
     return scores
 
 
-def replicas(model: Path, policy: CausalPolicy, work: Workload, logs: Path) -> GivenLengths:
+def replicas(model: Path, policy: CausalPolicy, work: Workload, logs: Path, *, is_ahead: bool) -> GivenLengths:
     """Started engines with the policy's weights, one thread each."""
     settings: dict[str, Any] = {
         "model_dir": str(model), "dtype": "float32", "device": "cpu", "flash_attn": False, "model_code": "",
-        "graphs": False, "num_threads": 1,
+        "graphs": False, "num_threads": 1, "gives_way": is_ahead,
     }  # fmt: skip
     room = work.longest + 8
     started = [
@@ -128,7 +129,7 @@ def replicas(model: Path, policy: CausalPolicy, work: Workload, logs: Path) -> G
     for replica in started:
         replica.ready()
     engine = GivenLengths(started, WeightShelf(policy.named_parameters, torch.float32), max_len=room)
-    engine.length = work.length
+    engine.length = cache(work.length)
     engine.refresh()
     return engine
 
@@ -137,7 +138,7 @@ def run(model: Path, work: Workload, staleness: int, num_steps: int, seed: int, 
     """`num_steps` steps after three that are not measured."""
     with tempfile.TemporaryDirectory() as folder:
         policy = load_policy(model).train()
-        engine = replicas(model, policy, work, Path(folder))
+        engine = replicas(model, policy, work, Path(folder), is_ahead=staleness > 0)
         loop = _loop(Path(folder) / "run", policy, engine, work, staleness, num_steps + 3, seed, deterministic)
         try:
             return _measured(loop, work, num_steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,9 @@ def test_two_ranks_with_all_of_it_are_saved_and_go_on_to_the_bit(
     rows = read_rows(runs / "one" / "metrics.jsonl")
     assert all(row["policy/loss_scale"] >= 2.0**10 for row in rows)
     assert all(row.get("engine/probe_gap", 0.0) < 0.05 for row in rows)
+    evaluated, again = (read_rows(runs / name / "evals.jsonl") for name in ("one", "two"))
+    assert evaluated == again
+    assert ["eval_ema/accuracy" in row for row in evaluated] == [False, True, True], "they begin as the weights"
 
     server.must_finish("export", str(runs / "one"), str(runs / "last"))
     server.must_finish("export", str(runs / "one"), str(runs / "averaged"), "--ema")
@@ -86,3 +90,19 @@ def test_an_export_of_averages_that_a_run_does_not_have_is_refused(
     assert "holds no moving average of its weights" in ended.output
     assert "--enable_ema" in ended.output
     assert not (runs / "averaged").exists()
+
+
+def test_the_averages_that_a_run_evaluates_are_those_that_it_exports(
+    server: ForkServer, task: TinyTask, runs: Path
+) -> None:
+    words = ("--enable_ema", "--ema_decay", "0.6", "--actor_learning_rate", "0.01", "--save_steps", "3")
+    server.must_finish(*task.words("rl", runs / "run", "--max_steps", "3", "--eval_steps", "2", *words))
+    server.must_finish("export", str(runs / "run"), str(runs / "averaged"), "--ema")
+    scored = server.must_finish("eval", str(runs / "run"), "--pretrain", str(runs / "averaged"))
+    told = json.loads(scored.output.strip().splitlines()[-1])
+    last = read_rows(runs / "run" / "evals.jsonl")[-1]
+    for name in ("accuracy", "reward", "n", "mean_tokens"):
+        assert last[f"eval_ema/{name}"] == told[f"eval/{name}"], name
+    again = server.must_finish("eval", str(runs / "run"))
+    told = json.loads(again.output.strip().splitlines()[-1])
+    assert (last["eval/accuracy"], last["eval/reward"]) == (told["eval/accuracy"], told["eval/reward"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from support.image_ranks import FAMILIES, alone
+from support.image_ranks import FAMILIES, MODES, alone
 from torch import Tensor
 
 from rft_dist.testing import run_ranks
@@ -43,6 +43,7 @@ def test_ranks_with_and_without_images_agree(models: Path, tmp_path: Path) -> No
         expected = alone(models / family, text_weight=3.0)
         for rank in range(2):
             assert_same(load_file(tmp_path / f"fsdp_{family}_{rank}.safetensors"), expected, f"fsdp {family} {rank}")
-        shares = [load_file(tmp_path / f"sp_{family}_{rank}.safetensors") for rank in range(2)]
-        summed = {name: sum((share[name] for share in shares[1:]), shares[0][name]) for name in shares[0]}
-        assert_same(summed, alone(models / family, text_weight=0.0), f"sp {family}")
+        for mode in MODES:
+            shares = [load_file(tmp_path / f"{mode}_{family}_{rank}.safetensors") for rank in range(2)]
+            summed = {name: sum((share[name] for share in shares[1:]), shares[0][name]) for name in shares[0]}
+            assert_same(summed, alone(models / family, text_weight=0.0), f"{mode} {family}")

@@ -10,83 +10,31 @@ from typing import Any
 
 import pytest
 from support.compare import differing_tensors, tensors
+from support.talk_task import OWN, TEMPLATE, TalkTask, make_talk_task
 
 from rft_algos.errors import DataError, ServiceError
 from rft_cli.commands import eval as eval_command
-from rft_cli.commands import rl, sft
-from rft_cli.commands.quickstart_dialogues import _TEMPLATE, _texts
+from rft_cli.commands import rl
 from rft_cli.config.resolve import resolve
-from rft_models.build import build_bpe_tokenizer, build_decoder
 from rft_models.chat_turns import TurnRenderer
 from rft_models.text import load_tokenizer
-from rft_trainer.environments import dialogues
 
 pytestmark = pytest.mark.xdist_group("multi_turn")
 
-OWN = '''
-from rft_trainer.environments.records import Answer
-
-class Echo:
-    """Says back how many letters it heard; a turn with an e is worth a tenth, the third turn ends it."""
-
-    tools = [{"type": "function", "function": {"name": "echo"}}]
-
-    def reset(self, prompt, key):
-        self.count, self.key = 0, key
-        return ["go"]
-
-    def step(self, turn):
-        self.count += 1
-        reward = 0.1 * ("e" in turn.text) + 0.01 * (self.key % 3)
-        return Answer([str(len(turn.text))], reward=reward, done=self.count == 3)
-
-class Broken(Echo):
-    def step(self, turn):
-        if self.key % 4 == 0:
-            raise KeyError("lost")
-        return super().step(turn)
-'''
-
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, prompts, and an environment in a file."""
-    root = tmp_path_factory.mktemp("talks")
-    made = dialogues.calculator(0, num_demonstrations=60, num_held_out=6)
-    for name, rows in (("train", made.train[:24]), ("heldout", made.held_out)):
-        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tokenizer = build_bpe_tokenizer(_texts(made.demonstrations), 300)
-    tokenizer.chat_template = _TEMPLATE
-    build_decoder(
-        root / "model",
-        tokenizer,
-        hidden=16,
-        layers=1,
-        heads=2,
-        kv_heads=1,
-        ffn=32,
-        max_positions=160,
-        seed=0,
-        init_std=0.3,
-    )
-    (root / "own.py").write_text(OWN)
-    rows = [{"input": row["input"], "output": "It"} for row in made.train[:24]]
-    (root / "short.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    chosen = f"--pretrain {root}/model --prompt_data {root}/short.jsonl --apply_chat_template --learning_rate 2e-2 "
-    chosen += f"--train_batch_size 8 --max_steps 30 --max_epochs 20 --save_path {root}/short --save_interval 0"
-    sft.train(resolve("sft", chosen.split()), ["rft-train", "sft"], show_end=False)  # so that turns end by themselves
-    return root
+def task(tmp_path_factory: pytest.TempPathFactory) -> TalkTask:
+    return make_talk_task(tmp_path_factory.mktemp("talks"))
 
 
 @pytest.fixture
-def words(folder: Path) -> list[str]:
-    given = f"--pretrain {sft.final_model(folder / 'short')} --prompt_data {folder}/train.jsonl --apply_chat_template "
-    given += "--rollout_batch_size 4 "
-    given += "--n_samples_per_prompt 3 --train_batch_size 12 --generate_max_len 36 --turn_max_len 8 --max_turns 3 "
-    given += (
-        "--prompt_max_len 32 --max_steps 2 --actor_learning_rate 1e-3 --seed 3 --eval_steps 0 --rollout_log_interval 1"
-    )
-    return given.split()
+def folder(task: TalkTask) -> Path:
+    return task.root
+
+
+@pytest.fixture
+def words(task: TalkTask) -> list[str]:
+    return task.words()
 
 
 @pytest.fixture
@@ -191,7 +139,7 @@ def test_a_template_that_rewrites_history_is_refused_before_anything_starts(
 ) -> None:
     codec = load_tokenizer(folder / "model")
     shutil.copytree(folder / "model", tmp_path / "rewriting")
-    codec.tokenizer.chat_template = "{{ messages|length }}" + _TEMPLATE
+    codec.tokenizer.chat_template = "{{ messages|length }}" + TEMPLATE
     codec.save_pretrained(tmp_path / "rewriting")
     with pytest.raises(DataError) as caught:
         run("--environment", "calculator", "--pretrain", tmp_path / "rewriting")

@@ -27,6 +27,7 @@ STRATEGIES = {
     "shared sequences and fsdp": ("--sp_size", "2", "--fsdp"),
     "shared sequences by a ring": ("--sp_size", "2", "--sp_mode", "ring"),
     "parts of every matrix": ("--tp_size", "2"),
+    "parts in blocks": ("--tp_size", "2", "--fsdp"),
 }
 OF_THE_ENGINE = {"engine/probe_gap", "policy/micro_batches"}
 CHANGES = {
@@ -34,6 +35,7 @@ CHANGES = {
     "zero 3 to fsdp": (("--zero_stage", "3"), ("--zero_stage", "0", "--fsdp"), 2),
     "parts to fsdp": (("--tp_size", "2"), ("--tp_size", "1", "--fsdp"), 2),
     "zero 3 to parts": (("--zero_stage", "3"), ("--zero_stage", "0", "--tp_size", "2"), 2),
+    "zero 3 to parts in blocks": (("--zero_stage", "3"), ("--zero_stage", "0", "--tp_size", "2", "--fsdp"), 4),
     "replicas to zero 3": ((), ("--zero_stage", "3"), 2),
 }
 
@@ -82,4 +84,16 @@ def test_a_run_goes_on_under_another_strategy(
     assert (stopped.code, *stopped.other_codes) == (SAVED_AFTER_SIGNAL,) * 2, stopped.output[-3000:]
     server.must_finish("resume", str(runs / "run"), *continued, num_ranks=num_ranks)
     assert [row["step"] for row in read_rows(runs / "run" / "metrics.jsonl")] == [1, 2, 3]
+    assert relative_distance(update(task, runs / "run"), update(task, one)) < 1e-3
+
+
+def test_blocks_of_parts_on_a_grid_of_four_go_on_as_blocks_on_two(
+    server: ForkServer, task: TinyTask, references: References, runs: Path
+) -> None:
+    one = references.run("several_updates", *FLAGS)
+    stop = [("signal_rank_at", [2, "rl.rolled_out", 2, "SIGTERM"])]
+    words = task.words("several_updates", runs / "run", *FLAGS, "--tp_size", "2", "--fsdp")
+    stopped = server.run(*words, preludes=stop, num_ranks=4)
+    assert (stopped.code, *stopped.other_codes) == (SAVED_AFTER_SIGNAL,) * 4, stopped.output[-3000:]
+    server.must_finish("resume", str(runs / "run"), "--tp_size", "1", num_ranks=2)
     assert relative_distance(update(task, runs / "run"), update(task, one)) < 1e-3

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
+from rft_dist.settings import SequenceMode
 from rft_dist.strategies.fsdp import FullyShardedModel
 from rft_dist.strategies.sequence import SequenceGroup
 from rft_models.load import load_policy
@@ -22,7 +23,8 @@ from rft_models.vision.records import Media
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
-FAMILIES = ("llava", "qwen3_vl")
+FAMILIES = ("llava", "qwen2_5_vl", "qwen3_vl")
+MODES: tuple[SequenceMode, ...] = ("ulysses", "ring")
 Segments = list[tuple[list[int], int, Media | None]]
 
 
@@ -80,10 +82,11 @@ def main() -> None:
         loss_of(policy, segments_of(policy, ranks.rank)).backward()
         loss_of(policy, segments_of(policy, 1)).backward()  # nobody has an image
         save_file(gradients_of(policy), out / f"fsdp_{family}_{ranks.rank}.safetensors")
-        policy = load_policy(models / family)
-        policy.split_sequences(SequenceGroup(ranks, ranks.world_size))
-        loss_of(policy, segments_of(policy, 0)).backward()
-        save_file(gradients_of(policy), out / f"sp_{family}_{ranks.rank}.safetensors")
+        for mode in MODES:
+            policy = load_policy(models / family)
+            policy.split_sequences(SequenceGroup(ranks, ranks.world_size), mode)
+            loss_of(policy, segments_of(policy, 0)).backward()
+            save_file(gradients_of(policy), out / f"{mode}_{family}_{ranks.rank}.safetensors")
     stop_process_group()
     sys.stderr.flush()
     os._exit(0)

@@ -13,6 +13,7 @@ from rft_cli.commands import plan
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_cli.model_sizes import model_sizes
+from rft_dist.resolver_memory import DecoderSizes, Sharding, Training, estimate
 from rft_models.adapter_settings import AdapterKind
 from rft_models.adapters import AdapterRules
 from rft_models.build import build_character_model
@@ -29,12 +30,14 @@ LORA = ["--lora_rank", "8"]
         ("sft", [*LORA, "--lora_dropout", "0.1", "--sp_size", "2"], "adapters.dropout_blocks"),
         ("rl", [*LORA, "--freeze_prefix", "model.layers.0"], "adapters.frozen_too"),
         ("sft", [*LORA, "--train_only_tokens_from", "4"], "adapters.frozen_too"),
-        ("rl", [*LORA, "--zero_stage", "2"], "adapters.zero"),
+        ("sft", [*LORA, "--lora_dropout", "0.1", "--zero_stage", "1"], "adapters.dropout_blocks"),
+        ("sft", [*LORA, "--lora_dropout", "0.1", "--tp_size", "2"], "adapters.dropout_blocks"),
         ("rl", [*LORA, "--ckpt_partial", "model", "--ckpt_path", "runs/a"], "adapters.partial"),
-        ("rl", [*LORA, "--tp_size", "2"], "adapters.not_with"),
-        ("rl", [*LORA, "--fsdp", "--meta_init"], "adapters.not_with"),
-        ("rl", [*LORA, "--enable_ema"], "adapters.not_with"),
+        ("rl", [*LORA, "--lora_type", "dora", "--tp_size", "2"], "adapters.tp_dora"),
+        ("rl", [*LORA, "--fp16", "--zero_stage", "2"], "strategy.fp16_zero"),
         ("rl", [*LORA, "--load_in_4bit", "--fsdp"], "adapters.4bit_blocks"),
+        ("rl", [*LORA, "--load_in_4bit", "--zero_stage", "2"], "adapters.4bit_blocks"),
+        ("rl", [*LORA, "--load_in_4bit", "--tp_size", "2"], "adapters.4bit_blocks"),
         ("sft", ["--load_in_4bit"], "adapters.only_4bit"),
     ],
 )
@@ -44,6 +47,21 @@ def test_what_does_not_go_with_adapters_is_refused_with_a_way_out(command: str, 
     problem = next(problem for problem in caught.value.problems if problem.code == code)
     assert "command line" in problem.where
     assert problem.do
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--zero_stage 3 --zpg 2 --overlap_comm --adam_offload --gradient_checkpointing --lora_type dora",
+        "--tp_size 2 --lora_type rslora",
+        "--tp_size 2 --fsdp",
+        "--fsdp --meta_init --enable_ema --fp16",
+        "--zero_stage 1 --enable_ema --bf16",
+    ],
+)
+def test_what_goes_with_adapters(words: str) -> None:
+    for command in ("rl", "sft"):
+        resolve(command, ["--pretrain", "m", *LORA, *words.split()])
 
 
 def test_a_supervised_run_may_drop_out_and_settings_without_a_rank_are_told() -> None:
@@ -76,6 +94,21 @@ def test_the_plan_counts_moments_of_adapters_alone_and_no_reference(tmp_path: Pa
     assert found["bytes"]["gradients"] == adapters
     assert found["bytes"]["Adam moments"] == 2 * adapters
     assert any("takes no memory" in note for note in found["notes"])
+
+
+def test_moments_and_averages_of_adapters_are_spread_as_the_strategy_says() -> None:
+    sizes = DecoderSizes(vocab=100, hidden=16, layers=2, query_width=16, kv_width=8, ffn=40, tied=False)
+
+    def of(sharding: Sharding) -> dict[str, int]:
+        run = Training(dp_size=2, sharding=sharding, adapter_weights=30, average=True)
+        return {term.name: term.num_bytes for term in estimate(sizes, run)}
+
+    names = ("parameters", "adapters", "gradients", "Adam moments", "moving average")
+    whole = [4 * sizes.parameters, 120, 120, 240, 120]
+    assert [of("replicated")[name] for name in names] == whole
+    assert [of("zero1")[name] for name in names] == [*whole[:3], 120, 60]
+    assert [of("zero2")[name] for name in names] == [*whole[:2], 60, 120, 60]
+    assert [of("zero3")[name] for name in names] == [size // 2 for size in whole]
 
 
 def _plan(words: list[str]) -> dict[str, Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -15,7 +13,6 @@ from rft_cli.settings import RlSettings
 from rft_engine.settings import EngineSettings, TrainingSamplingSettings
 from rft_engine.settings_replicas import ReplicaSettings
 from rft_models.settings import ModelSettings
-from rft_trainer.records import Prompt
 from rft_trainer.settings import AlgorithmSettings
 from rft_trainer.settings_async import AsyncSettings
 
@@ -23,13 +20,10 @@ PLAIN = RlSettings(model=ModelSettings(pretrain="model", device="cpu"))
 AHEAD = replace(PLAIN, ahead=AsyncSettings(max_staleness=1))
 EXACT = replace(PLAIN, ahead=AsyncSettings(max_staleness=1, async_deterministic=True))
 TWO = replace(PLAIN, replicas=ReplicaSettings(engine_replicas=2))
-TEXT = Prompt("p:0", (3,), "a", "b", "p")
 
 
-def refuse(settings: RlSettings, *, world_size: int = 1, talks: bool = False, prompt: Prompt = TEXT) -> None:
-    data: Any = SimpleNamespace(prompts=[prompt], held_out=[])
-    record = algorithm_record(settings)
-    refuse_what_cannot_run_ahead(settings, record, data, world_size=world_size, talks=talks)
+def refuse(settings: RlSettings) -> None:
+    refuse_what_cannot_run_ahead(settings, algorithm_record(settings))
 
 
 @pytest.mark.parametrize("settings", [PLAIN, AHEAD, EXACT, TWO])
@@ -37,37 +31,25 @@ def test_what_goes_together_is_not_refused(settings: RlSettings) -> None:
     refuse(settings)
 
 
-def test_replicas_go_with_ranks_and_conversations() -> None:
-    refuse(TWO, world_size=2, talks=True)
-
-
 @pytest.mark.parametrize(
-    ("settings", "more", "code", "do"),
+    ("settings", "code", "do"),
     [
-        (AHEAD, {"world_size": 2}, "async.ranks", "--max_staleness 0"),
-        (AHEAD, {"talks": True}, "async.environment", "--max_staleness 0"),
-        (AHEAD, {"prompt": replace(TEXT, media=object())}, "async.media", "--engine_replicas 1 --max_staleness 0"),
-        (TWO, {"prompt": replace(TEXT, media=object())}, "async.media", "--engine_replicas 1 --max_staleness 0"),
-        (replace(AHEAD, engine=EngineSettings(engine_type="hf")), {}, "async.engine", "--engine_type native"),
+        (replace(AHEAD, engine=EngineSettings(engine_type="hf")), "async.engine", "--engine_type native"),
         (
             replace(AHEAD, algorithm=AlgorithmSettings(advantage_estimator="remax")),
-            {},
             "async.baseline",
             "--max_staleness 0",
         ),
         (
             replace(AHEAD, sampling=TrainingSamplingSettings(use_fire=True)),
-            {},
             "async.fire",
             "--async_deterministic",
         ),
     ],
 )
-def test_what_does_not_is_refused_by_name_with_a_way_out(
-    settings: RlSettings, more: dict[str, Any], code: str, do: str
-) -> None:
+def test_what_does_not_is_refused_by_name_with_a_way_out(settings: RlSettings, code: str, do: str) -> None:
     with pytest.raises(OptionsError) as caught:
-        refuse(settings, **more)
+        refuse(settings)
     assert caught.value.problem.code == code
     assert caught.value.problem.do == do
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from rft_algos.errors import PeerError
 from rft_cli import machine
 from rft_cli.machine import bfloat16_arithmetic, open_machine, usable_cores
+from rft_dist import rendezvous
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +72,29 @@ def test_a_number_that_the_environment_gives_stays(monkeypatch: pytest.MonkeyPat
     torch.set_num_threads(3)
     with open_machine("cpu") as opened:
         assert opened.describe() == "1 process on cpu, 3 torch threads each (OMP_NUM_THREADS=3)"
+
+
+def test_a_rank_that_nobody_joins_says_so_and_leaves_it_in_the_log_of_its_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = f"{listener.getsockname()[1]}"
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": "0", "RFT_START_TIMEOUT": "1"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(rendezvous, "_REPORT_EVERY_SECONDS", 0.3)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    (tmp_path / "logs").mkdir()
+    grid = SimpleNamespace(ranks_per_node=2)
+    preflight: Any = SimpleNamespace(run=tmp_path, grid=lambda *_, **__: grid, compare=None)
+    with pytest.raises(PeerError, match="present 0, missing 1") as caught, open_machine("cpu", preflight):
+        pass
+    assert "export RFT_START_TIMEOUT=" in caught.value.problem.do
+    log = (tmp_path / "logs" / "rank_0.log").read_text()
+    for words in (f"waiting for 1 of 2 ranks at 127.0.0.1:{port}", "rendezvous incomplete after 1 s"):
+        assert words in log
+    assert f"waiting for 1 of 2 ranks at 127.0.0.1:{port}" in capsys.readouterr().err
 
 
 def test_a_processor_without_bfloat16_instructions_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

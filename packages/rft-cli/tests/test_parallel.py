@@ -41,10 +41,12 @@ def model(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "code", "fixed"),
     [
-        ("--tp_size 2 --fsdp", "strategy.tp_blocks", "--tp_size 1 --fsdp"),
-        ("--tp_size 2 --zero_stage 2", "strategy.tp_blocks", "--tp_size 1 --zero_stage 2"),
+        ("--tp_size 2 --fsdp --shard_size 2", "strategy.tp_fsdp", "--tp_size 2 --fsdp"),
+        ("--tp_size 2 --fsdp --fsdp_cpu_offload", "strategy.tp_fsdp", "--tp_size 2 --fsdp --adam_offload"),
+        ("--tp_size 2 --fsdp --meta_init", "strategy.tp_fsdp", "--tp_size 1 --fsdp --meta_init"),
+        ("--tp_size 2 --zero_stage 2", "strategy.tp_blocks", "--tp_size 2 --fsdp"),
         ("--tp_size 2 --sp_size 2", "strategy.tp_sp", "--tp_size 2 --sp_size 1"),
-        ("--tp_size 2 --lora_rank 4", "strategy.tp_adapters", "--tp_size 1 --lora_rank 4"),
+
         ("--tp_size 2 --engine_type hf", "strategy.hf", "--tp_size 2 --engine_type native"),
         ("--tp_size 2 --meta_init", "strategy.meta_whole", "--fsdp --meta_init"),
         ("--sp_mode ring", "strategy.sp_mode", "--sp_mode ring --sp_size 2"),
@@ -117,3 +119,6 @@ def test_the_start_says_who_computes_together() -> None:
     assert spreads_weights(parts)
     assert "4 ranks hold parts of every matrix" in strategy_line(parts, bf16=False)
     assert strategy_line(StrategySettings(sp_size=2, sp_mode="ring"), bf16=False).endswith("sequence, by a ring")
+    both = strategy_line(StrategySettings(tp_size=2, fsdp=True), bf16=False)
+    assert "in blocks over the ranks that hold the same parts" in both
+    assert "2 ranks hold parts of every matrix" in both

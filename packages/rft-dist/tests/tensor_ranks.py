@@ -19,7 +19,9 @@ from rft_dist.collectives import Collectives
 from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.replicated import ReplicatedOptimizer
 from rft_dist.strategies.blocks import is_first_copy, local, num_copies, start_of
+from rft_dist.strategies.fsdp import FullyShardedModel
 from rft_dist.strategies.tensor import TensorGroup, TensorParallelModel, TensorParallelOptimizer
+from rft_dist.strategies.tensor_shards import TensorShardedOptimizer
 
 torch.set_num_threads(1)
 VOCABULARY, WIDTH, HEAD = 11, 6, 4
@@ -96,6 +98,9 @@ def case_whole(ranks: Collectives, out: Path, name: str, dtype: torch.dtype, **o
             optimizer.backward(model.loss(torch.arange(5) + step))
         norms.append(optimizer.step(1e-2).gradient_norm)
     save_file(whole_weights(model), out / f"{name}_{ranks.rank}.safetensors")
+    state = {key.partition("/"): tensor for key, tensor in optimizer.state_tensors().items()}
+    moments = {parameter: tensor.clone() for (kind, _, parameter), tensor in state.items() if kind == "exp_avg"}
+    save_file(moments, out / f"{name}_moments_{ranks.rank}.safetensors")
     return {"norms": norms}
 
 
@@ -120,6 +125,63 @@ def case_parts(ranks: Collectives, out: Path, name: str, dtype: torch.dtype, **o
         "writes": [n for n, p in parameters.items() if is_first_copy(p, ranks.rank)],
         "shards": [[s.name, list(s.start), list(s.data.shape)] for s in optimizer.shards()],
     }
+
+
+def spread_parts(group: TensorGroup, **options) -> tuple[Model, FullyShardedModel, TensorShardedOptimizer]:
+    """Parts of every matrix in blocks over the ranks that hold the same."""
+    model = Model()
+    TensorParallelModel(model, Plan(), group)
+    layers = list(model.layers)
+    spread = FullyShardedModel(model, layers, group.everyone, device=CPU, mesh=group.data_mesh, **options)
+    settings = {**ADAM, "of_heads": Plan.of_heads}
+    return model, spread, TensorShardedOptimizer(model.named_parameters(), group, **settings)
+
+
+def train_in_step(model: Model, spread: FullyShardedModel, optimizer, group: TensorGroup, steps=range(NUM_STEPS)):
+    """`train`; every rank makes as many passes, those without a micro-batch with a loss of zero."""
+    norms = []
+    for step in steps:
+        batches = share(step, group.data_rank, group.data_size)
+        for tokens in batches:
+            optimizer.backward(spread.compute(model.loss, tokens))
+        loss = spread.compute(model.loss, torch.arange(5) + step)
+        optimizer.backward(loss * (1.0 if group.data_rank == 0 else 0.0))
+        norms.append(optimizer.step(1e-2).gradient_norm)
+    return norms
+
+
+def case_spread(ranks: Collectives, out: Path) -> dict:
+    group = TensorGroup(ranks, 2, CPU)
+    model, spread, optimizer = spread_parts(group)
+    norms = train_in_step(model, spread, optimizer, group)
+    weights = {name: tensor.clone() for name, tensor in spread.whole_tensors()}
+    save_file(weights, out / f"spread_{ranks.rank}.safetensors")
+    shards = [*optimizer.shards()]
+    save_file({f"{i}": s.data.clone() for i, s in enumerate(shards)}, out / f"spread_shards_{ranks.rank}.safetensors")
+    return {
+        "norms": norms,
+        "total": sum(tensor.numel() for tensor in weights.values()),
+        "held": sum(tensor.numel() for _, tensor in spread.held_tensors()),
+        "tied": model.head.weight is model.embedding.weight,
+        "shards": [[s.name, list(s.global_shape), list(s.start)] for s in shards],
+    }
+
+
+def case_spread_resumed(ranks: Collectives) -> dict:
+    """As `case_resumed`."""
+    group = TensorGroup(ranks, 2, CPU)
+    (model, spread, optimizer), (other, again, restored) = spread_parts(group), spread_parts(group)
+    train_in_step(model, spread, optimizer, group, range(2))
+    with torch.no_grad():
+        for one, two in zip(model.parameters(), other.parameters(), strict=True):
+            local(two).copy_(local(one))
+    state = {name: tensor.clone() for name, tensor in optimizer.state_tensors().items()}
+    for wanted in restored.wanted():
+        restored.put(wanted.name, wanted.start, state[wanted.name])
+    train_in_step(model, spread, optimizer, group, range(2, 3))
+    train_in_step(other, again, restored, group, range(2, 3))
+    pairs = zip(spread.whole_tensors(), again.whole_tensors(), strict=True)
+    return {"equal": all([torch.equal(one, two) for (_, one), (_, two) in pairs])}
 
 
 def case_resumed(ranks: Collectives) -> dict:
@@ -171,6 +233,8 @@ def main() -> None:
         "parts": case_parts(ranks, out, "parts", torch.float32),
         "whole_narrow": case_whole(ranks, out, "whole_narrow", torch.bfloat16, master=True),
         "parts_narrow": case_parts(ranks, out, "parts_narrow", torch.bfloat16, master=True),
+        "spread": case_spread(ranks, out),
+        "spread_resumed": case_spread_resumed(ranks),
         "resumed": case_resumed(ranks),
         "not_finite": case_not_finite(ranks),
         "sizes": case_sizes(ranks),

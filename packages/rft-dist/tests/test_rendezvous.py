@@ -13,9 +13,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from rft_algos.errors import PeerError
+from rft_algos.errors import PeerError, PreflightError
 from rft_dist import rendezvous
-from rft_dist.environment import RankInfo, ranks_from_environment
+from rft_dist.environment import RankInfo, ranks_from_environment, start_seconds
 
 ANOTHER = """
 import sys
@@ -100,7 +100,44 @@ def test_a_missing_rank_is_told_while_the_others_wait_and_named_at_the_end(
 ) -> None:
     told = refused(info(0, 3, free_port))
     assert "present 0, missing 1, 2" in told
-    assert "waiting for ranks 1, 2" in caplog.text
+    assert f"waiting for 2 of 3 ranks at 127.0.0.1:{free_port} since 0 s: missing 1, 2; for at most 1 s" in caplog.text
+    assert f"MASTER_ADDR=127.0.0.1 MASTER_PORT={free_port} WORLD_SIZE=3" in caplog.text
+    assert "output_rank" not in caplog.text, "no rank of this run writes there"
+
+
+def test_the_lowest_rank_that_is_there_speaks_and_the_others_log(
+    free_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = [Joining(info(rank, 3, free_port), 1.5) for rank in (0, 1)]
+    for each in first:
+        each.join()
+        assert "present 0, 1, missing 2" in each.told
+    levels = {record.levelname for record in caplog.records if "waiting for 1 of 3 ranks" in record.getMessage()}
+    assert levels == {"WARNING", "INFO"}
+
+
+def test_a_long_wait_is_told_often_and_then_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_REPORT_EVERY_SECONDS", 10.0)
+    told, waited = list[float](), 10.0
+    while waited < 600.0:
+        told.append(waited)
+        waited += rendezvous._pause(waited)
+    assert told == [10, 20, 30, 40, 50, 60, 120, 180, 240, 300, 360, 420, 480, 540]
+
+
+def test_ranks_that_one_command_started_are_looked_for_in_their_outputs(
+    free_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused(info(0, 2, free_port), environment={"RFT_NPROC": "2"})
+    assert "RUN/logs/output_rank_1.log" in caplog.text
+
+
+def test_the_wait_for_the_start_has_a_variable_of_its_own() -> None:
+    assert start_seconds({}) == 600.0
+    assert start_seconds({"NCCL_TIMEOUT": "30"}) == 30.0
+    assert start_seconds({"NCCL_TIMEOUT": "30", "RFT_START_TIMEOUT": "5"}) == 5.0
+    with pytest.raises(PreflightError, match="RFT_START_TIMEOUT = 'soon'"):
+        start_seconds({"RFT_START_TIMEOUT": "soon"})
 
 
 def test_a_duplicate_rank_is_refused_at_once(free_port: int) -> None:
@@ -183,7 +220,8 @@ def test_a_rank_that_comes_late_is_told_as_missing_and_then_taken_in(
     assert rendezvous.meet(info(0, 2, free_port), 10.0, {}) is not None
     late.join()
     assert late.store is not None
-    assert "waiting for ranks 1 since" in caplog.text
+    assert "waiting for 1 of 2 ranks" in caplog.text
+    assert "missing 1;" in caplog.text
 
 
 @pytest.mark.full

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -50,6 +51,36 @@ def test_three_steps_are_those_of_whole_matrices(found: Found) -> None:
     assert distance(found.weights("parts"), found.weights("whole")) < 1e-4
     for parts, whole in zip(found.results("parts"), found.results("whole"), strict=True):
         assert parts["norms"] == pytest.approx(whole["norms"], rel=1e-5)
+
+
+def test_parts_in_blocks_take_the_steps_of_whole_matrices(found: Found) -> None:
+    """On 2 ranks one block of each part; on 4 two, of 11 tokens' rows 3, 3, 3 and 2."""
+    assert distance(found.weights("spread"), found.weights("whole")) < 1e-4
+    for spread, whole in zip(found.results("spread"), found.results("whole"), strict=True):
+        assert spread["norms"] == pytest.approx(whole["norms"], rel=1e-5)
+        assert spread["held"] < 1.4 * spread["total"] / found.world_size
+        assert spread["tied"]
+    for rank in range(1, found.world_size):
+        assert distance(found.weights("spread", rank), found.weights("spread")) == 0
+    assert all(result["equal"] for result in found.results("spread_resumed"))
+
+
+def test_blocks_of_parts_cover_the_state_once_and_are_that_of_parts(found: Found) -> None:
+    weights = found.weights("spread")
+    wholes = {name: torch.full(list(tensor.shape), torch.nan) for name, tensor in weights.items()}
+    for rank, spread in enumerate(found.results("spread")):
+        blocks = load_file(found.folder / f"spread_shards_{rank}.safetensors")
+        for number, (key, shape, start) in enumerate(spread["shards"]):
+            kind, _, name = key.partition("/")
+            if kind != "exp_avg":
+                continue
+            block = blocks[f"{number}"]
+            assert shape == list(weights[name].shape)
+            box = tuple(slice(first, first + size) for first, size in zip(start, block.shape, strict=True))
+            assert bool(wholes[name][box].isnan().all()), "given twice"
+            wholes[name][box] = block
+    expected = load_file(found.folder / "whole_moments_0.safetensors")
+    assert distance(wholes, expected) < 1e-4
 
 
 def test_narrow_weights_are_stepped_on_in_float32(found: Found) -> None:

@@ -206,6 +206,17 @@ def test_bfloat16_weights_step_in_float32(two: Found, stage: str) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
+def test_frozen_weights_may_be_of_another_type_beside_float32(two: Found, stage: str) -> None:
+    for result in two.results(f"{stage}_frozen_narrow"):
+        assert result["distance"] < 1e-4
+        assert result["same"]
+        assert result["frozen"] == "torch.bfloat16"
+        assert result["untrained"] == ["frozen.weight"]
+        for norm, expected in result["norms"]:
+            assert norm == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("stage", STAGES)
 def test_float16_lowers_its_scale_until_steps_are_applied(two: Found, stage: str) -> None:
     for result in (*two.results(f"{stage}_float16"), *two.results(f"{stage}_float16_offload")):
         assert result["applied"][:2] == [False, False]
@@ -235,6 +246,9 @@ def test_what_deepspeed_cannot_do_is_refused_with_the_nearest_that_it_can() -> N
         with pytest.raises(OptionsError) as caught:
             verify_options(weights, replace(fine, **changes), 4)
         assert (caught.value.problem.code, caught.value.problem.do) == (code, do)
+    assert verify_options([torch.zeros(1)], fine, 4, frozen=weights) == torch.float32
+    with pytest.raises(OptionsError, match="frozen ones may be of another"):
+        verify_options(weights, fine, 4, frozen=[torch.zeros(1)])
     for other in (torch.zeros(1), torch.zeros(1, dtype=torch.float64)):
         with pytest.raises(OptionsError, match="one of float32, bfloat16 and float16"):
             verify_options([*weights, other], fine, 4)

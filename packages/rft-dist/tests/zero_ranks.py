@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,34 @@ def case_bfloat16(ranks: Collectives, **options) -> dict:
     }
 
 
+def case_frozen_narrow(ranks: Collectives, **options) -> dict:
+    """Frozen bfloat16 weights beside float32 ones that are trained, as under adapters, against replicas of the same."""
+    models = [Model(), Model()]
+    for model in models:
+        model.frozen.to(torch.bfloat16)
+        model.frozen.forward = types.MethodType(_in_float32, model.frozen)
+    model, zero = zero_model(ranks, models[0], **options)
+    replica = ReplicatedOptimizer(models[1].named_parameters(), ranks, **ADAM)
+    norms = []
+    for step in range(NUM_STEPS):
+        found = train_step(step, model, zero.optimizer, zero.compute, ranks, 3)
+        norms.append([found.gradient_norm, train_step(step, models[1], replica, directly, ranks, 3).gradient_norm])
+    whole = {name: tensor.clone() for name, tensor in zero.whole_tensors()}
+    expected = {name: parameter.detach() for name, parameter in models[1].named_parameters()}
+    trained = {name for name, _ in zero.whole_tensors(trained=True)}
+    return {
+        "norms": norms,
+        "frozen": str(whole["frozen.weight"].dtype),
+        "same": torch.equal(whole["frozen.weight"], expected["frozen.weight"]),
+        "distance": distance({n: whole[n] for n in trained}, {n: expected[n] for n in trained}),
+        "untrained": sorted(set(whole) - trained),
+    }
+
+
+def _in_float32(layer: nn.Linear, inputs: Tensor) -> Tensor:
+    return nn.functional.linear(inputs, layer.weight.float())
+
+
 def case_bfloat16_close(ranks: Collectives, **options) -> dict:
     """Three steps from float32 copies against those of replicas with such copies."""
     model, zero = zero_model(ranks, Model().to(torch.bfloat16), **options)
@@ -302,6 +331,7 @@ def all_cases(ranks: Collectives, out: Path, name: str, options: dict[str, Any])
         "resumed_float16": case_resumed(ranks, torch.float16, initial_scale_power=8, **options),
         "bf16": case_bfloat16(ranks, **options),
         "bf16_close": case_bfloat16_close(ranks, **options),
+        "frozen_narrow": case_frozen_narrow(ranks, **options),
         "steps_differ": case_steps_differ(ranks, **options),
     }
     if options["stage"] > 1:

@@ -161,7 +161,7 @@ def test_what_a_dead_replica_had_is_drawn_again_to_the_same_tokens(tmp_path: Pat
 class Dying:
     """A replica that dies of every sample with key 102, and of nothing else."""
 
-    number, can_resume, facts = 0, True, EngineFacts("float32", VOCAB, True, "file")
+    number, can_resume, reads_files, facts = 0, True, False, EngineFacts("float32", VOCAB, True, "file")
     lives = 0
 
     def load(self, shelved: Shelved) -> None:

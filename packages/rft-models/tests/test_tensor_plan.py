@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from rft_algos.errors import OptionsError, PreflightError
+from rft_models.adapters import AdapterRules
 from rft_models.load import make_policy
 from rft_models.policy import CausalPolicy
 from rft_models.tensor_plan import cut_policy, tensor_plan
@@ -50,6 +51,29 @@ def test_heads_and_columns_are_cut_and_norms_are_not(model_type: str) -> None:
     named = dict(policy.model.named_parameters())
     rest = [n for n in named if not n.startswith((*plan.by_outputs, *plan.by_inputs, *plan.vocabulary))]
     assert all(named[name].ndim == 1 for name in rest)
+
+
+def test_the_factor_of_an_adapter_that_touches_what_is_cut_is_cut_with_it() -> None:
+    policy = made("llama", tie_word_embeddings=False)
+    policy.adapt(AdapterRules(2), seed=0)
+    plan = tensor_plan(policy, 2)
+    attention = "model.layers.1.self_attn"
+    assert [name for name in plan.by_outputs if name.startswith(f"{attention}.q_proj")] == [
+        f"{attention}.q_proj.base_layer",
+        f"{attention}.q_proj.lora_B.default",
+    ]
+    assert [name for name in plan.by_inputs if name.startswith(attention)] == [
+        f"{attention}.o_proj.base_layer",
+        f"{attention}.o_proj.lora_A.default",
+    ]
+    assert plan.of_heads == ()
+
+
+def test_adapters_with_lengths_of_rows_are_not_cut() -> None:
+    policy = made("llama")
+    policy.adapt(AdapterRules(2, kind="dora"), seed=0)
+    with pytest.raises(PreflightError, match="dora"):
+        tensor_plan(policy, 2)
 
 
 def test_an_embedding_that_does_more_than_look_up_stays_whole() -> None:

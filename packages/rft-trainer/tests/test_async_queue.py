@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,192 +14,23 @@ import pytest
 import torch
 
 from rft_algos import fault_points
-from rft_algos.algorithms import Grpo
 from rft_algos.errors import SavedAfterSignal, ServiceError
-from rft_algos.keyed_random import derive_key, permutation
+from rft_algos.keyed_random import derive_key
 from rft_trainer.asynchronous.drafts import Draft
-from rft_trainer.asynchronous.rollout_queue import AheadRules, RolloutQueue
-from rft_trainer.asynchronous.testing import BigramAheadEngine, FakeDrawn
-from rft_trainer.credit import CreditAssigner, ScoreRules
-from rft_trainer.evaluation import Evaluator
-from rft_trainer.ledger import Ledger
-from rft_trainer.loops.rl import Reinforcement, StepRules
-from rft_trainer.objective import PolicyObjective
-from rft_trainer.records import Prompt, RolloutGroup, Sampling
-from rft_trainer.report import Reporter
-from rft_trainer.rewards.records import RewardItem, Score
-from rft_trainer.rollouts import RolloutCollector
-from rft_trainer.run_directory import RunDirectory
-from rft_trainer.saving import Progress, Saver, SaveSchedule
-from rft_trainer.sinks.jsonl import JsonlSink
-from rft_trainer.stopping import StopSignals
-from rft_trainer.testing import BigramEngine, BigramPolicy, DigitDecoder, MemoryWriter, OneRank, PlainOptimizer
-from rft_trainer.throughput import PhaseTimer
-from rft_trainer.update import MicroBatching, Updater
-
-VOCABULARY, STOP, GROUP, LONGEST = 6, 0, 4, 9
-PROMPTS = [Prompt(f"p:{i}", (1 + i % 5,), str(1 + i % 5), str(1 + i % 5), "p") for i in range(20)]
-RULES = StepRules(
-    prompts_per_rollout=5,
-    rollouts_per_step=1,
-    train_batch_size=10,
-    epochs_per_step=1,
-    skip_zero_advantage=True,
-    filter_groups=False,
-    refill_rounds=0,
-    smallest_group=2,
-    needs_baseline=False,
-    frozen_steps=0,
-    max_steps=0,
-    eval_every=4,
-    max_refused_in_a_row=1,
-    max_unscored_share=0.1,
+from rft_trainer.asynchronous.testing import FakeDrawn
+from rft_trainer.asynchronous.testing_runs import (
+    EVERY_ENTRY,
+    GROUP,
+    LONGEST,
+    PROMPTS,
+    RULES,
+    Stopped,
+    repeats_its_prompt,
+    trained_entries,
 )
-
-
-class Stopped(BaseException):
-    """What a test ends a run with, as a kill would."""
-
-
-def repeats_its_prompt(items: Sequence[RewardItem]) -> list[Score]:
-    """1 when the first token of the response is the prompt's."""
-    return [Score(float(item.response_text.split()[0] == item.label)) for item in items]
-
-
-class Run:
-    """A run with a queue (`staleness` None: with the plain collector), its parts in reach."""
-
-    def __init__(
-        self,
-        path: Path,
-        staleness: int | None,
-        *,
-        rules: StepRules = RULES,
-        deterministic: bool = False,
-        reward: Callable[[Sequence[RewardItem]], list[Score]] = repeats_its_prompt,
-        episodes: int = 4,
-        save_every: int = 3,
-        pause: float = 0.0,
-        patience: float = 20.0,
-    ) -> None:
-        self.policy = BigramPolicy(VOCABULARY, dtype=torch.float64)
-        self.writer, self.trained = MemoryWriter(), Counter[tuple[int, int]]()
-        self.directory = RunDirectory.create(path, config_text="", command=["rft-train"], environment={})
-        ledger = Ledger(
-            len(PROMPTS),
-            episodes,
-            lambda epoch: permutation(derive_key(3, "order", epoch), len(PROMPTS)).tolist(),
-            data_hash="d",
-            seed=3,
-        )
-        one, progress, optimizer = OneRank(), Progress(), PlainOptimizer([self.policy.table])
-        sampling = Sampling(temperature=1.0, max_new_tokens=LONGEST, stop_token_ids=(STOP,))
-        self.queue: RolloutQueue | None = None
-        engine: Any = BigramEngine(self.policy)
-        parts: dict[str, Any] = {"progress": progress, "ledger": ledger}
-        collector: Any = RolloutCollector(
-            engine, DigitDecoder(), reward, one, sampling=sampling, group_size=GROUP, seed=3
-        )
-        if staleness is not None:
-            self.engine = BigramAheadEngine(self.policy, pause=pause)
-            ahead = AheadRules(
-                max_staleness=staleness,
-                deterministic=deterministic,
-                prompts_per_step=rules.prompts_per_rollout * rules.rollouts_per_step,
-                max_steps=rules.max_steps,
-                group_size=GROUP,
-                seed=3,
-                patience=patience,
-            )
-            self.queue = RolloutQueue(
-                self.engine, DigitDecoder(), reward, ledger, PROMPTS, sampling=sampling, rules=ahead
-            )
-            engine = collector = parts["rollouts_ahead"] = self.queue
-        record = Grpo(kl_place="none", kl_coef=0.0)
-        credit = CreditAssigner(record, ScoreRules(longest_response=LONGEST), seed=3)
-        self.loop = Reinforcement(
-            ledger=ledger,
-            prompts=PROMPTS,
-            engine=engine,
-            collector=collector,
-            assign_credit=credit,
-            reference=None,
-            old_policy=None,
-            critic=None,
-            control=self._seen,
-            updater=Updater(
-                self.policy,
-                optimizer,
-                PolicyObjective(record, credit.coefficients),
-                one,
-                micro_batching=MicroBatching(3, 0, False),
-                learning_rate=lambda update: 8.0,
-            ),
-            evaluator=Evaluator(
-                engine, DigitDecoder(), reward, one, PROMPTS[:5], max_new_tokens=3, stop_token_ids=(STOP,)
-            ),
-            saver=Saver(
-                self.writer,
-                self.policy,
-                optimizer,
-                parts,
-                one,
-                schedule=SaveSchedule(save_every, 0, 0.0),
-                before_save=self.directory.sync,
-            ),
-            reporter=Reporter(
-                self.directory, [JsonlSink(self.directory)], one, num_steps=16, rollout_every=0, rollouts_kept=6
-            ),
-            collectives=one,
-            rules=replace(rules, max_staleness=staleness or 0),
-            progress=progress,
-            timer=PhaseTimer(),
-            resume_command="rft-train resume here",
-            sleep_engine=False,
-            ahead=self.queue,
-        )
-        self.tables: dict[int, torch.Tensor] = {}
-        self.groups: dict[int, list[RolloutGroup]] = {}
-
-    def _seen(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-        """What is about to be trained, by step."""
-        self.groups[self.loop.progress.step] = list(groups)
-        self.tables[self.loop.progress.step] = self.policy.table.detach().clone()
-        return list(groups)
-
-    def go(self, signals: StopSignals | None = None) -> Run:
-        """To the end; threads are ended whatever happens."""
-        try:
-            self.loop.run(signals or StopSignals())
-        finally:
-            self.close()
-        return self
-
-    def close(self) -> None:
-        """End the threads."""
-        if self.queue is not None:
-            self.queue.close()
-
-    def resume_from(self, other: Run) -> Run:
-        """Continue from the newest checkpoint of another run, with the weights that it had then."""
-        step, records = other.writer.saved[-1]
-        with torch.no_grad():
-            self.policy.table.copy_(other.tables_at(step))
-        self.loop.saver.restore(step, json.loads(json.dumps(records)))
-        if step:
-            self.loop.engine.load_weights(step)
-        return self
-
-    def tables_at(self, step: int) -> torch.Tensor:
-        """The weights of a version."""
-        return self.tables.get(step, self.policy.table)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The metrics, without times and what only a queue has."""
-        self.directory.sync()
-        left_out = ("time/", "memory/", "async/", "engine/")
-        rows = self.directory.read_metrics().rows
-        return [{k: v for k, v in row.items() if not k.startswith(left_out)} for row in rows]
+from rft_trainer.asynchronous.testing_runs import AheadRun as Run
+from rft_trainer.rewards.records import RewardItem, Score
+from rft_trainer.stopping import StopSignals
 
 
 @pytest.fixture(scope="module")
@@ -212,20 +43,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def no_hook() -> Iterator[None]:
     yield
     fault_points.install(None)
-
-
-def trained_entries(*runs: Run) -> list[tuple[int, int]]:
-    """(epoch, position) of every group that was trained, in order; of a run that was stopped, the steps it kept."""
-    found: list[tuple[int, int]] = []
-    for number, run in enumerate(runs):
-        last = run.writer.saved[-1][0] if number < len(runs) - 1 else run.loop.progress.step
-        found += [
-            (group.epoch, group.position) for step in sorted(run.groups) if step < last for group in run.groups[step]
-        ]
-    return found
-
-
-EVERY_ENTRY = [(epoch, position) for epoch in range(4) for position in range(len(PROMPTS))]
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -163,7 +163,7 @@ def test_a_malformed_call_is_told_and_the_environment_is_not_asked() -> None:
 
     engine = Scripted({2: [(8, STOP), (6, STOP), (3, STOP)]})
     held = talks(engine, Listening)
-    held._text = Told()
+    held._taking._text = Told()
     [[one]] = held.sample(PROMPTS[:1], [[1]], sampling())
     assert "cannot be read" in Told.seen[0]
     assert asked == ["6 9", "3 9"]

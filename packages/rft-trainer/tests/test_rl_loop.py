@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rft_algos.controllers import AdaptiveKl, EntropyTarget
 from rft_algos.errors import NumericsError, SavedAfterSignal, ServiceError
 from rft_algos.keyed_random import derive_key, permutation
 from rft_trainer.annotate import LogprobAnnotator
+from rft_trainer.averaged_evaluation import AveragedEvaluator
 from rft_trainer.credit import CreditAssigner, ScoreRules
 from rft_trainer.critic import CriticUpdater, ValueAnnotator, ValueObjective
 from rft_trainer.evaluation import Evaluator
@@ -517,3 +519,34 @@ def test_rewards_of_steps_are_placed_at_the_tokens_that_end_them(tmp_path: Path)
     made = Made(tmp_path / "run", replace(RULES, max_steps=40), record=record, reward=judged)
     results = made.loop.run(StopSignals())
     assert results["after"].mean_reward > results["before"].mean_reward + 0.3
+
+
+def test_the_averages_are_evaluated_beside_the_weights_and_leave_the_run_as_it_is(tmp_path: Path) -> None:
+    made, plain = Made(tmp_path / "both", episodes=2), Made(tmp_path / "plain", episodes=2)
+    stops = torch.zeros_like(made.policy.table)
+    stops[:, STOP] = 9.0  # at once, which repeats no prompt
+    served: list[str] = []
+
+    @contextmanager
+    def in_place() -> Generator[None]:
+        kept = made.policy.table.detach().clone()
+        made.policy.table.data.copy_(stops)
+        yield
+        made.policy.table.data.copy_(kept)
+
+    def refresh() -> None:
+        served.append("averages" if torch.equal(made.policy.table.detach(), stops) else "weights")
+
+    assert made.loop.evaluator is not None
+    made.loop.averaged = AveragedEvaluator(made.loop.evaluator, in_place, refresh)
+    for each in (made, plain):
+        each.loop.run(StopSignals())
+    assert torch.equal(made.policy.table, plain.policy.table)
+    rows, others = (each.directory.read_evaluations().rows for each in (made, plain))
+    assert [row["name"] for row in rows] == ["before", "step 4", "after"]
+    assert not any(name.startswith("eval_ema") for name in rows[0]), "they begin as the weights"
+    for row, other in zip(rows[1:], others[1:], strict=True):
+        assert (row["eval_ema/accuracy"], row["eval_ema/n"], row["eval_ema/mean_tokens"]) == (0.0, 5, 1.0)
+        assert row["ema_correct"] == [False] * 5
+        assert row["eval/accuracy"] == other["eval/accuracy"] > 0
+    assert served == ["averages", "weights"] * 2

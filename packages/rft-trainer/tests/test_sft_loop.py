@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -252,3 +253,23 @@ def test_best_weights_are_a_copy() -> None:
         policy.table += 1.0
     best.put_back()
     assert torch.equal(policy.table, torch.zeros(3, 3))
+
+
+def test_the_averages_have_a_loss_of_their_own_and_leave_the_run_as_it_is(tmp_path: Path) -> None:
+    made, plain = Made(tmp_path / "run", max_steps=4), Made(tmp_path / "plain", max_steps=4)
+
+    @contextmanager
+    def in_place() -> Generator[None]:
+        kept = made.policy.table.detach().clone()
+        made.policy.table.data.zero_()
+        yield
+        made.policy.table.data.copy_(kept)
+
+    made.run.averages = in_place
+    for each in (made, plain):
+        each.run.run(StopSignals())
+    first, last = (made.directory.read_evaluations().rows[place] for place in (0, -1))
+    assert "eval_ema/loss" not in first, "they begin as the weights"
+    assert last["eval_ema/loss"] == pytest.approx(math.log(6), rel=1e-6)
+    assert last["eval/loss"] == plain.directory.read_evaluations().rows[-1]["eval/loss"] < math.log(6)
+    assert torch.equal(made.policy.table, plain.policy.table)

@@ -60,7 +60,8 @@ def adapt(
     adapters = policy.adapt(rules, seed=seed, base=base)
     if restored is not None:
         adapter_files.load(adapters, _folder(restored))
-        policy.verify()
+        if policy.unread is None:  # else when its blocks have been read
+            policy.verify()
 
 
 def adapt_critic(critic: CausalCritic, settings: AdapterSettings, *, seed: int) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from rft_models.adapter_files import config_text
 from rft_models.policy import CausalPolicy
 
+Provider = Callable[[], Iterable[tuple[str, Tensor]]]
 MOST_ALONE = 512
 """Highest rank that vLLM makes room for."""
 
@@ -24,15 +25,21 @@ class AloneAdapters:
     """Under peft's names of files."""
 
 
-def sent_alone(policy: CausalPolicy, engine: str, *, whole: bool) -> AloneAdapters | None:
-    """The adapters to send after every update; None: tensors with the adapters folded in are sent.
+def adds_adapters(policy: CausalPolicy, engine: str) -> bool:
+    """Whether an engine adds the policy's adapters itself; else it is sent tensors with the adapters folded in.
 
-    vLLM adds LoRA and rsLoRA itself. It has no DoRA, and SGLang's loads of adapters are not taken in place.
-    `whole`: the policy's parameters are whole on this rank; in blocks they come together with the others.
+    vLLM adds LoRA and rsLoRA. It has no DoRA, and SGLang's loads of adapters are not taken in place.
+    """
+    rules = None if policy.adapters is None else policy.adapters.rules
+    return engine == "vllm" and rules is not None and rules.kind != "dora" and rules.rank <= MOST_ALONE
+
+
+def alone_adapters(policy: CausalPolicy, gather: Provider | None = None) -> AloneAdapters:
+    """The adapters to send after every update.
+
+    `gather` gives their whole parameters where those lie in blocks, by an exchange; None: this rank has them whole.
     """
     adapters = policy.adapters
-    if engine != "vllm" or adapters is None or not whole or adapters.rules.kind == "dora":
-        return None
-    if adapters.rules.rank > MOST_ALONE:
-        return None
-    return AloneAdapters(config_text(adapters), lambda: adapters.tensors(adapters.named_parameters()).items())
+    assert adapters is not None, "no adapters to send"
+    given = gather or adapters.named_parameters
+    return AloneAdapters(config_text(adapters), lambda: adapters.tensors(given()).items())

@@ -69,5 +69,9 @@ class TogetherEngine:
         """Serve the policy's present weights under this version; all ranks call it."""
         self._weights.together(lambda: self._engine.load_weights(version))
 
+    def refresh(self) -> None:
+        """Serve them under the version that it has; all ranks call it."""
+        self._weights.together(self._engine.refresh)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)

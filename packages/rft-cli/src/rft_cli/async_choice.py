@@ -8,6 +8,7 @@ from rft_algos.algorithms import PolicyAlgorithm
 from rft_algos.errors import OptionsError
 from rft_cli.compose_data import RlData
 from rft_cli.engines import choose_engine
+from rft_cli.environment_choice import ChosenEnvironment
 from rft_cli.machine import choose_device
 from rft_cli.settings import RlSettings
 from rft_engine.replicas import ReplicaEngine
@@ -15,16 +16,14 @@ from rft_models.text import HfTextCodec
 from rft_trainer.asynchronous.rollout_queue import AheadRules, RolloutQueue
 from rft_trainer.ledger import Ledger
 from rft_trainer.loops.rl import Reinforcement
-from rft_trainer.protocols import Engine
+from rft_trainer.protocols import Collectives, Engine
 from rft_trainer.records import Sampling
 from rft_trainer.rewards.records import Reward
 
 _ONE_AT_A_TIME = "--max_staleness 0"
 
 
-def refuse_what_cannot_run_ahead(
-    settings: RlSettings, record: PolicyAlgorithm, data: RlData, *, world_size: int, talks: bool
-) -> None:
+def refuse_what_cannot_run_ahead(settings: RlSettings, record: PolicyAlgorithm) -> None:
     """Raise for what engines in processes of their own, or rollouts that run ahead, do not do.
 
     Raises:
@@ -33,7 +32,7 @@ def refuse_what_cannot_run_ahead(
     ahead, replicas = settings.ahead.max_staleness, settings.replicas.engine_replicas
     if ahead == 0 and replicas == 1:
         return
-    for code, asked, why, do in _refusals(settings, record, data, world_size=world_size, talks=talks):
+    for code, asked, why, do in _refusals(settings, record):
         chosen = f"max_staleness = {ahead}" if ahead else f"engine_replicas = {replicas}"
         raise OptionsError(
             code=code,
@@ -45,9 +44,7 @@ def refuse_what_cannot_run_ahead(
         )
 
 
-def _refusals(
-    settings: RlSettings, record: PolicyAlgorithm, data: RlData, *, world_size: int, talks: bool
-) -> Iterator[tuple[str, str, str, str]]:
+def _refusals(settings: RlSettings, record: PolicyAlgorithm) -> Iterator[tuple[str, str, str, str]]:
     """(code, what it does not go with, why, what to do), the first that applies first."""
     ahead = settings.ahead.max_staleness
     back = _ONE_AT_A_TIME if ahead else "--engine_replicas 1"
@@ -55,23 +52,14 @@ def _refusals(
     if chosen.name == "hf":
         why = "transformers' generate runs in the trainer's process, with its weights"
         yield "async.engine", "engine_type hf", why, "--engine_type native"
-    if any(prompt.media is not None for prompt in (*data.prompts, *data.held_out)):
-        why = "replicas are sent token ids; images stay in the trainer's process"
-        yield "async.media", "prompts that have images", why, f"--engine_replicas 1 {_ONE_AT_A_TIME}"
     if settings.engine.enable_engine_sleep and not chosen.shares_weights and chosen.can_sleep and ahead:
         why = "an engine that draws while the trainer trains cannot give its memory back meanwhile"
         yield "async.sleep", "enable_engine_sleep", why, "--disable_engine_sleep"
     if not ahead:
         return
-    if world_size > 1:
-        why = "several ranks would have to agree on what is drawn by when; one trainer process feeds on the queue"
-        yield "async.ranks", f"{world_size} ranks", why, _ONE_AT_A_TIME
     if record.advantage.needs_greedy:
         why = "its baseline is a greedy response of the very weights that are trained"
         yield "async.baseline", f"advantage_estimator {record.name}", why, back
-    if talks:
-        why = "a conversation is sampled turn by turn in the trainer's process"
-        yield "async.environment", "an environment", why, back
     if settings.ahead.async_deterministic:
         return
     if not chosen.shares_weights:
@@ -90,6 +78,8 @@ def rollout_queue(
     ledger: Ledger,
     data: RlData,
     sampling: Sampling,
+    collectives: Collectives,
+    environment: ChosenEnvironment | None = None,
 ) -> RolloutQueue | None:
     """The queue between the replicas and the trainer; None where every step waits for its own rollouts."""
     if not settings.ahead.max_staleness:
@@ -104,7 +94,17 @@ def rollout_queue(
         group_size=batch.n_samples_per_prompt,
         seed=settings.run.seed,
     )
-    return RolloutQueue(engine, codec, reward, ledger, data.prompts, sampling=sampling, rules=rules)
+    return RolloutQueue(
+        engine,
+        codec,
+        reward,
+        ledger,
+        data.prompts,
+        sampling=sampling,
+        rules=rules,
+        collectives=collectives,
+        kind=environment and environment.samples_ahead(sampling.max_new_tokens),
+    )
 
 
 def ahead_line(settings: RlSettings) -> str:

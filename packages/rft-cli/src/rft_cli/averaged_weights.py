@@ -1,8 +1,10 @@
-"""The moving averages of a checkpoint (`--enable_ema`) in the place of its weights."""
+"""The moving averages (`--enable_ema`) in the place of the weights: of a checkpoint, and of a run to be evaluated."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,19 +13,29 @@ from rft_algos.errors import OptionsError
 from rft_dist import ema
 from rft_dist.checkpoints.blocks import BlockReader
 from rft_dist.checkpoints.reader import Checkpoint
+from rft_dist.collectives import Collectives
 from rft_models.policy import CausalPolicy
+from rft_models.saved_names import as_saved, own_names
+from rft_trainer.averaged_evaluation import AveragedEvaluator, InPlace
+from rft_trainer.evaluation import Evaluator
 
 
 class WeightsOrAverages:
     """Tensors of a model directory, those that are averaged as their averages; one in memory at a time."""
 
-    def __init__(self, stored: BlockReader, averages: BlockReader, names: Mapping[str, str]) -> None:
+    def __init__(
+        self, stored: BlockReader, averages: BlockReader, keys: Mapping[str, str], own: Mapping[str, str], model: Any
+    ) -> None:
+        """`keys`: the model's own name -> that of its average; `own`: name in files -> the model's own, of averages."""
         self.table = stored.table
-        self._stored, self._averages, self._names = stored, averages, names
+        self._stored, self._averages, self._keys, self._own, self._model = stored, averages, keys, own, model
 
     def whole(self, name: str) -> Tensor:
         """A tensor in full."""
-        return self._averages.whole(self._names[name]) if name in self._names else self._stored.whole(name)
+        own = self._own.get(name)
+        if own is None:
+            return self._stored.whole(name)
+        return dict(as_saved(self._model, lambda: [(own, self._averages.whole(self._keys[own]))])())[name]
 
 
 def take_averages(policy: CausalPolicy, checkpoint: Checkpoint, stored: BlockReader) -> WeightsOrAverages:
@@ -35,13 +47,14 @@ def take_averages(policy: CausalPolicy, checkpoint: Checkpoint, stored: BlockRea
     reader = checkpoint.blocks("optimizer")
     names = {key.removeprefix(f"{ema.KIND}/"): key for key in reader.table if key.startswith(f"{ema.KIND}/")}
     parameters = dict(policy.named_parameters())
-    unknown = sorted(name for name in names if name not in parameters or name not in stored.table)
+    own = own_names(policy.model, ((name, parameters[name]) for name in names if name in parameters))
+    unknown = sorted({name for name in names if name not in parameters} | (set(own) - set(stored.table)))
     if unknown or not names:
         raise _no_averages(checkpoint, unknown)
     with torch.no_grad():
         for name, key in names.items():
             parameters[name].copy_(reader.whole(key))
-    return WeightsOrAverages(stored, reader, names)
+    return WeightsOrAverages(stored, reader, names, own, policy.model)
 
 
 def _no_averages(checkpoint: Checkpoint, unknown: list[str]) -> OptionsError:
@@ -55,3 +68,33 @@ def _no_averages(checkpoint: Checkpoint, unknown: list[str]) -> OptionsError:
         why="averages of whole weights are kept while a run trains with --enable_ema",
         do=f"rft-train export {checkpoint.path} DIR (the weights themselves), or train with --enable_ema",
     )
+
+
+def while_averaged(policy: CausalPolicy, optimizer: Any, ranks: Collectives) -> InPlace:
+    """What puts the optimizer's averages in the place of the policy's weights for a while, however they lie."""
+    from rft_dist import averaged
+
+    trained = dict(policy.trainable_parameters())
+    if hasattr(optimizer, "weights"):  # DeepSpeed steps on ranges of flattened tensors
+        return partial(averaged.zero_averages_in_place, trained, optimizer.weights, optimizer.state, ranks)
+    return partial(averaged.averages_in_place, trained, optimizer.state_tensors)
+
+
+def averaged_evaluator(
+    evaluator: Evaluator | None, averages: InPlace | None, engine: Any, *, runs_ahead: bool, tells: bool
+) -> AveragedEvaluator | None:
+    """The evaluation of the averages, where there are any and prompts are held out.
+
+    `runs_ahead`: other threads draw with the weights all the time, so that nothing can stand in their place; which is
+    said where `tells`.
+    """
+    if evaluator is None or averages is None:
+        return None
+    if runs_ahead:
+        if tells:
+            print(
+                "the moving averages are not evaluated: rollouts that run ahead (--max_staleness) are drawn meanwhile; "
+                "rft-train export RUN DIR --ema, then rft-train eval --pretrain DIR"
+            )
+        return None
+    return AveragedEvaluator(evaluator, averages, engine.refresh)

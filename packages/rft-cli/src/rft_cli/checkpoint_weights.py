@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from rft_algos.errors import CheckpointError, OptionsError
 from rft_dist.checkpoints.reader import Checkpoint
 from rft_dist.checkpoints.resolve import resolve_checkpoint
 from rft_dist.settings import CheckpointSettings
+from rft_models.freezing import names_of
 from rft_models.load import load_policy
 from rft_models.policy import CausalPolicy
 
@@ -69,8 +70,9 @@ def take_weights(policy: CausalPolicy, settings: CheckpointSettings, *, show: bo
         return
     checkpoint = _checkpoint(settings)
     donor = load_policy(checkpoint.model_directory, dtype=policy.dtype, codec=policy.codec)
-    prefixes = [word.strip() for word in settings.ckpt_partial.split(",") if word.strip()]
     target, source = _state(policy), _state(donor)
+    words = (word.strip() for word in settings.ckpt_partial.split(","))
+    prefixes = [_as_the_model_names(word, target) for word in words if word]
     if settings.ckpt_partial and not prefixes:
         raise _names_nothing(settings.ckpt_partial, source, str(checkpoint.model_directory))
     for prefix in prefixes:
@@ -128,6 +130,11 @@ def _state(policy: CausalPolicy) -> dict[str, Tensor]:
             found[name] = tensor
         places.add(tensor.data_ptr())
     return found
+
+
+def _as_the_model_names(prefix: str, names: Iterable[str]) -> str:
+    """A beginning of names; "visual" is the vision tower whatever a model calls it."""
+    return next((own for own in names_of(prefix) if any(name.startswith(own) for name in names)), prefix)
 
 
 def _names_nothing(prefix: str, source: Mapping[str, Tensor], where: str) -> CheckpointError:

@@ -14,6 +14,7 @@ from rft_algos.algorithms import PolicyAlgorithm
 from rft_cli.adapter_choice import adapt, weights_directory
 from rft_cli.algorithm_choice import algorithm_record
 from rft_cli.async_choice import refuse_what_cannot_run_ahead, rollout_queue
+from rft_cli.averaged_weights import averaged_evaluator
 from rft_cli.checkpoint_weights import engine_source, take_weights
 from rft_cli.checkpointing import Restored
 from rft_cli.compose_algorithm import PolicyWithCritic, annotator, build_critic, credit_assigner, old_policy
@@ -122,8 +123,7 @@ def build_rl(
     """The whole RL run, ready to go; with `restored`, exactly where that checkpoint was."""
     record = algorithm_record(settings)
     reward = SerialReward(reward) if settings.ahead.max_staleness else reward
-    talking, ranks = environment is not None, machine.ranks.world_size
-    refuse_what_cannot_run_ahead(settings, record, data, world_size=ranks, talks=talking)
+    refuse_what_cannot_run_ahead(settings, record)
     policy, source = _policy(settings, machine, codec, restored)
     spread = spread_policy(policy, settings.strategy, settings.optimizer, machine, restored)
     longest_response, longest = response_limits(settings, data.longest_prompt)
@@ -135,11 +135,10 @@ def build_rl(
     critic = build_critic(settings, machine, record, codec, restored, _cutting(settings), critic_rate)
     progress = Progress()
     timer = machine.phase_timer(progress)
-    talks = environment and environment.conversations(engine, longest, timer)
     training, episodes = data.training, settings.batch.num_episodes
     ledger = make_ledger(training.mixture, training.data_hash, len(data.prompts), episodes, settings.run.seed)
     sampling = _sampling(settings, longest_response, codec)
-    queue = rollout_queue(settings, engine, codec, reward, ledger, data, sampling)
+    queue = rollout_queue(settings, engine, codec, reward, ledger, data, sampling, machine.collectives, environment)
     saver = make_saver(
         directory,
         settings.checkpoint,
@@ -152,8 +151,11 @@ def build_rl(
         tensor_parts=critic.tensor_parts if critic else None,
     )
     serving = queue or engine
+    talks = environment and environment.conversations(serving, longest, timer)
     if progress.step:
         serving.load_weights(progress.step)
+    evaluator = make_evaluator(serving, codec, reward, machine, data.held_out, longest_response, talks)
+    averages, shows = spread.averages, machine.is_first
     return Reinforcement(
         ledger=ledger,
         prompts=data.prompts,
@@ -166,7 +168,8 @@ def build_rl(
         critic=critic.part if critic else None,
         control=_control(settings),
         updater=_updater(settings, machine, spread, record, credit, data.num_updates),
-        evaluator=make_evaluator(serving, codec, reward, machine, data.held_out, longest_response, talks),
+        evaluator=evaluator,
+        averaged=averaged_evaluator(evaluator, averages, engine, runs_ahead=queue is not None, tells=shows),
         saver=saver,
         reporter=_reporter(settings, machine, directory, sinks, data, progress),
         collectives=machine.collectives,
@@ -208,9 +211,17 @@ def _engine(
     if restored is None:
         source = engine_source(settings.checkpoint, source, shares_weights=chosen.shares_weights)
     if wants_replicas(settings):
-        weights, dtype = spread.whole_weights or spread.policy.named_parameters, spread.compute_dtype
-        logs = directory.path / "logs"
-        replicas = make_replicas(settings, machine, spread.policy, source, longest, logs, weights=weights, dtype=dtype)
+        replicas = make_replicas(
+            settings,
+            machine,
+            spread.policy,
+            source,
+            longest,
+            directory.path / "logs",
+            weights=spread.whole_weights or spread.policy.named_parameters,
+            in_blocks=spread.whole_weights is not None,
+            dtype=spread.compute_dtype,
+        )
         return replicas, sleeps and chosen.shares_weights and not settings.ahead.max_staleness
     engine = make_engine(
         settings.engine,
@@ -221,6 +232,7 @@ def _engine(
         sleeps=sleeps,
         log_path=directory.path / "logs" / f"engine-{machine.ranks.rank}.log",
         weights=spread.whole_weights,
+        adapters=spread.whole_adapters,
         dtype=spread.compute_dtype,
     )
     return engine, sleeps

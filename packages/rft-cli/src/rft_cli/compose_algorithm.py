@@ -15,11 +15,11 @@ from rft_algos.controllers import AdaptiveKl, EntropyTarget
 from rft_algos.errors import OptionsError
 from rft_cli.adapter_choice import adapt_critic
 from rft_cli.checkpointing import Restored
+from rft_cli.critic_strategy import SpreadCritic, spread_critic
 from rft_cli.machine import Machine
 from rft_cli.model_choice import checkpointing_of
 from rft_cli.reward_names import weights_of
 from rft_cli.settings import RlSettings
-from rft_dist.replicated import ReplicatedOptimizer
 from rft_models.critic import CausalCritic, load_critic
 from rft_models.policy import CausalPolicy
 from rft_models.text import HfTextCodec
@@ -125,23 +125,6 @@ def old_policy(
 
 
 @dataclass(frozen=True, slots=True)
-class CriticWeights:
-    """The critic's weights as a part of a checkpoint."""
-
-    critic: CausalCritic
-
-    def state_tensors(self) -> dict[str, Tensor]:
-        """Every weight by name."""
-        return {name: parameter.detach() for name, parameter in self.critic.named_parameters()}
-
-    @torch.no_grad()
-    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Continue from `state_tensors()`."""
-        for name, parameter in self.critic.named_parameters():
-            parameter.copy_(tensors[name])
-
-
-@dataclass(frozen=True, slots=True)
 class PolicyWithCritic:
     """What a checkpoint's model directory holds where the critic is saved beside the policy."""
 
@@ -179,13 +162,13 @@ class BuiltCritic:
     """The critic with its optimizer, and the parts of it that a checkpoint holds."""
 
     critic: CausalCritic
-    optimizer: ReplicatedOptimizer
+    spread: SpreadCritic
     part: CriticPart
 
     @property
     def tensor_parts(self) -> dict[str, StatefulTensors]:
         """What a checkpoint holds of it."""
-        return {"critic": CriticWeights(self.critic), "critic_optimizer": self.optimizer}
+        return {"critic": self.spread.weights, "critic_optimizer": self.spread.optimizer}
 
 
 def build_critic(
@@ -200,7 +183,7 @@ def build_critic(
     """The critic that the algorithm needs, if it needs one; with `restored`, exactly where that checkpoint was."""
     if not record.advantage.needs_values:
         return None
-    chosen, batch, adam = settings.critic, settings.batch, settings.optimizer
+    chosen, batch = settings.critic, settings.batch
     critic = load_critic(
         chosen.critic_pretrain or settings.model.pretrain,
         head_prefix=chosen.value_head_prefix,
@@ -212,34 +195,26 @@ def build_critic(
         codec=None if chosen.critic_pretrain else codec,
     ).train()
     adapt_critic(critic, settings.adapter, seed=settings.run.seed)
-    optimizer = ReplicatedOptimizer(
-        critic.named_parameters(),
-        machine.collectives,
-        betas=adam.adam_betas,
-        epsilon=adam.adam_epsilon,
-        weight_decay=adam.l2,
-        max_norm=adam.max_norm,
-    )
-    if restored is not None:
-        CriticWeights(critic).load_state_tensors(restored.checkpoint.tensors("critic"))
-        optimizer.load_state_tensors(restored.checkpoint.tensors("critic_optimizer"))
+    spread = spread_critic(critic, settings.strategy, settings.optimizer, machine, restored)
     part = CriticPart(
         ValueAnnotator(
-            critic,
+            spread.critic,
             machine.collectives,
             max_sequences=batch.micro_rollout_batch_size,
             max_tokens=batch.max_tokens_per_micro_batch,
             device=machine.device,
+            in_step=spread.in_step,
         ),
         CriticUpdater(
-            critic,
-            optimizer,
+            spread.critic,
+            spread.optimizer,
             ValueObjective(clip=chosen.value_clip or None, aggregation="token_mean"),
             machine.collectives,
             micro_batching=micro_batching,
             learning_rate=learning_rate,
             device=machine.device,
             pin_memory=settings.data.dataloader_pin_memory,
+            in_step=spread.in_step,
         ),
     )
-    return BuiltCritic(critic, optimizer, part)
+    return BuiltCritic(critic, spread, part)

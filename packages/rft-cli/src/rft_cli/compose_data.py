@@ -61,7 +61,8 @@ def rl_data(settings: RlSettings, codec: HfTextCodec, world_size: int) -> RlData
     """Read, render and count; needs a tokenizer and no weights. `world_size` counts all ranks."""
     data, batch = settings.data, settings.batch
     needs_values = algorithm_record(settings).advantage.needs_values
-    refuse_beside_images(settings.images, settings.strategy, settings.model, critic=needs_values)
+    critic = settings.critic.critic_pretrain if needs_values else ""
+    refuse_beside_images(settings.images, settings.strategy, settings.model, codec, critic=critic)
     images = row_images(settings.images, settings.run.seed)
     training = read_training(
         data,

@@ -51,7 +51,7 @@ def sft_data(settings: SftSettings, codec: HfTextCodec, max_positions: int) -> S
     """Read, render and count; needs a tokenizer and no weights."""
     data, chosen = settings.data, settings.training
     max_len = chosen.max_len or max_positions
-    refuse_beside_images(settings.images, settings.strategy, settings.model)
+    refuse_beside_images(settings.images, settings.strategy, settings.model, codec)
     images = row_images(settings.images, settings.run.seed)
     training = read_training(
         data, data, codec, label_key=None, output_key=data.output_key, prompt_max_len=max_len, images=images
@@ -150,6 +150,7 @@ def build_sft(
         resume_command=resume_command,
         device=machine.device,
         best=best,
+        averages=spread.averages,
     )
 
 

@@ -8,12 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rft_algos.intervals import paired_difference_interval
+from rft_cli import samples_page
 from rft_trainer.run_directory import RunDirectory
 
 _WIDTH = 60
+_MEASURED = {
+    "accuracy": "accuracy",
+    "reward": "mean reward",
+    "loss": "loss (nats a token)",
+    "turns_mean": "turns of a conversation",
+    "call_share": "turns with a well-formed call",
+    "well_formed_share": "calls that could be read",
+}
+_SHARES = ("accuracy", "call_share", "well_formed_share")
 
 
 def show(directory: RunDirectory, summary: Mapping[str, Any], next_commands: Sequence[tuple[str, str]]) -> None:
@@ -29,12 +40,15 @@ def show(directory: RunDirectory, summary: Mapping[str, Any], next_commands: Seq
             )
     samples = _last_samples(directory, 3)
     if samples:
-        console.print(_samples(samples))
+        console.print(_samples(samples, directory.rollouts_directory))
     minutes, seconds = divmod(round(float(summary.get("seconds", 0.0))), 60)
     console.print(
         f"{summary['outcome']} after {summary.get('steps', 0)} steps, {minutes} min {seconds:02d} s", markup=False
     )
     console.print(f"run directory: {directory.path}", markup=False)
+    page = samples_page.write(directory)
+    if page is not None:
+        console.print(f"sampled answers with their images: {page}", markup=False, soft_wrap=True)
     console.print("\nnext:", markup=False)
     for command, purpose in next_commands:
         console.print(f"  {command}", markup=False, soft_wrap=True)
@@ -48,15 +62,22 @@ def _before_after(directory: RunDirectory, evaluations: Mapping[str, Any]) -> Ta
     )
     for column in ("", "before", "after", "change"):
         table.add_column(column, justify="right" if column else "left")
-    names = {"accuracy": "accuracy", "reward": "mean reward", "loss": "loss (nats a token)"}
-    for key, label in names.items():
-        if isinstance(before.get(key), float) and isinstance(after.get(key), float):
-            shown = "{:.1%}" if key == "accuracy" else "{:.4f}"
-            change = f"{after[key] - before[key]:+.1%}" if key == "accuracy" else f"{after[key] - before[key]:+.4f}"
+    for key, label in _MEASURED.items():
+        if _is_told(key, before, after):
+            is_share = key in _SHARES
+            shown = "{:.1%}" if is_share else "{:.4f}"
+            change = f"{after[key] - before[key]:+.1%}" if is_share else f"{after[key] - before[key]:+.4f}"
             table.add_row(
                 label, shown.format(before[key]), shown.format(after[key]), change + _interval(directory, key)
             )
     return table
+
+
+def _is_told(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether both evaluations measured it; tool calls only where there was one."""
+    if not (isinstance(before.get(key), float) and isinstance(after.get(key), float)):
+        return False
+    return key != "call_share" or before[key] > 0 or after[key] > 0
 
 
 def _interval(directory: RunDirectory, key: str) -> str:
@@ -87,12 +108,15 @@ def _last_samples(directory: RunDirectory, number: int) -> list[dict[str, Any]]:
     return [ordered[round(i * (len(ordered) - 1) / (number - 1))] for i in range(number)]
 
 
-def _samples(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _samples(rows: Sequence[Mapping[str, Any]], directory: Path) -> Table:
+    """Prompts, answers and rewards, and where the images are if there are any."""
+    images = [samples_page.image_words(row, directory) for row in rows]
     table = Table(title="sampled answers of the last recorded step", title_justify="left")
-    for column in ("prompt", "answer", "wanted", "reward"):
+    for column in (*(("image",) if any(images) else ()), "prompt", "answer", "wanted", "reward"):
         table.add_column(column, justify="right" if column == "reward" else "left", overflow="fold")
-    for row in rows:
-        table.add_row(_short(row["prompt"]), _short(row["response"]), _short(str(row["label"])), f"{row['reward']:.3g}")
+    for row, seen in zip(rows, images, strict=True):
+        told = [_short(row["prompt"]), _short(row["response"]), _short(str(row["label"])), f"{row['reward']:.3g}"]
+        table.add_row(*([escape(seen)] if any(images) else []), *told)
     return table
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from rft_algos.errors import PreflightError
-from rft_cli.adapter_sync import sent_alone
+from rft_cli.adapter_sync import adds_adapters, alone_adapters
 from rft_cli.agreed_weights import AgreedWeights, TogetherEngine
 from rft_cli.machine import Machine
 from rft_engine.copied import CopiedNativeEngine
@@ -107,6 +107,7 @@ def make_engine(
     sleeps: bool = False,
     log_path: Path | None = None,
     weights: WeightProvider | None = None,
+    adapters: WeightProvider | None = None,
     dtype: torch.dtype | None = None,
 ) -> Engine:
     """The chosen engine with the policy's weights.
@@ -120,6 +121,7 @@ def make_engine(
         sleeps: whether it will be put to sleep.
         log_path: where an engine with a process of its own writes.
         weights: yields whole tensors where the policy's parameters are in blocks; None = they are whole.
+        adapters: the same of the adapters alone, for an engine that adds them itself.
         dtype: what the policy computes in; None = the type of its weights.
     """
     choice, rows = choose_engine(settings, machine.device), settings.engine_max_rows
@@ -133,7 +135,10 @@ def make_engine(
     from rft_engine.vllm_process import VllmProcessEngine
     from rft_engine.vllm_settings import VllmSettings
 
-    alone = sent_alone(policy, choice.name, whole=weights is None)
+    sends_alone = adds_adapters(policy, choice.name) and (weights is None or adapters is not None)
+    gathered = adapters if sends_alone else weights
+    agreed = AgreedWeights(gathered, rank=machine.ranks.rank) if gathered is not None else None
+    alone = alone_adapters(policy, agreed) if sends_alone else None
     kind = SglangSettings if choice.name == "sglang" else VllmSettings
     chosen = kind(
         model_dir=model_dir,
@@ -147,7 +152,6 @@ def make_engine(
         enforce_eager=settings.engine_enforce_eager or torch.device(machine.device).type == "cpu",
         adapter_config=alone.config if alone else "",
     )
-    agreed = AgreedWeights(weights, rank=machine.ranks.rank) if weights is not None else None
     provider = alone.tensors if alone else as_saved(policy.model, agreed or policy.served)
     if log_path is not None:
         log_path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rft_algos.errors import DataError
 from rft_cli.compose_data import RlData
 from rft_models.chat_turns import TurnRenderer
 from rft_models.model_facts import model_facts
 from rft_models.text import HfTextCodec
-from rft_trainer.conversations import ConversationLimits, Conversations
+from rft_trainer.asynchronous.conversation_samples import ConversationSamples
+from rft_trainer.conversations import Conversations
 from rft_trainer.environments.episodes import EpisodeRunner
+from rft_trainer.environments.names import has_processes
 from rft_trainer.environments.registry import environment_by_name
 from rft_trainer.environments.tool_calls import ToolCallFormat
 from rft_trainer.protocols import Engine
 from rft_trainer.records import Prompt
 from rft_trainer.settings_environment import EvalEnvironmentSettings
 from rft_trainer.throughput import PhaseTimer
+from rft_trainer.turn_taking import ConversationLimits, TurnTaking
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,8 @@ class ChosenEnvironment:
     text: TurnRenderer
     calls: ToolCallFormat
     codec: HfTextCodec
+    lanes: list[EpisodeRunner] = field(default_factory=list[EpisodeRunner])
+    """Of the conversations that run ahead of the trainer; `episodes` then are those of evaluations."""
 
     def opened(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """Prompts up to the end of their last message: what opens the policy's turn is the conversation's.
@@ -52,9 +57,18 @@ class ChosenEnvironment:
         limits = ConversationLimits(self.settings.max_turns, self.settings.turn_max_len, room)
         return Conversations(engine, self.codec, self.episodes, self.text, self.calls, limits, timer=timer)
 
+    def samples_ahead(self, longest_response: int) -> ConversationSamples:
+        """What a queue draws ahead of the trainer: each process of the environment with a thread of its own."""
+        num = self.settings.environment_workers if has_processes(self.settings.environment) else 1
+        self.lanes.extend(_episodes(self.settings, 1) for _ in range(num))
+        limits = ConversationLimits(self.settings.max_turns, self.settings.turn_max_len)
+        taking = TurnTaking(self.text, self.calls, limits)
+        return ConversationSamples(self.codec, self.lanes, taking, longest_response)
+
     def close(self) -> None:
         """End its processes."""
-        self.episodes.close()
+        for episodes in (self.episodes, *self.lanes):
+            episodes.close()
 
     def _opened(self, prompt: Prompt) -> Prompt:
         opens = self.text.generation_ids
@@ -84,12 +98,7 @@ def open_environment(settings: EvalEnvironmentSettings, codec: HfTextCodec) -> C
     if not settings.environment:
         return None
     calls = ToolCallFormat(settings.tool_call_pattern)
-    episodes = environment_by_name(
-        settings.environment,
-        num_workers=settings.environment_workers,
-        tool_timeout=settings.tool_timeout,
-        rollout_timeout=settings.rollout_timeout,
-    )
+    episodes = _episodes(settings, settings.environment_workers)
     codec.tools = episodes.tools
     try:
         text = TurnRenderer(codec)
@@ -97,6 +106,15 @@ def open_environment(settings: EvalEnvironmentSettings, codec: HfTextCodec) -> C
         episodes.close()
         raise
     return ChosenEnvironment(settings, episodes, text, calls, codec)
+
+
+def _episodes(settings: EvalEnvironmentSettings, num_workers: int) -> EpisodeRunner:
+    return environment_by_name(
+        settings.environment,
+        num_workers=num_workers,
+        tool_timeout=settings.tool_timeout,
+        rollout_timeout=settings.rollout_timeout,
+    )
 
 
 def enter_environment(
@@ -119,6 +137,6 @@ def opened_data(data: RlData, environment: ChosenEnvironment | None) -> RlData:
 def environment_line(settings: EvalEnvironmentSettings) -> str:
     """For the plan."""
     turn = "" if settings.turn_max_len is None else f" of at most {settings.turn_max_len:,} tokens"
-    own = ":" not in settings.environment
+    own = not has_processes(settings.environment)
     where = "in this process" if own else f"in {settings.environment_workers} process(es) that can be killed"
     return f"{settings.environment} {where}: at most {settings.max_turns} turns{turn}; it says what each turn earns"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.errors import DataError
+from rft_cli.averaged_adapters import export_averaged, has_adapters
 from rft_cli.averaged_weights import WeightsOrAverages, take_averages
 from rft_dist.checkpoints.blocks import BlockReader, table_of_files
 from rft_dist.checkpoints.reader import Checkpoint
@@ -34,6 +35,9 @@ def export(source: Path, target: Path, dtype_name: str = "", *, averages: bool =
         OptionsError: averages are asked for, and the checkpoint has none.
     """
     checkpoint = resolve_checkpoint(source, asked_by="rft-train export").checkpoint
+    if averages and has_adapters(checkpoint):
+        export_averaged(checkpoint, target, dtype_name)
+        return
     stored = weights_of(checkpoint.model_directory)
     dtype = getattr(torch, dtype_name) if dtype_name else _widest(stored)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from rft_models.load import load_policy
 from rft_models.policy import CausalPolicy
 
 PROBE_TOKENS = 32
-_LIMIT = 1e-4
+MERGED_LIMIT = 1e-4
 """Nats between the folded matrices and the product of the factors, in float32."""
 
 
@@ -49,7 +49,7 @@ def export_adapter(source: Path, target: Path) -> None:
         if found.keys() != given.keys() or any(not torch.equal(found[name], given[name]) for name in given):
             raise differs("tensors are not those of the checkpoint", staging)
 
-    _whole_or_not_at_all(target, write)
+    whole_or_not_at_all(target, write)
     size = sum(path.stat().st_size for path in target.iterdir())
     print(f"checkpoint  step {checkpoint.step}, {checkpoint.path}")
     print(f"written     {target}: {size / 1e6:,.2f} MB, adapters of {len(policy.adapters.layers)} layers")
@@ -71,12 +71,12 @@ def export_merged(source: Path, target: Path) -> None:
         policy.save_pretrained(staging)
         shutil.rmtree(staging / adapter_files.FOLDER)
         apart = logprob_difference(policy, load_policy(staging, dtype=policy.dtype))
-        limit = _LIMIT if policy.dtype is torch.float32 else 0.25
+        limit = MERGED_LIMIT if policy.dtype is torch.float32 else 0.25
         if not apart <= limit:
             raise differs(f"log-probabilities of a probe differ by {apart:.3g} (limit {limit:g})", staging)
         print(f"compared    log-probabilities of {PROBE_TOKENS} tokens {apart:.2g} apart")
 
-    _whole_or_not_at_all(target, write)
+    whole_or_not_at_all(target, write)
     print(f"written     {target}: {source} folded into {policy.where}")
     print(f"\nnext:\n  rft-train rl --pretrain {target} --prompt_data train.jsonl\n      train on from it")
 
@@ -113,7 +113,8 @@ def differs(what: str, where: Path) -> DataError:
     )
 
 
-def _whole_or_not_at_all(target: Path, write: Callable[[Path], None]) -> None:
+def whole_or_not_at_all(target: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` make a directory beside `target`, which gets its name when that has succeeded."""
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = target.with_name(f".{target.name}-{os.getpid()}")
     try:

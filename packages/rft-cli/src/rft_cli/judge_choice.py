@@ -4,41 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rft_algos.errors import DataError, OptionsError
 from rft_cli.engines import native_engine
 from rft_cli.machine import Machine
 from rft_cli.model_choice import weights_dtype
+from rft_cli.seeing_rewards import sees_images
 from rft_cli.settings import EvalSettings, RlSettings
 from rft_models.load import load_reference
 from rft_models.model_facts import model_facts
+from rft_models.reward_images import shared_images_of
 from rft_models.text import HfTextCodec
 from rft_trainer.protocols import Engine
 from rft_trainer.rewards.http_json import Endpoint, checked_url
+from rft_trainer.rewards.item_images import Images, without_markers
 from rft_trainer.rewards.judge import JudgeReward
 from rft_trainer.rewards.judge_template import DEFAULT_TEMPLATE, JudgeTemplate, Verdict
 from rft_trainer.rewards.records import RewardStatus, Score
 from rft_trainer.rewards.remote_judge import RemoteJudge
 from rft_trainer.settings_rewards import JudgeSettings
 
+_Prompt = tuple[list[int], Any]
+"""Tokens of a question, and its images as the model takes them."""
+
 
 class EngineJudge:
-    """A model of this process that answers greedily, in its own chat template where it has one."""
+    """A model of this process that answers greedily, in its own chat template where it has one.
+
+    One that takes images sees those of the prompts, through its own processor.
+    """
 
     def __init__(self, engine: Engine, codec: HfTextCodec, *, max_new_tokens: int, max_len: int) -> None:
         """`max_len`: tokens of the longest question with its answer."""
         self._engine = engine
         self._codec = codec
+        self._images = shared_images_of(codec)
         self._max_new_tokens = max_new_tokens
         self._longest = max_len - max_new_tokens
         self._engine.sleep(1)
 
-    def ask(self, questions: Sequence[str], keys: Sequence[int]) -> list[str | Score]:
+    def ask(
+        self, questions: Sequence[str], keys: Sequence[int], images: Sequence[Images] | None = None
+    ) -> list[str | Score]:
         """See `rft_trainer.rewards.judge.Judge`; a question that is too long is not cut."""
+        seen = images if images is not None else [()] * len(questions)
         found: dict[int, str | Score] = {}
-        prompts: dict[int, list[int]] = {}
+        prompts: dict[int, _Prompt] = {}
         for place, question in enumerate(questions):
-            row = self._encoded(question)
+            row = self._encoded(question, seen[place])
             if isinstance(row, Score):
                 found[place] = row
             else:
@@ -51,12 +65,15 @@ class EngineJudge:
     def close(self) -> None:
         """The engine holds nothing while it sleeps."""
 
-    def _answers(self, prompts: Sequence[Sequence[int]], keys: Sequence[int]) -> list[str]:
+    def _answers(self, prompts: Sequence[_Prompt], keys: Sequence[int]) -> list[str]:
+        media = [media for _, media in prompts]
+        seen: dict[str, Any] = {"media": media} if any(media) else {}
         self._engine.wake()
         try:
             completions = self._engine.generate(
-                prompts,
+                [token_ids for token_ids, _ in prompts],
                 [[key] for key in keys],
+                **seen,
                 temperature=0.0,
                 max_new_tokens=self._max_new_tokens,
                 stop_token_ids=self._codec.eos_ids,
@@ -65,20 +82,26 @@ class EngineJudge:
             self._engine.sleep(1)
         return self._codec.decode_batch([group[0].token_ids for group in completions])
 
-    def _encoded(self, question: str) -> list[int] | Score:
+    def _encoded(self, question: str, images: Images) -> _Prompt | Score:
+        if images and self._images is None:
+            return Score(None, RewardStatus.FAILED, detail="the judge takes no images")
         try:
-            ids = self._token_ids(question)
+            ids, media = self._read(question, images)
         except DataError as error:
             return Score(None, RewardStatus.FAILED, detail=f"the judge cannot read it: {error.problem.what}")
         if 0 < len(ids) <= self._longest:
-            return ids
+            return ids, media
         return Score(None, RewardStatus.FAILED, detail=f"{len(ids)} tokens, the judge takes {self._longest}")
 
-    def _token_ids(self, question: str) -> list[int]:
-        if not self._codec.has_chat_template:
-            return self._codec.encode(question, add_special_tokens=True)
+    def _read(self, question: str, images: Images) -> _Prompt:
+        if self._images is not None and not images:
+            question = without_markers(question)
+        chats = self._codec.has_chat_template
         turns = [{"role": "user", "content": question}]
-        return self._codec.encode(self._codec.render_chat(turns, add_generation_prompt=True))
+        text = self._codec.render_chat(turns, add_generation_prompt=True) if chats else question
+        if self._images is not None:
+            return self._images.encode_shared(text, images)
+        return self._codec.encode(text, add_special_tokens=not chats), None
 
 
 def make_judge(settings: RlSettings | EvalSettings, machine: Machine) -> JudgeReward | None:
@@ -145,7 +168,7 @@ def remote_judge(settings: RlSettings | EvalSettings) -> RemoteJudge:
         max_new_tokens=chosen.judge_max_new_tokens,
         concurrency=models.remote_rm_concurrency,
     )
-    judge.start()
+    judge.start(with_image=sees_images(settings))
     return judge
 
 

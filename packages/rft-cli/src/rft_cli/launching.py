@@ -103,6 +103,11 @@ class Preflight:
         self._ranks: RankInfo | None = None
         self._grid: RankGrid | None = None
 
+    @property
+    def run(self) -> Path:
+        """Where the run will be, as far as it is known; its folder may not be there."""
+        return self._run
+
     def grid(self, ranks: RankInfo, *, num_devices: int, shares_devices: bool) -> RankGrid:
         """The grid that this process is part of; PreflightError or OptionsError where there is none."""
         refuse_one_process(self._resolved, ranks)

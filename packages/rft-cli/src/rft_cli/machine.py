@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from rft_algos.errors import PreflightError
+from rft_algos.errors import PeerError, PreflightError
 from rft_cli.launching import Preflight
 from rft_cli.rank_log import logged
 from rft_cli.watched_process import WatchedProcess, first_line, watched_process
@@ -109,7 +109,13 @@ def open_machine(
     compare = preflight.compare if preflight is not None else None
     watched = Watched(Activity(), limits or WatchSettings(), always_compares=debug)
     with logged(ranks.rank, first_line(ranks, device)) as log:
-        store = meet_ranks(ranks)
+        try:
+            store = meet_ranks(ranks)
+        except PeerError as error:
+            log.write(f"{error}\n")
+            if preflight is not None:
+                log.attach(preflight.run)  # the log of a run that goes on, or of ranks that --nproc started
+            raise
         with watched_process(ranks, watched, log) as process:  # from the first moment at which a rank can be missed
             where = torch.device(device)
             collectives = start_process_group(ranks, where, store=store, compare=compare, watched=watched)

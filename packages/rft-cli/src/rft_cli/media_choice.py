@@ -11,7 +11,8 @@ from rft_dist.settings import StrategySettings
 from rft_models.own_models import load_model_code
 from rft_models.settings import ModelSettings, WeightsSettings
 from rft_models.text import HfTextCodec
-from rft_models.vision.codec import load_vision_codec
+from rft_models.vision.agreement import refuse_other_inputs
+from rft_models.vision.codec import HfVisionCodec, load_vision_codec
 from rft_models.vision.images import PixelRules
 from rft_trainer.data.image_control import shuffle_images
 from rft_trainer.data.images import ImageColumn, RowImage, images_of
@@ -60,28 +61,29 @@ def codec_with_images(model: WeightsSettings, images: ImageSettings) -> HfTextCo
 
 
 def refuse_beside_images(
-    images: ImageSettings, strategy: StrategySettings, model: ModelSettings, *, critic: bool = False
+    images: ImageSettings,
+    strategy: StrategySettings,
+    model: ModelSettings,
+    codec: HfTextCodec,
+    *,
+    critic: str = "",
 ) -> None:
-    """What does not see images is refused before a model loads.
+    """What does not see images is refused before a model loads; `critic` is the directory of another model's.
 
     Raises:
-        OptionsError: a critic, a router loss, or sequences or matrices in parts, beside images.
+        OptionsError: a critic that takes other images, a router loss, or matrices in parts, beside images.
     """
     if not images.images_key:
         return
+    assert isinstance(codec, HfVisionCodec)
     if critic:
-        why = "the critic's forward takes text alone"
-        raise _refused("critic", "an algorithm with a critic", why, "--advantage_estimator group_norm")
+        refuse_other_inputs(codec, critic, flag="--critic_pretrain")
     if model.aux_loss_coef:
-        why = "the routers' loss is computed on text alone"
+        why = "no vision-language model here is a mixture of experts, so there is no router to balance"
         raise _refused("router_loss", f"aux_loss_coef = {model.aux_loss_coef:g}", why, "--aux_loss_coef 0")
-    if strategy.meta_init:
-        raise _refused("parts", "meta_init", "it builds decoders of text", "leave --meta_init out")
-    for name in ("sp_size", "tp_size"):
-        size = getattr(strategy, name, 1)
-        if size > 1:
-            why = "a vision tower sees whole images of whole sequences; --fsdp and --zero_stage divide its weights"
-            raise _refused("parts", f"{name} = {size}", why, f"--{name} 1")
+    if strategy.tp_size > 1:
+        why = "only a decoder's matrices are cut; --fsdp and --zero_stage divide those of the vision tower too"
+        raise _refused("parts", f"tp_size = {strategy.tp_size}", why, "--tp_size 1 --fsdp")
 
 
 def _refused(kind: str, what: str, why: str, do: str) -> OptionsError:

@@ -18,6 +18,7 @@ _NAMES = {
 }
 EXACT = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "qwen2_moe")
 """Kinds whose number of parameters follows exactly; of others it is near."""
+IMAGES_NOT_COUNTED = "config.json has a part for images, which is not counted"
 
 
 def model_sizes(directory: str | Path) -> tuple[DecoderSizes, list[str]]:
@@ -39,7 +40,7 @@ def model_sizes(directory: str | Path) -> tuple[DecoderSizes, list[str]]:
     whole = read_json(file)
     text: Mapping[str, Any] = whole.get("text_config") or whole
     kind = str(text.get("model_type", whole.get("model_type", "")))
-    notes = ["config.json has a part for images, which is not counted"] if text is not whole else []
+    notes = [IMAGES_NOT_COUNTED] if text is not whole else []
     if kind not in EXACT:
         notes.append(f"{kind or 'this model'} is counted as a decoder with gated feed-forward layers: nearly right")
     tied = bool(whole.get("tie_word_embeddings", text.get("tie_word_embeddings", kind.startswith("gpt2"))))

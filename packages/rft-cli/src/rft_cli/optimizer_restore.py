@@ -13,15 +13,15 @@ from rft_dist.adamw import is_optional
 from rft_dist.checkpoints.shards import ShardSink, Wanted
 
 
-def restore_optimizer(optimizer: Any, restored: Restored | None) -> None:
+def restore_optimizer(optimizer: Any, restored: Restored | None, component: str = "optimizer") -> None:
     """Hand an optimizer its saved state, in blocks where it takes them; without a checkpoint it stays as it is."""
     if restored is None:
         return
     if not hasattr(optimizer, "wanted"):
-        optimizer.load_state_tensors(restored.optimizer_tensors())
+        optimizer.load_state_tensors(restored.checkpoint.tensors(component))
         return
-    saved = restored.checkpoint.blocks("optimizer").table.keys()
-    restored.checkpoint.load("optimizer", _WhatIsThere(optimizer, saved))
+    saved = restored.checkpoint.blocks(component).table.keys()
+    restored.checkpoint.load(component, _WhatIsThere(optimizer, saved))
 
 
 @dataclass(frozen=True, slots=True)

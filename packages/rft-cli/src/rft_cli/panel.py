@@ -100,7 +100,9 @@ class LivePanel:
             self._live.update(self.render(), refresh=True)
         else:
             told = " ".join(
-                f"{k.removeprefix('eval/')}={_brief(v)}" for k, v in record.items() if k.startswith("eval/")
+                f"{k.removeprefix('eval/')}={_brief(v)}"
+                for k, v in record.items()
+                if k.startswith(("eval/", "eval_ema/"))
             )
             self._console.print(f"eval   step {step} {record.get('name', '')} {told}", soft_wrap=True, markup=False)
 

@@ -76,11 +76,25 @@ def tensor_parallel(
     return optimizer, weights, held
 
 
-def cut_reference(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> None:
+def sharded_parts(
+    policy: CausalPolicy, group: TensorGroup, shard: Callable[[Any], Any], options: dict[str, Any]
+) -> tuple[Optimizer, _Tensors, _Tensors]:
+    """The same for parts that are spread again, by `shard(ranks that hold the same parts)`."""
+    from rft_dist.strategies.tensor_shards import TensorShardedOptimizer
+
+    _, _, of_heads = cut_matrices(policy, group)
+    sharded = shard(group.data_mesh)
+    optimizer = TensorShardedOptimizer(policy.trainable_parameters(), group, of_heads=of_heads, **options)
+    return optimizer, sharded.whole_tensors, sharded.held_tensors
+
+
+def cut_reference(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> TensorGroup:
     """Cut weights that are not trained as those of the policy are, over groups of the same ranks."""
     from rft_dist.strategies.tensor import TensorGroup
 
-    cut_matrices(policy, TensorGroup(machine.collectives, strategy.tp_size, torch.device(machine.device)))
+    group = TensorGroup(machine.collectives, strategy.tp_size, torch.device(machine.device))
+    cut_matrices(policy, group)
+    return group
 
 
 def sharing_words(strategy: StrategySettings) -> list[str]:

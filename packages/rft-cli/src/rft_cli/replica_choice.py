@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.errors import PreflightError
+from rft_cli.agreed_weights import AgreedWeights
 from rft_cli.engines import EngineChoice, choose_engine
 from rft_cli.machine import Machine, usable_cores
 from rft_cli.settings import RlSettings
@@ -44,6 +46,7 @@ def make_replicas(
     logs: Path,
     *,
     weights: WeightProvider,
+    in_blocks: bool = False,
     dtype: torch.dtype,
 ) -> ReplicaEngine:
     """The replicas of this rank with the policy's weights.
@@ -55,28 +58,35 @@ def make_replicas(
         longest: tokens of the longest prompt with its response.
         logs: folder of their logs.
         weights: yields whole tensors under the policy's names.
+        in_blocks: whether that is an exchange of all ranks, made whenever weights are published.
         dtype: what they compute in.
 
     Raises:
         PreflightError: there are fewer GPUs than they need.
     """
     choice = choose_engine(settings.engine, machine.device)
-    merged: WeightProvider = partial(_merged, policy, weights)
+    agreed = AgreedWeights(weights, rank=machine.ranks.rank) if in_blocks else None
+    merged: WeightProvider = partial(_merged, policy, agreed or weights)
     given = merged if choice.shares_weights else as_saved(policy.model, merged)
     architecture = source if policy.adapters is not None else settings.model.pretrain
-    shelf = WeightShelf(given, dtype)
+    shelf = WeightShelf(given, dtype, together=agreed.together if agreed else None)
+
+    def start(number: int) -> Replica:
+        log = logs / f"replica-{machine.ranks.rank}-{number}.log"
+        environment = _environment(settings, machine, number)
+        if not choice.shares_weights:
+            return _whole(settings, choice, machine, number, source, longest, log, environment, dtype)
+        replica = _native(settings, machine, number, architecture, longest, log, environment, dtype)
+        try:
+            replica.ready()
+        except BaseException:
+            replica.close()
+            raise
+        return replica
+
     replicas: list[Replica] = []
     try:
-        for number in range(settings.replicas.engine_replicas):
-            log = logs / f"replica-{machine.ranks.rank}-{number}.log"
-            environment = _environment(settings, machine, number)
-            if choice.shares_weights:
-                replicas.append(_native(settings, machine, number, architecture, longest, log, environment, dtype))
-            else:
-                replicas.append(_whole(settings, choice, machine, number, source, longest, log, environment, dtype))
-        for replica in replicas:
-            if isinstance(replica, ProcessReplica):
-                replica.ready()
+        _start_together(start, settings.replicas.engine_replicas, replicas)
         engine = ReplicaEngine(replicas, shelf, max_len=longest)
         engine.refresh()
     except BaseException:
@@ -85,6 +95,31 @@ def make_replicas(
         shelf.close()
         raise
     return engine
+
+
+def _start_together(start: Callable[[int], Replica], count: int, started: list[Replica]) -> None:
+    """All at once, as a start takes minutes; those that succeed are put into `started` also where another fails.
+
+    The threads are daemons: whoever interrupts the program does not wait for them.
+    """
+    made: dict[int, Replica | BaseException] = {}
+
+    def one(number: int) -> None:
+        try:
+            made[number] = start(number)
+        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
+            made[number] = error
+
+    threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = [made[number] for number in range(count)]
+    started += [replica for replica in found if not isinstance(replica, BaseException)]
+    for error in found:
+        if isinstance(error, BaseException):
+            raise error
 
 
 def _native(
@@ -107,6 +142,7 @@ def _native(
         "model_code": code,
         "graphs": not settings.engine.engine_enforce_eager,
         "num_threads": max(1, cores),
+        "gives_way": not environment and settings.ahead.max_staleness > 0,
     }
     return ProcessReplica(
         number,

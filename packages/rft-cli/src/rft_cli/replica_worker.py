@@ -8,15 +8,22 @@ from typing import Any
 
 import torch
 
+from rft_cli.replica_images import received_media
 from rft_engine.replica_worker import ReplicaModel, named, serve_replica
 from rft_models.load import load_policy
 from rft_models.own_models import load_model_code
+
+
+_NICENESS = 10
+"""Of a replica that shares its cores with the trainer, which others wait for."""
 
 
 def make_model(settings: dict[str, Any]) -> ReplicaModel:
     """The architecture in a model directory; its weights come with the first load."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(settings["num_threads"])
+    if settings["gives_way"]:
+        os.nice(_NICENESS)
     torch.use_deterministic_algorithms(settings["device"] == "cpu")
     load_model_code(settings["model_code"])
     dtype: torch.dtype = getattr(torch, settings["dtype"])
@@ -25,8 +32,8 @@ def make_model(settings: dict[str, Any]) -> ReplicaModel:
     )
     for _, parameter in policy.named_parameters():
         parameter.requires_grad_(False)
-    tensors = named(iter(policy.named_parameters()))
-    return ReplicaModel(policy.decoder(graphs=settings["graphs"]), tensors, settings["dtype"], settings["device"])
+    tensors, decoder = named(iter(policy.named_parameters())), policy.decoder(graphs=settings["graphs"])
+    return ReplicaModel(decoder, tensors, settings["dtype"], settings["device"], received_media)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from rft_cli.machine import Machine, choose_device
 from rft_cli.model_choice import weights_dtype
 from rft_cli.model_sizes import model_sizes
 from rft_cli.reward_names import NamedPlace, function_name, heads_of, model_places, server_places, weights_of
+from rft_cli.seeing_rewards import refuse_blind_rewards, sees_images
 from rft_cli.settings import EvalSettings, RlSettings
 from rft_models.reward_files import load_reward_model
 from rft_models.reward_model import RewardModel
@@ -40,6 +41,7 @@ def build_reward(settings: RlSettings | EvalSettings, machine: Machine, *, funct
         DataError: a directory that is no reward model or judge.
         ServiceError: a server that does not answer.
     """
+    refuse_blind_rewards(settings)
     weights = weights_of(settings.reward)
     with ExitStack() as built:
         parts: list[Part] = []
@@ -51,7 +53,10 @@ def build_reward(settings: RlSettings | EvalSettings, machine: Machine, *, funct
         name = function_name(settings)
         if function is not None or name:
             add(_function_part(settings, name, function))
-        for part in [*_servers(settings.reward_models), *_models(settings, machine, weights)]:
+        for part in [
+            *_servers(settings.reward_models, with_image=sees_images(settings)),
+            *_models(settings, machine, weights),
+        ]:
             add(part)
         judge = make_judge(settings, machine)
         if judge is not None:
@@ -63,10 +68,11 @@ def build_reward(settings: RlSettings | EvalSettings, machine: Machine, *, funct
 
 def check_reward(settings: RlSettings) -> None:
     """What starting would refuse of the function and the servers; no model's weights are loaded."""
+    refuse_blind_rewards(settings)
     name = function_name(settings)
     if name:
         _function_part(settings, name, None).reward.close()
-    _servers(settings.reward_models)
+    _servers(settings.reward_models, with_image=sees_images(settings))
     if settings.judge.judge_url:
         remote_judge(settings).close()
 
@@ -81,6 +87,7 @@ def reward_lines(settings: RlSettings) -> list[str]:
     chosen, name, lines = settings.reward, function_name(settings), list[str]()
     names = _names(settings)
     _refuse_equal_names(names)
+    refuse_blind_rewards(settings)
     if name:
         processes = f"{chosen.reward_workers} process{'es' if chosen.reward_workers > 1 else ''}"
         lines.append(f"{name}, {processes}, {chosen.reward_timeout:g} s a response")
@@ -119,8 +126,8 @@ def _function_part(settings: RlSettings | EvalSettings, name: str, function: Rew
     return Part(name.rpartition(":")[2], reward)
 
 
-def _servers(settings: RewardModelSettings) -> list[Part]:
-    """One a URL, each tried once."""
+def _servers(settings: RewardModelSettings, *, with_image: bool) -> list[Part]:
+    """One a URL, each tried once; `with_image`: on a prompt that has one."""
     parts: list[Part] = []
     for place in server_places(settings):
         reward = RemoteReward(
@@ -129,7 +136,7 @@ def _servers(settings: RewardModelSettings) -> list[Part]:
             batch_size=settings.remote_rm_batch_size,
             concurrency=settings.remote_rm_concurrency,
         )
-        reward.start()
+        reward.start(with_image=with_image)
         parts.append(Part(place.name, reward, waits=True))
     return parts
 

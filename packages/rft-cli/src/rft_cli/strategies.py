@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rft_cli.averaged_weights import while_averaged
 from rft_cli.checkpointing import Restored
 from rft_cli.machine import Machine
 from rft_cli.model_choice import weights_dtype
 from rft_cli.optimizer_restore import restore_optimizer
-from rft_cli.parallel import cut_reference, share_samples, sharing_words, tensor_parallel
+from rft_cli.parallel import Sharing, cut_reference, sharded_parts, share_samples, sharing_words, tensor_parallel
 from rft_dist.checkpoints.shards import Shard, Wanted, assign_by_bytes
 from rft_dist.collectives import Collectives
 from rft_dist.loss_scale import LossScaler
@@ -22,6 +24,8 @@ from rft_dist.replicated import ReplicatedOptimizer
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_models import adapter_files
 from rft_models.policy import CausalPolicy
+from rft_models.saved_names import as_saved
+from rft_trainer.averaged_evaluation import InPlace
 from rft_trainer.protocols import Collectives as DataCollectives
 from rft_trainer.protocols import Optimizer, SavablePolicy
 
@@ -44,6 +48,10 @@ class Spread:
     savable: SavablePolicy
     compute_dtype: torch.dtype
     """What the forward computes in: an engine should too."""
+    whole_adapters: WholeWeights | None = None
+    """Where an engine gets the adapters alone; None = they are whole, or there are none."""
+    averages: InPlace | None = None
+    """Puts the moving averages in the place of the weights for a while; None = there are none."""
 
     @property
     def fused(self) -> CausalPolicy | None:
@@ -87,7 +95,7 @@ def spread_policy(
     compute_dtype = narrow or policy.dtype
     in_step = strategy.fsdp or strategy.zero_stage > 0
     if strategy.fsdp:
-        optimizer, weights, held = _fully_sharded(policy, strategy, machine, options)
+        optimizer, weights, held = _fully_sharded(policy, strategy, machine, options, sharing)
     elif strategy.zero_stage:
         optimizer, weights, held = _zero(policy, strategy, machine, options)
     elif sharing.tensor_group is not None:
@@ -112,13 +120,16 @@ def spread_policy(
         whole_weights=(lambda: policy.served(weights())) if spreads_weights(strategy) else None,
         savable=_WeightsInBlocks(policy, weights, held, ranks) if in_step or spreads_weights(strategy) else policy,
         compute_dtype=compute_dtype,
+        whole_adapters=_adapters_alone(policy, weights) if spreads_weights(strategy) else None,
+        averages=while_averaged(policy, optimizer, ranks) if strategy.enable_ema else None,
     )
 
 
 def strategy_line(strategy: StrategySettings, *, bf16: bool) -> str:
     """How weights, gradients and moments lie, in words."""
     if strategy.fsdp:
-        over = f"groups of {strategy.shard_size} ranks" if strategy.shard_size else "all ranks"
+        over = "the ranks that hold the same parts" if strategy.tp_size > 1 else "all ranks"
+        over = f"groups of {strategy.shard_size} ranks" if strategy.shard_size else over
         parts = [f"FSDP2: weights, gradients and moments in blocks over {over}; a layer is gathered while it computes"]
         if strategy.fsdp_cpu_offload:
             parts.append("blocks, gradients and moments in host memory")
@@ -154,10 +165,9 @@ def _added_words(strategy: StrategySettings, *, bf16: bool) -> Iterator[str]:
 
 def spread_reference(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> CausalPolicy:
     """Lay weights that are not trained out: in blocks where those of the policy are."""
+    group = cut_reference(policy, strategy, machine) if strategy.tp_size > 1 else None
     if strategy.fsdp or strategy.zero_stage == 3:
-        _shard(policy, strategy, machine)
-    if strategy.tp_size > 1:
-        cut_reference(policy, strategy, machine)
+        _shard(policy, strategy, machine, None if group is None else group.data_mesh)
     return policy
 
 
@@ -166,10 +176,14 @@ def spreads_weights(strategy: StrategySettings) -> bool:
     return strategy.fsdp or strategy.zero_stage == 3 or strategy.tp_size > 1
 
 
+def _adapters_alone(policy: CausalPolicy, weights: Callable[..., Any]) -> WholeWeights | None:
+    return None if policy.adapters is None else partial(weights, trained=True)
+
+
 _Held = Callable[[], Iterable[tuple[str, Tensor]]]
 
 
-def _shard(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> Any:
+def _shard(policy: CausalPolicy, strategy: StrategySettings, machine: Machine, mesh: Any = None) -> Any:
     from rft_dist.strategies.fsdp import FullyShardedModel
 
     sharded = FullyShardedModel(
@@ -180,6 +194,7 @@ def _shard(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -
         shard_size=strategy.shard_size,
         compute_dtype=_narrow_dtype(strategy) if strategy.fsdp else None,
         cpu_offload=strategy.fsdp_cpu_offload,
+        mesh=mesh,
     )
     policy.compute_through(sharded.compute)
     if policy.unread is not None:
@@ -192,18 +207,15 @@ def _shard(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -
 
 
 def _fully_sharded(
-    policy: CausalPolicy, strategy: StrategySettings, machine: Machine, options: dict[str, Any]
+    policy: CausalPolicy, strategy: StrategySettings, machine: Machine, options: dict[str, Any], sharing: Sharing
 ) -> tuple[Optimizer, WholeWeights, _Held]:
     from rft_dist.strategies.fsdp import ShardedOptimizer
 
+    options = options | {"offload": strategy.adam_offload, "scaler": _scaler(strategy)}
+    if sharing.tensor_group is not None:
+        return sharded_parts(policy, sharing.tensor_group, partial(_shard, policy, strategy, machine), options)
     sharded = _shard(policy, strategy, machine)
-    optimizer = ShardedOptimizer(
-        policy.trainable_parameters(),
-        machine.collectives,
-        **options,
-        offload=strategy.adam_offload,
-        scaler=_scaler(strategy),
-    )
+    optimizer = ShardedOptimizer(policy.trainable_parameters(), machine.collectives, **options)
     return optimizer, sharded.whole_tensors, sharded.held_tensors
 
 
@@ -225,10 +237,11 @@ def _zero(
         cpu_offload=strategy.adam_offload,
         hpz_size=strategy.zpg,
         overlap_comm=strategy.overlap_comm,
+        readers=() if policy.adapters is None else policy.adapters.readers(),
         **options,
     )
     policy.compute_through(zero.compute)
-    optimizer = _ZeroOptimizer(zero.optimizer, zero.optimizer.state)
+    optimizer = _ZeroOptimizer(zero.optimizer, zero.optimizer.state, zero.weights)
     return optimizer, zero.whole_tensors, lambda: ((shard.name, shard.data) for shard in zero.weights.shards())
 
 
@@ -238,6 +251,7 @@ class _ZeroOptimizer:
 
     inner: Any
     state: Any
+    weights: Any
 
     def backward(self, loss: Tensor, *, last: bool = False) -> None:
         """Add the gradient of a micro-batch."""
@@ -286,7 +300,7 @@ class _WeightsInBlocks:
         for name, tensor in self.policy.served(self._keeping_adapters()):
             if owners[name] == self.ranks.rank:
                 found[name] = tensor.detach().clone()
-        return found
+        return dict(as_saved(self.policy.model, found.items)())
 
     def _keeping_adapters(self) -> Iterator[tuple[str, Tensor]]:
         """The whole tensors; those of adapters are small, and kept for `description`."""

@@ -24,6 +24,9 @@ BACKENDS = ("nccl", "gloo")
 _REQUIRED = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 _EXAMPLES = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "RANK": "0", "WORLD_SIZE": "2"}
 
+START_TIMEOUT = "RFT_START_TIMEOUT"
+"""Longest wait for all ranks to arrive at the start, in seconds."""
+
 SPAWNED = "RFT_NPROC"
 """Set by `--nproc` in the ranks that it starts: their number."""
 
@@ -121,15 +124,26 @@ def origin_of(given: Mapping[str, str], name: str) -> str:
 
 def timeout_seconds(environment: Mapping[str, str] | None = None) -> float:
     """Longest wait in one collective, in seconds: NCCL_TIMEOUT, else 600. PreflightError unless positive."""
-    text = (os.environ if environment is None else environment).get("NCCL_TIMEOUT", "")
+    return _seconds(os.environ if environment is None else environment, "NCCL_TIMEOUT") or DEFAULT_TIMEOUT_SECONDS
+
+
+def start_seconds(environment: Mapping[str, str] | None = None) -> float:
+    """Longest wait for all ranks to arrive, in seconds: RFT_START_TIMEOUT, else as `timeout_seconds`."""
+    values = os.environ if environment is None else environment
+    return _seconds(values, START_TIMEOUT) or timeout_seconds(values)
+
+
+def _seconds(values: Mapping[str, str], name: str) -> float | None:
+    """None where it is not set."""
+    text = values.get(name, "")
     if not text:
-        return DEFAULT_TIMEOUT_SECONDS
+        return None
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 0 < seconds <= 7 * 86400:
-        raise _bad_value("NCCL_TIMEOUT", text, "seconds, above 0 and at most a week", "export NCCL_TIMEOUT=1800")
+        raise _bad_value(name, text, "seconds, above 0 and at most a week", f"export {name}=1800")
     return seconds
 
 
@@ -160,6 +174,7 @@ _PROCESS_EFFECTS: dict[str, str] = {
     "SLURM_STEP_NODELIST": "machines of the run under srun; the ranks meet at the first, where MASTER_ADDR is not set",
     "SLURM_LOCALID": "index of this process on its machine under srun, where LOCAL_RANK is not set",
     "SLURM_NODEID": "number of this machine where neither torchrun nor NODE_RANK gives it, named in messages",
+    "RFT_START_TIMEOUT": "longest wait for all ranks to arrive at the start, in seconds; not set: NCCL_TIMEOUT, or 600",
     "NCCL_TIMEOUT": "longest wait for the other ranks in one collective, in seconds, whatever the backend",
     "NCCL_BACKEND": "library that carries the collectives: gloo moves them over the CPU, slower, for debugging",
     "GLOO_SOCKET_IFNAME": "network interface that gloo uses",
@@ -169,7 +184,8 @@ _PROCESS_EFFECTS: dict[str, str] = {
 REPORTED = (
     *("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "NODE_RANK", "NUM_NODES", "GPUS_PER_NODE"),
     *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_LOCALID", "SLURM_NODEID"),
-    *("NCCL_TIMEOUT", "NCCL_BACKEND", "NCCL_DEBUG", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_DISABLE"),
+    *("RFT_START_TIMEOUT", "NCCL_TIMEOUT", "NCCL_BACKEND", "NCCL_DEBUG", "NCCL_SOCKET_IFNAME"),
+    *("GLOO_SOCKET_IFNAME", "NCCL_IB_DISABLE"),
     *("TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_DISTRIBUTED_DEBUG", "CUDA_LAUNCH_BLOCKING"),
 )
 """Every variable that `environment_report` knows, in its order."""

@@ -21,6 +21,7 @@ from rft_dist.environment import (
     environment_report,
     ranks_from_environment,
     requested_backend,
+    start_seconds,
     timeout_seconds,
 )
 from rft_dist.rendezvous import another_client, meet, serves_store, this_process
@@ -74,11 +75,12 @@ def backend_for(device: torch.device, environment: Mapping[str, str] | None = No
 def meet_ranks(info: RankInfo, environment: Mapping[str, str] | None = None) -> Store | None:
     """The store at which all ranks have announced themselves; None for a single process.
 
-    Waits at most NCCL_TIMEOUT seconds (600 by default). From here on a watch can tell who is gone.
+    Waits at most RFT_START_TIMEOUT seconds (else NCCL_TIMEOUT, else 600), and says about every ten for whom. From here
+    on a watch can tell who is gone.
     Raises PeerError naming the ranks that did not come.
     """
     values = os.environ if environment is None else environment
-    return meet(info, timeout_seconds(values), values) if info.world_size > 1 else None
+    return meet(info, start_seconds(values), values) if info.world_size > 1 else None
 
 
 def start_process_group(
@@ -92,8 +94,8 @@ def start_process_group(
 ) -> Collectives:
     """Join the other ranks and give the exchanges between them; a single process joins nothing.
 
-    Waits at most NCCL_TIMEOUT seconds (600 by default) for the others, here and in every
-    collective afterwards; `watched` collectives, which the watch ends, wait for as long as it allows.
+    Waits for the others as `meet_ranks` does, and in every collective afterwards at most NCCL_TIMEOUT seconds (600 by
+    default); `watched` collectives, which the watch ends, wait for as long as it allows.
     `store` is that of `meet_ranks`; None meets them first.
     Raises PeerError naming the ranks that did not come. `compare` is called with
     a store that all ranks share, between the meeting and the first connection of the backend.
@@ -104,7 +106,7 @@ def start_process_group(
     values = os.environ if environment is None else environment
     atexit.register(stop_process_group)
     backend, seconds = backend_for(device, values), timeout_seconds(values)
-    store = store or meet(info, seconds, values)
+    store = store or meet(info, start_seconds(values), values)
     if compare is not None:
         compare(PrefixStore("preflight", store))
     patience = seconds if values.get("NCCL_TIMEOUT") or watched is None else max(seconds, _patience(watched.settings))

@@ -19,13 +19,15 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 from rft_algos.errors import PeerError
 from rft_algos.fault_points import declare, fault_point
-from rft_dist.environment import RankInfo
+from rft_dist.environment import SPAWNED, START_TIMEOUT, RankInfo
 
 _CONNECT = declare("launch.store.connect", "before this rank opens the store at which the ranks meet")
 _PRESENT = declare("launch.store.present", "this rank has announced itself to the others")
 
 _LOG = logging.getLogger(__name__)
 _REPORT_EVERY_SECONDS = 10.0
+_OFTEN = 6
+"""So many times; afterwards that many times as seldom."""
 
 
 def this_process(info: RankInfo) -> str:
@@ -43,7 +45,7 @@ def meet(info: RankInfo, seconds: float, environment: Mapping[str, str]) -> Stor
     try:
         _announce(store, info)
         fault_point(_PRESENT)
-        _wait_for_all(store, info, seconds)
+        _wait_for_all(store, info, seconds, environment)
     except RuntimeError as error:  # torch.distributed.DistError and its kinds
         raise PeerError(
             code="launch.store_lost",
@@ -110,8 +112,10 @@ def _wait_for_master(info: RankInfo, seconds: float) -> None:
             raise _unreachable(info, seconds, reason)
         if now >= next_report:
             address = f"{info.master_addr}:{info.master_port}"
-            _LOG.warning("%s waits for rank 0 at %s since %.0f s: %s", this_process(info), address, now - start, reason)
-            next_report = now + _REPORT_EVERY_SECONDS
+            left = f"for at most {seconds - (now - start):.0f} s more ({START_TIMEOUT})"
+            waits = f"{this_process(info)} waits for rank 0 at {address} since {now - start:.0f} s, {left}"
+            _LOG.warning("%s: %s", waits, reason)
+            next_report = now + _pause(now - start)
         time.sleep(0.1)
 
 
@@ -182,7 +186,13 @@ def _announce(store: Store, info: RankInfo) -> None:
     store.set(f"present/{info.rank}", this_process(info))
 
 
-def _wait_for_all(store: Store, info: RankInfo, seconds: float) -> None:
+def _pause(waited: float) -> float:
+    """Seconds until the next report of a wait."""
+    return _REPORT_EVERY_SECONDS * (1 if waited < _OFTEN * _REPORT_EVERY_SECONDS else _OFTEN)
+
+
+def _wait_for_all(store: Store, info: RankInfo, seconds: float, environment: Mapping[str, str]) -> None:
+    """Return once all are there; meanwhile the lowest rank that is says who is not, and the others log it."""
     start = time.monotonic()
     next_report = start + _REPORT_EVERY_SECONDS
     missing = list(range(info.world_size))
@@ -197,9 +207,28 @@ def _wait_for_all(store: Store, info: RankInfo, seconds: float) -> None:
         if now - start > seconds:
             raise _incomplete(info, missing, seconds)
         if now >= next_report:
-            _LOG.warning("waiting for ranks %s since %.0f s", _some(missing), now - start)
-            next_report = now + _REPORT_EVERY_SECONDS
+            speaks = info.rank == min(set(range(info.world_size)) - set(missing))
+            told = _waiting(info, missing, now - start, seconds, environment)
+            _LOG.log(logging.WARNING if speaks else logging.INFO, "%s", told)
+            next_report = now + _pause(now - start)
         time.sleep(0.02)
+
+
+def _waiting(info: RankInfo, missing: list[int], waited: float, seconds: float, environment: Mapping[str, str]) -> str:
+    """Who is missing, where and how long they are waited for, and what to look at."""
+    place = f"{info.master_addr}:{info.master_port}"
+    outputs = f" (RUN/logs/output_rank_{missing[0]}.log)" if environment.get(SPAWNED) else ""
+    left = f"for at most {max(0.0, seconds - waited):.0f} s more ({START_TIMEOUT})"
+    return (
+        f"waiting for {len(missing)} of {info.world_size} ranks at {place} since {waited:.0f} s: "
+        f"missing {_some(missing)}; {left}. Look whether their processes run and what they print{outputs}, "
+        f"whether they have {_told(info)}, and whether their machines reach {place}"
+    )
+
+
+def _told(info: RankInfo) -> str:
+    """What every process of the run has to be told."""
+    return f"MASTER_ADDR={info.master_addr} MASTER_PORT={info.master_port} WORLD_SIZE={info.world_size}"
 
 
 def _incomplete(info: RankInfo, missing: list[int], seconds: float) -> PeerError:
@@ -208,8 +237,10 @@ def _incomplete(info: RankInfo, missing: list[int], seconds: float) -> PeerError
         code="launch.rendezvous_incomplete",
         what=f"rendezvous incomplete after {seconds:g} s: present {_some(present)}, missing {_some(missing)}",
         where=f"{this_process(info)} at {info.master_addr}:{info.master_port}",
-        why=f"WORLD_SIZE = {info.world_size} ({info.origins['world_size']}) processes must arrive",
-        do=f"start the missing ranks with MASTER_ADDR={info.master_addr} MASTER_PORT={info.master_port}",
+        why=f"WORLD_SIZE = {info.world_size} ({info.origins['world_size']}) processes must arrive within this time; "
+        "the missing ones do not run, were told another place, or cannot reach it",
+        do=f"start the missing ranks with {_told(info)}; if they only come later, export {START_TIMEOUT}="
+        f"{max(2 * seconds, 1200):g} for all",
     )
 
 

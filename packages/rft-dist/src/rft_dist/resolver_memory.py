@@ -144,7 +144,10 @@ def estimate(sizes: DecoderSizes, run: Training) -> list[Term]:
     """Every part of one rank's memory, at most."""
     terms = [*_weights(sizes, run), *_exchange(sizes, run)]
     if run.critic:
-        own = replace(run, sharding="replicated", master_copy=False, average=False, host_moments=False)
+        ranks = run.dp_size * run.tp_size  # which all compute with whole matrices of it
+        own = replace(run, dp_size=ranks, tp_size=1, master_copy=False, narrow_compute=False, average=False)
+        if run.sharding != "fsdp":
+            own = replace(own, sharding="replicated", host_moments=False)
         terms += [replace(term, name=f"critic {term.name}") for term in _weights(sizes, own)]
     if run.reference:
         shared = run.sharding in ("zero3", "fsdp")
@@ -196,12 +199,18 @@ def _weights(sizes: DecoderSizes, run: Training) -> list[Term]:
 
 
 def _adapters(sizes: DecoderSizes, run: Training) -> list[Term]:
-    in_blocks = run.sharding in ("zero3", "fsdp")
+    in_blocks, spread = run.sharding in ("zero3", "fsdp"), run.sharding != "replicated"
     base = _shared_out("parameters", sizes.parameters, run.weight_bytes, run, in_blocks, True, run.host_weights)
-    rows = [("adapters", 4, True), ("gradients", 4, False), ("Adam moments", 8, True)]
+    rows = [
+        ("adapters", 4, in_blocks, True, False),
+        ("gradients", 4, in_blocks or run.sharding == "zero2", False, False),
+        ("Adam moments", 8, spread, True, run.host_moments),
+    ]
+    if run.average:
+        rows.append(("moving average", 4, spread, True, run.host_moments))
     terms = [
-        _shared_out(name, run.adapter_weights, size, run, in_blocks, stays, name == "Adam moments" and run.host_moments)
-        for name, size, stays in rows
+        _shared_out(name, run.adapter_weights, size, run, shared, stays, host)
+        for name, size, shared, stays, host in rows
     ]
     return [base, *terms, *([_gathered(sizes, run)] if in_blocks else [])]
 

@@ -27,12 +27,14 @@ from rft_engine.sampling import SamplingOptions, TokenSampler
 Drawn: TypeAlias = tuple[Tensor, ...]
 """Tokens, their log-probs and the log of the mass they were drawn from, [B] each; more in a constrained batch."""
 
-_MAX_SEGMENT_STEPS = 64
 _LEAVING_SHARE = 5  # one row in five must be done before the cache is compacted, which copies all of it
 
 
 class ContinuousBatch(Generic[CacheT]):
     """All samples of one `generate` call."""
+
+    max_segment_steps = 64
+    """Steps after which results are looked at, at the latest."""
 
     def __init__(
         self,
@@ -113,7 +115,7 @@ class ContinuousBatch(Generic[CacheT]):
         """Steps with the rows as they are, until enough are done or one has no room for more."""
         left = sorted(self._budgets[sample] - age for sample, age in zip(self._samples, self._ages, strict=True))
         enough = left[min(num_done_to_leave, len(left)) - 1]  # so many steps end so many budgets
-        num_steps = min(_MAX_SEGMENT_STEPS, self._options.max_new_tokens - max(self._ages), enough)
+        num_steps = min(self.max_segment_steps, self._options.max_new_tokens - max(self._ages), enough)
         uniforms_NB = self._uniforms_BM.gather(1, self._columns(self._ages, num_steps)).T.contiguous()
         drawn: list[Drawn] = []
         for step in range(num_steps):

@@ -5,7 +5,7 @@
    ---------------                        --------------------
    deal, start threads  ───────────────►  draw(share) over the replica's pipe
    take results from the inbox  ◄───────  each result as it comes (inbox)
-   ask stop() every 20 ms                 share done: wait until all is done, or something is left over
+   ask stop() every 5 ms                  share done: wait until all is done, or something is left over
      true: interrupt every replica ─────► (shared flag) the call ends between two steps, with what it has
    until every request has a result       replica dead: its unfinished requests are left over (wakes the others);
                                           start it again with its weights, then wait as the others do
@@ -32,7 +32,7 @@ from rft_engine.replica_records import DrawCall, Drawn
 from rft_engine.shared_weights import Shelved
 from rft_engine.vllm_requests import EngineFacts
 
-_POLL_SECONDS = 0.02
+_POLL_SECONDS = 0.005
 _WAIT_SECONDS = 0.5
 _MOST_LOSSES = 2
 
@@ -43,6 +43,8 @@ class Replica(Protocol):
     number: int
     can_resume: bool
     """Whether a call can be interrupted, and samples that were begun can be drawn on."""
+    reads_files: bool
+    """Whether images reach it through files."""
 
     @property
     def facts(self) -> EngineFacts: ...

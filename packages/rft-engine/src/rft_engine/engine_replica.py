@@ -47,6 +47,7 @@ class EngineReplica:
     """One such engine, fed from the shelf of weights, so that it can be started again with those it had."""
 
     can_resume = False
+    reads_files = False
 
     def __init__(self, number: int, make_engine: Callable[[WeightProvider], WholeEngine]) -> None:
         self.number = number
@@ -70,13 +71,14 @@ class EngineReplica:
         """The results of a call, when all of it is done."""
         assert not any(call.starts), "samples are drawn whole"
         same: dict[tuple[int, ...], list[int]] = {}
-        for request, prefix in enumerate(call.prefixes):
-            same.setdefault(tuple(prefix), []).append(request)
+        for request, context in enumerate(call.contexts()):
+            same.setdefault(context, []).append(request)
         answers = self._engine.generate(
-            list(same),
+            [list(call.prefixes[together[0]]) for together in same.values()],
             [[call.keys[request] for request in together] for together in same.values()],
             budgets=[[call.budgets[request] for request in together] for together in same.values()],
             **asdict(call.options),
+            **_media_arguments(call, [together[0] for together in same.values()]),
         )
         for together, completions in zip(same.values(), answers, strict=True):
             for request, one in zip(together, completions, strict=True):
@@ -106,3 +108,11 @@ class EngineReplica:
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         assert self._weights is not None, "load() comes first"
         return self._weights.tensors()
+
+
+def _media_arguments(call: DrawCall, requests: Sequence[int]) -> dict[str, Any]:
+    """Images of these requests' prompts; nothing where the call has none."""
+    if not call.shown:
+        return {}
+    places = [call.media_of(request) for request in requests]
+    return {"media": [call.shown[place].media if place >= 0 else None for place in places]}

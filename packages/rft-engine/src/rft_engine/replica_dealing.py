@@ -31,10 +31,10 @@ def deal(call: DrawCall, num_replicas: int) -> list[list[int]]:
 
 
 def _units(call: DrawCall, num_replicas: int) -> list[list[int]]:
-    """Requests that go together: those with the same tokens before them, cut where they are too few to balance."""
+    """Requests that go together: with the same tokens and images before them, cut where they are too few to balance."""
     same: dict[tuple[int, ...], list[int]] = {}
-    for request, prefix in enumerate(call.prefixes):
-        same.setdefault(tuple(prefix), []).append(request)
+    for request, context in enumerate(call.contexts()):
+        same.setdefault(context, []).append(request)
     if len(same) >= 2 * num_replicas:
         return list(same.values())
     return [unit[piece::num_replicas] for unit in same.values() for piece in range(min(num_replicas, len(unit)))]

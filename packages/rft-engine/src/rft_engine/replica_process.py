@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class ReplicaLimits:
 
     start: float = 900.0
     silence: float = 600.0
-    """Without a sign of life while it draws: it gives one at least once a segment of 64 tokens."""
+    """Without a sign of life while it draws: it gives one at least once a segment of a few tokens."""
     load: float = 600.0
     other: float = 120.0
 
@@ -52,6 +52,7 @@ class ProcessReplica:
     """A started `replica_worker` and the calls to it; one thread at a time, `interrupt` from any."""
 
     can_resume = True
+    reads_files = True
 
     def __init__(
         self,
@@ -124,8 +125,7 @@ class ProcessReplica:
             ServiceError: it was silent for too long and has been ended, or answered what cannot be.
         """
         self._call += 1
-        fields = {"number": self._call, **asdict(call)}
-        for item in self._process.stream("draw", self.limits.silence, **fields):
+        for item in self._process.stream("draw", self.limits.silence, number=self._call, **call.fields()):
             if item is not None:
                 drawn = _drawn_of(item, call, self.facts.vocab_size)
                 fault_point(POINT_DRAWN)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from rft_engine.prompt_checks import check_prompts, refusal
+from rft_engine.replica_media import ShownMedia
 from rft_engine.sampling import SamplingOptions
 
 DrawnReason = Literal["stop", "length", "interrupted"]
@@ -41,23 +42,52 @@ class DrawCall:
     """Tokens that each may still have."""
     options: SamplingOptions
     """`max_new_tokens` is the largest budget."""
+    media: Sequence[int] = ()
+    """For each request the place of its prompt's images in `shown`, -1 where it has none; empty: none has any."""
+    shown: Sequence[ShownMedia] = ()
+    """Images of prompts, no two the same."""
 
     def part(self, requests: Sequence[int]) -> DrawCall:
         """These requests of the call, in this order."""
         budgets = [self.budgets[i] for i in requests]
+        media = [self.media[i] for i in requests] if self.media else []
+        places = {place: number for number, place in enumerate(sorted({place for place in media if place >= 0}))}
         return DrawCall(
             [self.prefixes[i] for i in requests],
             [self.keys[i] for i in requests],
             [self.starts[i] for i in requests],
             budgets,
             replace(self.options, max_new_tokens=max(budgets, default=1)),
+            [places.get(place, -1) for place in media] if places else [],
+            [self.shown[place] for place in places],
         )
+
+    def contexts(self) -> list[tuple[int, ...]]:
+        """What stands before each request: equal where one reading serves both. Equal tokens may show other images."""
+        places = self.media or [-1] * len(self.prefixes)
+        return [(place, *prefix) for place, prefix in zip(places, self.prefixes, strict=True)]
+
+    def media_of(self, request: int) -> int:
+        """The place of a request's images in `shown`; -1 without any."""
+        return self.media[request] if self.media else -1
+
+    def fields(self) -> dict[str, Any]:
+        """JSON for a replica's process."""
+        return {
+            "prefixes": [list(prefix) for prefix in self.prefixes],
+            "keys": list(self.keys),
+            "starts": list(self.starts),
+            "budgets": list(self.budgets),
+            "options": asdict(self.options),
+            "media": list(self.media),
+            "shown": [dict(one.plain) for one in self.shown],
+        }
 
     def check(self, max_len: int, vocab_size: int) -> None:
         """Raise `OptionsError` for what no engine could draw."""
         num = len(self.prefixes)
-        lengths = (num, len(self.keys), len(self.starts), len(self.budgets))
-        assert len(set(lengths)) == 1, f"prefixes, keys, starts, budgets: {lengths}"
+        lengths = (num, len(self.keys), len(self.starts), len(self.budgets), len(self.media) or num)
+        assert len(set(lengths)) == 1, f"prefixes, keys, starts, budgets, media: {lengths}"
         self.options.check(vocab_size)
         for prefix, start, budget in zip(self.prefixes, self.starts, self.budgets, strict=True):
             check_prompts([prefix], budget, max_len, vocab_size)

@@ -18,6 +18,7 @@ from rft_algos.errors import ServiceError
 from rft_engine.engine_process_weights import read_weight_file
 from rft_engine.engine_worker import RequestWorker, serve_with
 from rft_engine.interrupt_flag import InterruptFlag
+from rft_engine.replica_media import MakeMedia, PlainMedia, ReceivedMedia, ShownMedia
 from rft_engine.replica_records import DrawCall
 from rft_engine.resumed_batch import ResumingEngine
 from rft_engine.sampling import SamplingOptions
@@ -39,6 +40,8 @@ class ReplicaModel:
     """Written in place by every load, by the names of the policy's tensors."""
     dtype: str
     device: str
+    make_media: MakeMedia | None = None
+    """For a model that takes images."""
 
 
 class LocalReplica:
@@ -49,6 +52,7 @@ class LocalReplica:
         self.engine: ResumingEngine[Any] = ResumingEngine(
             model.decoder, max_rows=max_rows, max_len=max_len, device=model.device
         )
+        self.media = ReceivedMedia(model.make_media)
         self.facts = EngineFacts(model.dtype, model.decoder.vocab_size, model.device == "cpu", "file")
 
     @torch.no_grad()
@@ -92,9 +96,12 @@ class ReplicaWorker(RequestWorker):
     def do_load(self, path: str, version: int) -> Fingerprint:
         return self.replica.load(path, version)
 
-    def do_draw(self, number: int, options: dict[str, Any], **lists: Sequence[Any]) -> dict[str, Any]:
+    def do_draw(
+        self, number: int, options: dict[str, Any], shown: Sequence[PlainMedia] = (), **lists: Sequence[Any]
+    ) -> dict[str, Any]:
         """Every request's result as an item, between them signs of life; replies with figures."""
-        call = DrawCall(options=SamplingOptions(**options | _as_tuples(options)), **lists)
+        images = [ShownMedia(media) for media in self.replica.media.of_call(shown)]
+        call = DrawCall(options=SamplingOptions(**options | _as_tuples(options)), shown=images, **lists)
         flag = self._flag
         assert flag is not None
         last = time.monotonic()

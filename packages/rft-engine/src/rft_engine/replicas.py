@@ -14,8 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rft_algos.errors import RftError
 from rft_engine.draw_round import DrawRound, Replica
-from rft_engine.prompt_checks import check_budgets, check_keys, check_prompts, refusal, refuse_media
+from rft_engine.prompt_checks import check_budgets, check_keys, check_media, check_prompts, refusal
 from rft_engine.records import Completion, EngineStats
+from rft_engine.replica_media import MediaShelf, ShownMedia, distinct
 from rft_engine.replica_process import is_lost
 from rft_engine.replica_records import DrawCall, Drawn
 from rft_engine.sampling import SamplingOptions
@@ -47,6 +48,7 @@ class ReplicaEngine(ToldEngine):
         assert replicas, "an engine of no replicas"
         super().__init__()
         self._replicas, self._shelf, self._max_len = tuple(replicas), shelf, max_len
+        self._images = MediaShelf()
         self._served = 0
         self._counts = Counter[str]()
         self._busy, self._drawing = [0.0] * len(replicas), 0.0
@@ -128,6 +130,7 @@ class ReplicaEngine(ToldEngine):
         min_new_tokens: int = 0,
         stop_token_ids: Sequence[int] = (),
         first_token_temperature: float | None = None,
+        media: Sequence[object | None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> Iterator[Drawn]:
         """Results as samples end, in any order; after `stop()` is true those that are left, as far as they are.
@@ -137,6 +140,7 @@ class ReplicaEngine(ToldEngine):
             keys: of each sample.
             starts: tokens that each has drawn already.
             budgets: tokens that each may still have.
+            media: images of each one's prompt, None where it has none; None: no prompt has any.
             stop: asked all the time; None = until every sample has ended.
             temperature, ...: as of `NativeEngine.generate`.
 
@@ -155,7 +159,9 @@ class ReplicaEngine(ToldEngine):
             stop_token_ids=tuple(stop_token_ids),
             first_token_temperature=first_token_temperature,
         )
-        call = DrawCall(list(prefixes), list(keys), list(starts), list(budgets), options)
+        check_media(prefixes, media)
+        shown, places = self._shown(media)
+        call = DrawCall(list(prefixes), list(keys), list(starts), list(budgets), options, places, shown)
         call.check(self._max_len, self.facts.vocab_size)
         if any(starts) and not self.can_resume:
             why = "these engines draw samples from their first token to their last"
@@ -186,12 +192,8 @@ class ReplicaEngine(ToldEngine):
         first_token_temperature: float | None = None,
         media: Sequence[object | None] | None = None,
     ) -> list[list[Completion]]:
-        """Continue every prompt once for each of its keys; arguments and result as of `NativeEngine.generate`.
-
-        Raises:
-            OptionsError: a prompt has images.
-        """
-        refuse_media(media, "a replica")
+        """Continue every prompt once for each of its keys; arguments and result as of `NativeEngine.generate`."""
+        check_media(prompts, media)
         check_prompts(prompts, max_new_tokens, self._max_len, self.facts.vocab_size)
         check_keys(prompts, sample_keys)
         allowed = check_budgets(sample_keys, budgets, max_new_tokens)
@@ -208,6 +210,7 @@ class ReplicaEngine(ToldEngine):
             min_new_tokens=min_new_tokens,
             stop_token_ids=stop_token_ids,
             first_token_temperature=first_token_temperature,
+            media=[one for one, keys in zip(media, sample_keys, strict=True) for _ in keys] if media else None,
         )
         found = {one.request: _completion(one) for one in drawn}
         tokens = sum(len(completion.token_ids) for completion in found.values())
@@ -247,6 +250,17 @@ class ReplicaEngine(ToldEngine):
             for replica in self._replicas:
                 replica.close()
             self._shelf.close()
+            self._images.close()
+
+    def _shown(self, media: Sequence[object | None] | None) -> tuple[list[ShownMedia], list[int]]:
+        """The images of a call, where replicas find them, and for each of its requests the place among them."""
+        found, places = distinct(media or ())
+        if not found:
+            return [], []
+        if any(replica.reads_files for replica in self._replicas):
+            plain = self._images.hold(found)
+            return [ShownMedia(*pair) for pair in zip(found, plain, strict=True)], places
+        return [ShownMedia(one) for one in found], places
 
 
 def _completion(drawn: Drawn) -> Completion:

@@ -29,6 +29,9 @@ from rft_engine.replica_records import DrawCall, Drawn, DrawnReason
 class ResumedBatch(ContinuousBatch[CacheT]):
     """A batch in which sample s draws its next token with draw `starts[s]` of its stream."""
 
+    max_segment_steps = 16
+    """Few: a trainer may wait for a sample that has ended, and new weights for the end of a segment."""
+
     def __init__(self, starts: Sequence[int], *arguments: Any, is_tight: bool = False) -> None:
         """`is_tight`: a row that has ended and goes on for a while, as rows do, would not fit into the cache."""
         super().__init__(*arguments)
@@ -112,9 +115,10 @@ class ResumingEngine(NativeEngine[CacheT]):
     def _begun(self, call: DrawCall) -> tuple[ResumedBatch[CacheT], AdmissionQueue, list[int], int]:
         """The batch, what waits for it, the request of each of its samples, and the rows that were asked for."""
         same: dict[tuple[int, ...], list[int]] = {}
-        for request, prefix in enumerate(call.prefixes):
-            same.setdefault(tuple(prefix), []).append(request)
-        prompts, requests = list(same), [request for together in same.values() for request in together]
+        for request, context in enumerate(call.contexts()):
+            same.setdefault(context, []).append(request)
+        firsts = [together[0] for together in same.values()]
+        prompts, requests = [call.prefixes[i] for i in firsts], [i for together in same.values() for i in together]
         lengths, rows = [len(prompt) for prompt in prompts], min(self._max_rows, len(requests))
         whole = max(lengths) + call.options.max_new_tokens
         with torch.inference_mode():
@@ -130,6 +134,9 @@ class ResumingEngine(NativeEngine[CacheT]):
                 [call.budgets[request] for request in requests],
                 is_tight=whole > self._max_len,
             )
+        if call.shown:
+            places = [call.media_of(first) for first in firsts]
+            batch.media = [call.shown[place].media if place >= 0 else None for place in places]
         queue = AdmissionQueue(lengths, [len(together) for together in same.values()], cache.max_rows)
         return batch, queue, requests, rows
 

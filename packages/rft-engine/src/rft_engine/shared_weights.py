@@ -12,7 +12,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,13 +49,21 @@ class WeightShelf:
         replica.load(shelf.get(3))
     """
 
-    def __init__(self, provider: WeightProvider, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        provider: WeightProvider,
+        dtype: torch.dtype,
+        *,
+        together: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
         """
         Args:
             provider: called at every `put`: the policy's present tensors, whole, under their names.
             dtype: of the engine's floating-point tensors.
+            together: calls what it is given while all ranks do, where `provider` is an exchange of theirs.
         """
         self._provider, self._dtype = provider, dtype
+        self._together = together or (lambda call: call())
         self._sets: dict[int, Shelved] = {}
         self._lock = threading.Lock()
         self._num_bytes, self._num_tensors = 0, 1000
@@ -86,8 +94,12 @@ class WeightShelf:
         self._serial += 1
         name = f"{_PREFIX}{os.getpid()}-{id(self):x}-{version}-{self._serial}.safetensors"
         path = shared_directory(2 * self._num_bytes) / name
-        try:
+
+        def copy() -> None:
             self._num_bytes = write_weight_file(path, told(), self._num_tensors)
+
+        try:
+            self._together(copy)
         except BaseException:
             path.unlink(missing_ok=True)
             raise

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rft_algos.errors import DataError
+from rft_models.adapter_values import Files
 from rft_models.directories import read_json
 
 if TYPE_CHECKING:
@@ -36,16 +37,28 @@ def is_adapter_directory(path: Path) -> bool:
     return (path / CONFIG).is_file() and not (path / "config.json").is_file()
 
 
-def fingerprint(named: Iterable[tuple[str, Tensor]]) -> str:
-    """32 hexadecimal digits over names, shapes, types and up to 64 evenly spaced elements of every tensor."""
+def fingerprint(named: Iterable[tuple[str, Tensor]], files: Files | None = None) -> str:
+    """32 hexadecimal digits over names, shapes, types and up to 64 evenly spaced elements of every tensor.
+
+    `files`: where the elements are read, of tensors without memory.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in named:
-        flat = tensor.detach().reshape(-1)
-        last = max(flat.numel() - 1, 0)
-        places = torch.linspace(0, last, min(flat.numel(), _MOST_ELEMENTS), dtype=torch.float64).round().long()
-        values = flat[places.to(flat.device)].double().cpu().tolist()
-        digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}|{values}\n".encode())
+        last = max(tensor.numel() - 1, 0)
+        places = torch.linspace(0, last, min(tensor.numel(), _MOST_ELEMENTS), dtype=torch.float64).round().long()
+        if files is None:
+            found = tensor.detach().reshape(-1)[places.to(tensor.device)]
+        else:
+            found = _read_elements(name, tensor, places, files)
+        digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}|{found.double().cpu().tolist()}\n".encode())
     return digest.hexdigest()
+
+
+def _read_elements(name: str, tensor: Tensor, places: Tensor, files: Files) -> Tensor:
+    """Of a tensor's shape and type, the elements at places in row-major order."""
+    indices = torch.stack(torch.unravel_index(places, tensor.shape), 1).tolist()
+    found = [files.block(name, tuple(index), (1,) * tensor.ndim).reshape(-1) for index in indices]
+    return torch.cat(found).to(tensor.dtype)
 
 
 def save(adapters: Adapters, directory: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -102,7 +115,7 @@ def load(adapters: Adapters, directory: Path) -> None:
         _refuse_other_base(adapters, directory)
     with torch.no_grad():
         for name, parameter in adapters.named_parameters():
-            parameter.copy_(tensors[adapters.file_name(name)])
+            adapters.waiting.get(name, parameter).copy_(tensors[adapters.file_name(name)])
 
 
 def read_tensors(directory: Path) -> dict[str, Tensor]:

@@ -29,6 +29,7 @@ from rft_models.adapter_files import fingerprint
 from rft_models.adapter_merge import ADAPTER, MergeFacts, folded, is_adapted, is_adapter_tensor, plain
 from rft_models.adapter_settings import AdapterKind
 from rft_models.adapter_targets import ALL_LINEAR, ends_with, linear_layers, target_modules
+from rft_models.adapter_values import Files, begin
 from rft_models.freezing import model_without_weights
 from rft_models.linear import use_fast_linears
 
@@ -62,10 +63,18 @@ class Adapters:
     """The adapters of one model, made by `attach`."""
 
     def __init__(
-        self, model: Any, rules: AdapterRules, config: Any, base_fingerprint: str, rows: RowKeys | None = None
+        self,
+        model: Any,
+        rules: AdapterRules,
+        config: Any,
+        base_fingerprint: str,
+        rows: RowKeys | None = None,
+        waiting: dict[str, Tensor] | None = None,
     ) -> None:
         self.model = model
         self._rows = rows
+        self.waiting = {} if waiting is None else waiting
+        """Values of adapters that have no memory yet, by the model's names, see `adapter_values`."""
         self.rules = rules
         self.config = config
         """peft's."""
@@ -95,6 +104,17 @@ class Adapters:
         for name, parameter in self.model.named_parameters(remove_duplicate=remove_duplicate):
             if not is_adapter_tensor(name, self._facts):
                 yield name.replace(".base_layer.", "."), parameter
+
+    def readers(self) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
+        """(module, parameters of other modules that it reads): the lengths of DoRA's rows are over the matrix.
+
+        A strategy that gathers the weights of each module for its forward has to gather these with it.
+        """
+        for name, module in self._modules.items():
+            if self._facts[name].has_length:
+                base = module.base_layer
+                read = [base.weight, *([] if base.bias is None else [base.bias]), module.lora_A[ADAPTER].weight]
+                yield module.lora_magnitude_vector[ADAPTER], read
 
     def merged(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors as the model names them -> those of a model without adapters that computes the same."""
@@ -129,11 +149,13 @@ class Adapters:
             module._disable_adapters = off
 
 
-def attach(model: Any, rules: AdapterRules, *, seed: int, where: str, packed: bool = True) -> Adapters:
+def attach(
+    model: Any, rules: AdapterRules, *, seed: int, where: str, packed: bool = True, files: Files | None = None
+) -> Adapters:
     """Put adapters around a transformers model's linear layers, in place; nothing but them is trained then.
 
     The model computes as before: B starts at zero. A is drawn uniformly from +-1 / sqrt(in), as peft does, from its
-    own key of (seed, layer).
+    own key of (seed, layer). `files`: where the weights are, of a model that has no memory for them yet.
 
     Raises:
         PreflightError: peft is not installed.
@@ -144,7 +166,7 @@ def attach(model: Any, rules: AdapterRules, *, seed: int, where: str, packed: bo
     if rules.dropout and not packed:
         raise _no_rows(rules, where)
     targets = target_modules(linear_layers(model), rules.targets, [name for name, _ in model.named_modules()], where)
-    found = fingerprint(model.named_parameters())
+    found = fingerprint(model.named_parameters(), files)
     config = peft.LoraConfig(
         r=rules.rank,
         lora_alpha=rules.alpha,
@@ -160,11 +182,12 @@ def attach(model: Any, rules: AdapterRules, *, seed: int, where: str, packed: bo
         warnings.simplefilter("ignore")  # it says that GPT-2's matrices are transposed, which it finds out itself
         peft.inject_adapter_in_model(config, model, adapter_name=ADAPTER)
     adapted = {name: module for name, module in model.named_modules() if is_adapted(module)}
+    waiting: dict[str, Tensor] = {}
     for name, module in adapted.items():
-        _first_values(module, derive_key(seed, f"adapter:{name}"))
+        waiting |= begin(name, module, derive_key(seed, f"adapter:{name}"), files)
     rows = _key_dropout(model, adapted, rules.dropout, seed) if rules.dropout else None
     use_fast_linears(model)
-    return Adapters(model, rules, config, found, rows)
+    return Adapters(model, rules, config, found, rows, waiting)
 
 
 def preview(directory: str, rules: AdapterRules) -> list[str]:
@@ -206,25 +229,6 @@ def load_peft() -> Any:
         ) from error
     return peft
 
-
-@torch.no_grad()
-def _first_values(module: Any, key: int) -> None:
-    """Float32 (or wider) tensors: A from the key, B zero, lengths those of the matrix."""
-    base = plain(module.base_layer.weight)
-    wide = torch.promote_types(base.dtype, torch.float32)
-    module.lora_A.to(wide)
-    module.lora_B.to(wide)
-    down = module.lora_A[ADAPTER].weight
-    generator = torch.Generator().manual_seed(key & 0x7FFF_FFFF_FFFF_FFFF)
-    drawn = torch.rand(down.shape, generator=generator, dtype=torch.float32) * 2 - 1
-    down.copy_(drawn / down.shape[1] ** 0.5)
-    module.lora_B[ADAPTER].weight.zero_()
-    if ADAPTER in module.lora_magnitude_vector:
-        rows = (base.t() if getattr(module, "fan_in_fan_out", False) else base).to(wide)
-        length = module.lora_magnitude_vector[ADAPTER]
-        length.weight = nn.Parameter(torch.linalg.norm(rows, dim=1))
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(name.startswith("lora_"))
 
 
 def _key_dropout(model: Any, adapted: dict[str, Any], share: float, seed: int) -> RowKeys:

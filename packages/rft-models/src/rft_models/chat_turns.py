@@ -17,6 +17,7 @@ the policy's own words disappear; here they stay in its context.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,7 +36,8 @@ class TurnRenderer:
     """Openings and observations by a tokenizer's chat template.
 
     A message of the role "tool" becomes the user's, between <tool_response> tags, where the template has no such role;
-    special tokens in a message's content are broken up, so that no tool can end a turn or speak as somebody else.
+    special tokens in a message's content, and words that stand for an image, are broken up, so that no tool can end a
+    turn, speak as somebody else or leave a place for an image that is not there. Several threads may ask.
     """
 
     def __init__(self, codec: HfTextCodec) -> None:
@@ -46,8 +48,10 @@ class TurnRenderer:
         """
         self._codec = codec
         self._cache: dict[str, tuple[int, ...]] = {}
+        self._one_at_a_time = threading.Lock()
         self._end_texts = [codec.decode([token]) for token in codec.eos_ids]
-        self._special = sorted(codec.tokenizer.all_special_tokens, key=len, reverse=True)
+        words = {*codec.tokenizer.all_special_tokens, *codec.media_words}
+        self._special = sorted(words, key=len, reverse=True)
         asked = self._text([_user(_ASKED)], speaks=False)
         speaking = self._text([_user(_ASKED)], speaks=True)
         self._require_prefix(asked, speaking, "the words that open the assistant's turn")
@@ -81,13 +85,14 @@ class TurnRenderer:
 
     def _cached(self, kind: str, messages: Messages) -> tuple[int, ...]:
         key = json.dumps([kind, *map(dict, messages)], sort_keys=True)
-        found = self._cache.get(key)
-        if found is None:
-            text = self.opening_text(messages) if kind == "opening" else self.observation_text(messages)
-            if len(self._cache) >= _CACHED:
-                self._cache.clear()
-            found = self._cache[key] = tuple(self._codec.encode(text))
-        return found
+        with self._one_at_a_time:
+            found = self._cache.get(key)
+            if found is None:
+                text = self.opening_text(messages) if kind == "opening" else self.observation_text(messages)
+                if len(self._cache) >= _CACHED:
+                    self._cache.clear()
+                found = self._cache[key] = tuple(self._codec.encode(text))
+            return found
 
     def opening_text(self, messages: Messages) -> str:
         """`opening` before it is tokenised."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from rft_models.adapters import AdapterRules, Adapters, attach
 from rft_models.attention_choice import choose_attention
@@ -20,9 +19,14 @@ from rft_models.load import Attention, choose_packed, load_model, native_attenti
 from rft_models.reward_files import weighted_head
 from rft_models.reward_spec import RECORD
 from rft_models.state_checks import check_states
-from rft_models.text import load_tokenizer
 from rft_models.value_head import checked_prefix, initial_head, stored_head, value_head
 from rft_models.varlen_attention import VarlenKernel
+from rft_models.vision.codec import load_codec
+from rft_models.vision.families import text_type
+from rft_models.vision.files import keep_processor_files
+from rft_models.vision.probe import check_image_states
+from rft_models.vision.rows import MediaInputs
+from rft_models.vision.tower import vision_tower_of
 
 if TYPE_CHECKING:
     from rft_models.text import HfTextCodec
@@ -55,7 +59,10 @@ class CausalCritic:
         self.where = where
         self.adapters: Adapters | None = None
         """What is trained beside the head; None = every weight is."""
-        self._backbone = Backbone(model, packed=packed, kernel=kernel)
+        self.tower = vision_tower_of(model)
+        """Gives the features of images; None: the model takes none."""
+        decoder = model if self.tower is None else model.get_decoder()
+        self._backbone = Backbone(decoder, packed=packed, kernel=kernel, tower=self.tower)
 
     @property
     def packed(self) -> bool:
@@ -63,7 +70,13 @@ class CausalCritic:
         return self._backbone.packed
 
     def values(
-        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor | None = None
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        segment_ids_T: Tensor,
+        wanted_T: Tensor | None = None,
+        *,
+        mm_inputs: MediaInputs | None = None,
     ) -> Tensor:
         """V(tokens of the segment before token t), the estimate before token t is sampled, aligned with its log-prob.
 
@@ -75,20 +88,27 @@ class CausalCritic:
             segment_ids_T: int64; a segment ends where the id changes.
             wanted_T: bool; values elsewhere are 0, and a prompt (what stands before the first wanted token of
                 a segment) that neighbouring segments share runs once. None: all are wanted.
+            mm_inputs: the images of each segment in order, as for `CausalPolicy.token_logprobs`.
 
         Returns:
             [T] float32 (float64 for float64 weights), differentiable; 0 at the first token of a segment.
         """
         follows_T = follows_its_own(segment_ids_T)
+        row = (token_ids_T, positions_T, segment_ids_T)
         if wanted_T is None:
-            states = States(self._backbone.hidden_states(token_ids_T, positions_T, segment_ids_T), None)
+            states = States(self._backbone.hidden_states(*row, mm_inputs=mm_inputs), None)
         else:
-            states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T)
+            states = self._backbone.states(*row, wanted_T, mm_inputs=mm_inputs)
             follows_T &= wanted_T.to(torch.bool)
-        after_T = F.linear(states.hidden_KD.to(self.head.weight.dtype), self.head.weight)[:, 0]
+        after_T = self.head(states.hidden_KD.to(self.head.weight.dtype))[:, 0]
         after_T = self._backbone.all_rows(after_T, states)
         after_T = after_T if states.place_T is None else after_T.index_select(0, states.place_T)
         return torch.where(follows_T, after_T.roll(1), 0.0)
+
+    def gather_always(self) -> None:
+        """Use the vision tower for rows without images too: ranks that gather weights together must all use them."""
+        if self.tower is not None:
+            self.tower.runs_always = True
 
     def verify(self) -> None:
         """Compare the packed forward with the decoder's own on two short segments, and look for what looks ahead.
@@ -97,7 +117,10 @@ class CausalCritic:
             PreflightError: the states differ by more than the weights' precision explains, or a token's state
                 depends on tokens behind it, so that a value would know what is sampled next.
         """
-        check_states(self.model, self._backbone, device=self.device, dtype=self.dtype, where=self.where)
+        known: dict[str, Any] = {"device": self.device, "dtype": self.dtype, "where": self.where}
+        check_states(self._backbone.decoder, self._backbone, **known)
+        if self.tower is not None:
+            check_image_states(self.model, self._backbone, self.tower, **known)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Names as in the saved directory."""
@@ -136,10 +159,15 @@ class CausalCritic:
         self._name_the_classifier(path / "config.json")
         if self.codec is not None:
             self.codec.save_pretrained(path)
+        if self.tower is not None:
+            keep_processor_files(self.where, path)
 
     def _saved_name(self, name: str) -> str:
-        """Of the decoder inside a model with a head, as the files of causal language models have it."""
-        prefix = self.model.base_model_prefix
+        """Of the decoder inside a model with a head, as the files of causal language models have it.
+
+        A model of images stands alone: transformers has no classifier around one, and its older names begin alike.
+        """
+        prefix = self.model.base_model_prefix if self.tower is None else ""
         return f"{prefix}.{name}" if prefix else name
 
     def _name_the_classifier(self, file: Path) -> None:
@@ -185,7 +213,7 @@ def load_critic(
     flash_attn: bool = False,
     codec: HfTextCodec | None = None,
 ) -> CausalCritic:
-    """A critic from a causal language model, a saved critic, or a sequence classifier with one label; in eval mode.
+    """A critic from a causal or vision-language model, a saved critic, or a classifier with one label; in eval mode.
 
     A head for tokens that is in the files is not read. The value head is the tensor "<head_prefix>.weight"
     where the files hold one (of a reward model with several weighted heads their sum), otherwise it is drawn;
@@ -200,7 +228,7 @@ def load_critic(
         gradient_checkpointing: as for `load_policy`.
         attention: as for `load_policy`.
         flash_attn: as for `load_policy`.
-        codec: a tokenizer that was loaded already.
+        codec: a tokenizer that was loaded already (of a model that takes images an `HfVisionCodec`).
 
     Raises:
         DataError: directory, configuration, weights or tokenizer absent, damaged or of another kind; a tensor
@@ -210,9 +238,10 @@ def load_critic(
     """
     checked_prefix(head_prefix)
     path, config = checked_model_directory(source)
-    refuse_other_kinds(path, {**config, "architectures": []} if has_no_token_head(config) else config)
-    codec = codec if codec is not None else load_tokenizer(path)
-    packed = choose_packed(config["model_type"], attention, path)
+    named = {**config, "architectures": []} if has_no_token_head(config) else config
+    refuse_other_kinds(path, named, takes_images=True)
+    codec = codec if codec is not None else load_codec(path)
+    packed = choose_packed(config["model_type"], attention, path, text_type=text_type(config))
     with no_load_report():
         model = load_model(path, dtype, native_attention(config), auto_class="AutoModel")
     vars(model.config).pop(RECORD, None)  # a critic has one head, and none of a reward model's other parts

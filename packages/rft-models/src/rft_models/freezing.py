@@ -165,7 +165,7 @@ def _matching(model: Any, prefixes: Sequence[str], where: str) -> Iterator[nn.Pa
     named = dict(model.named_parameters(remove_duplicate=False))
     for prefix in prefixes:
         stem = prefix.rstrip(".")
-        found = next((found for name in _names_of(stem) if (found := _below(name, named))), [])
+        found = next((found for name in names_of(stem) if (found := _below(name, named))), [])
         if not found:
             raise OptionsError(
                 code="freezing.no_such_parameter",
@@ -177,7 +177,7 @@ def _matching(model: Any, prefixes: Sequence[str], where: str) -> Iterator[nn.Pa
         yield from found
 
 
-def _names_of(stem: str) -> list[str]:
+def names_of(stem: str) -> list[str]:
     """The name itself, then others that a part of a vision-language model has; "visual" is any model's tower."""
     names = [stem]
     if stem.split(".")[0] in _PARTS:

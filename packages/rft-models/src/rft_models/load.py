@@ -23,7 +23,7 @@ from rft_models.quantized import four_bit_arguments
 from rft_models.text import HfTextCodec
 from rft_models.varlen_attention import VarlenKernel
 from rft_models.vision.codec import load_codec
-from rft_models.vision.families import is_vision, text_type
+from rft_models.vision.families import is_unknown_vision, is_vision, text_type, unknown_family
 
 Attention = Literal["auto", "packed", "native"]
 AutoClass = Literal["AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModel"]
@@ -175,6 +175,8 @@ def refuse_other_kinds(path: Path, config: dict[str, Any], *, takes_images: bool
         causal_classes.update({name for name in architectures if name.endswith("ForConditionalGeneration")})
     if named and (not architectures or causal_classes.intersection(architectures)):
         return
+    if is_unknown_vision(config):
+        raise unknown_family(config, where)
     known = model_type in CONFIG_MAPPING
     raise DataError(
         code="models.not_causal" if known else "models.unknown_architecture",

@@ -5,7 +5,6 @@ What is not a parameter (the frequencies of rotary positions) is computed as in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,12 @@ from rft_models.attention_choice import choose_attention
 from rft_models.checkpointing import Checkpointing
 from rft_models.directories import checked_model_directory
 from rft_models.freezing import FreezeRules
-from rft_models.load import choose_packed, native_attention, prepare, refuse_other_kinds
+from rft_models.load import auto_class_of, choose_packed, native_attention, prepare, refuse_other_kinds
 from rft_models.policy import CausalPolicy
-from rft_models.text import HfTextCodec, load_tokenizer
+from rft_models.saved_names import names_in_files
+from rft_models.text import HfTextCodec
+from rft_models.vision.codec import load_codec
+from rft_models.vision.families import text_type
 from rft_models.weight_files import WeightFiles, shapes_of
 
 _META = torch.device("meta")
@@ -46,13 +48,14 @@ def load_on_meta(
         OptionsError: the tensors in the files are not those of the model, one for one.
     """
     path, config = checked_model_directory(directory)
-    refuse_other_kinds(path, config)
-    codec = codec if codec is not None else load_tokenizer(path)
-    packed = choose_packed(config["model_type"], "auto", path)
+    refuse_other_kinds(path, config, takes_images=True)
+    codec = codec if codec is not None else load_codec(path)
+    packed = choose_packed(config["model_type"], "auto", path, text_type=text_type(config))
     model = patches.apply(_empty_model(path, config, dtype))
     _drop_memory(model)
     _place_buffers(model, torch.device(device), path)
     files = WeightFiles(path)
+    files.rename(names_in_files(model, files.names()))
     files.refuse_others(shapes_of(model))
     prepare(model, packed=packed, gradient_checkpointing=gradient_checkpointing)
     kernel = choose_attention(device, dtype, flash_attn=flash_attn).kernel
@@ -77,17 +80,17 @@ def load_reference_on_meta(
     return policy
 
 
-def _empty_model(path: Path, config: Mapping[str, Any], dtype: torch.dtype) -> Any:
+def _empty_model(path: Path, config: dict[str, Any], dtype: torch.dtype) -> Any:
     """The architecture of the directory as transformers makes it, with its settings of generation."""
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    import transformers
 
-    found: Any = AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+    found: Any = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     with _WithoutMemory():
-        model: Any = AutoModelForCausalLM.from_config(
-            found, dtype=dtype, attn_implementation=native_attention(dict(config)), trust_remote_code=False
+        model: Any = getattr(transformers, auto_class_of(config)).from_config(
+            found, dtype=dtype, attn_implementation=native_attention(config), trust_remote_code=False
         )
     if (path / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(str(path), local_files_only=True)
+        model.generation_config = transformers.GenerationConfig.from_pretrained(str(path), local_files_only=True)
     return model
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rft_models.adapter_files import save_beside
+from rft_models.adapter_values import AdaptedFiles
 from rft_models.adapters import AdapterRules, Adapters, attach
 from rft_models.backbone import Backbone, Probe, States, follows_its_own, own_attention, refuse_difference
 from rft_models.directories import no_progress_bars
@@ -20,7 +21,7 @@ from rft_models.head import head_of
 from rft_models.logprobs import KEPT_LOGITS
 from rft_models.quantized import saved_as_numbers, state_of
 from rft_models.router import Router, RouterBalance, balance, count_experts, router_of, verify_router
-from rft_models.sequence_split import SequenceMode, SequenceRanks, rows_here
+from rft_models.sequence_split import SequenceMode, SequenceRanks, even_share, rows_here
 from rft_models.varlen_attention import VarlenKernel
 from rft_models.vision.files import keep_processor_files
 from rft_models.vision.probe import media_probe
@@ -78,7 +79,7 @@ class CausalPolicy:
         self.adapters: Adapters | None = None
         """What is trained beside the weights, which then are not; None = none."""
         self._compute: Compute = _directly
-        self.unread: WeightFiles | None = None
+        self.unread: WeightFiles | AdaptedFiles | None = None
         """Where the parameters are that have no memory yet (`meta_load`); None = they are all here."""
 
     def compute_through(self, compute: Compute) -> None:
@@ -147,10 +148,8 @@ class CausalPolicy:
     ) -> tuple[Tensor, Tensor | None]:
         token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs = batch
         states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs=mm_inputs)
-        tokens_R, rows_R = _predictions(segment_ids_T, wanted_T, states)
-        return self._head_logprobs(
-            states.hidden_KD, token_ids_T, tokens_R, rows_R, temperature, with_entropy, entropy_gradient
-        )
+        tokens_R, hidden_RD = self._predicting(segment_ids_T, wanted_T, states)
+        return self._head_logprobs(hidden_RD, token_ids_T, tokens_R, temperature, with_entropy, entropy_gradient)
 
     def prefers_fused_loss(self, num_rows: int) -> bool:
         """Whether `fused_loss` is the cheaper way for so many wanted tokens.
@@ -191,9 +190,9 @@ class CausalPolicy:
     def _fused_loss(self, batch: Batch, objective: TokenObjective, temperature: float) -> tuple[Tensor, ...]:
         token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs = batch
         states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs=mm_inputs)
-        tokens_R, rows_R = _predictions(segment_ids_T, wanted_T, states)
+        tokens_R, hidden_RD = self._predicting(segment_ids_T, wanted_T, states)
         found = self.head.loss(
-            states.hidden_KD.index_select(0, rows_R),
+            hidden_RD,
             token_ids_T.index_select(0, tokens_R),
             lambda logprobs_N, entropy_N, rows_N: objective(logprobs_N, entropy_N, tokens_R[rows_N]),
             temperature=temperature,
@@ -237,8 +236,9 @@ class CausalPolicy:
         router, logits = self.router, list[Tensor]()
         states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, routed=logits)
         tokens_R, rows_R = _predictions(segment_ids_T, wanted_T, states)
+        hidden_RD = states.hidden_KD.index_select(0, rows_R)
         logprobs_T, entropy_T = self._head_logprobs(
-            states.hidden_KD, token_ids_T, tokens_R, rows_R, temperature, with_entropy, entropy_gradient
+            hidden_RD, token_ids_T, tokens_R, temperature, with_entropy, entropy_gradient
         )
         found = balance(logits, rows_R, router, expert_counts_E)
         return logprobs_T, entropy_T, found.share, found.max_load
@@ -275,18 +275,24 @@ class CausalPolicy:
         """Of each layer of a mixture of experts."""
         return self.router.num_experts
 
+    def _predicting(self, segment_ids_T: Tensor, wanted_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
+        """([R] wanted tokens, [R, D] the states that predict them): all, or an even share of what ranks hold."""
+        tokens_R, rows_R = _all_predictions(segment_ids_T, wanted_T, states)
+        if self._backbone.split is None or states.here is None:
+            return tokens_R, states.hidden_KD.index_select(0, rows_R)
+        return even_share(self._backbone.split, states.hidden_KD, states.num_rows, tokens_R, rows_R)
+
     def _head_logprobs(
         self,
-        hidden_KD: Tensor,
+        hidden_RD: Tensor,
         token_ids_T: Tensor,
         tokens_R: Tensor,
-        rows_R: Tensor,
         temperature: float,
         with_entropy: bool,
         entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor | None]:
         logprobs_R, entropy_R = self.head.logprobs(
-            hidden_KD.index_select(0, rows_R),
+            hidden_RD,
             token_ids_T.index_select(0, tokens_R),
             temperature=temperature,
             with_entropy=with_entropy,
@@ -381,7 +387,9 @@ class CausalPolicy:
         """
         assert self.adapters is None, "there are adapters already"
         where = str(Path(base or self.where).absolute())
-        self.adapters = attach(self.model, rules, seed=seed, where=where, packed=self.packed)
+        files = self.unread
+        self.adapters = attach(self.model, rules, seed=seed, where=where, packed=self.packed, files=files)
+        self.unread = None if files is None else AdaptedFiles(files, self.adapters.waiting)
         self._backbone.look_for_dropout()
         return self.adapters
 
@@ -466,6 +474,11 @@ class CausalPolicy:
 
 def _predictions(segment_ids_T: Tensor, wanted_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
     """([R] wanted tokens that something here predicts, [R] the rows of the states that predict them)."""
-    tokens_R = (wanted_T.to(torch.bool) & follows_its_own(segment_ids_T)).nonzero()[:, 0]
-    rows_R = tokens_R - 1 if states.place_T is None else states.place_T[tokens_R - 1]
+    tokens_R, rows_R = _all_predictions(segment_ids_T, wanted_T, states)
     return (tokens_R, rows_R) if states.here is None else rows_here(tokens_R, rows_R, states.here)
+
+
+def _all_predictions(segment_ids_T: Tensor, wanted_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
+    """([R] wanted tokens that something predicts, [R] the rows that do, as the ranks hold them one after another)."""
+    tokens_R = (wanted_T.to(torch.bool) & follows_its_own(segment_ids_T)).nonzero()[:, 0]
+    return tokens_R, tokens_R - 1 if states.place_T is None else states.place_T[tokens_R - 1]

@@ -25,9 +25,12 @@ from rft_models.reward_head import ScoreHead, new_head
 from rft_models.reward_layers import end_behind
 from rft_models.reward_model import RewardModel
 from rft_models.reward_spec import RECORD, RewardSpec, spec_of_classifier, stored_spec
-from rft_models.text import HfTextCodec, load_tokenizer
+from rft_models.text import HfTextCodec
 from rft_models.value_head import refuse_bias, stored_tensor
 from rft_models.varlen_attention import VarlenKernel
+from rft_models.vision.codec import load_codec
+from rft_models.vision.families import is_vision, text_type
+from rft_models.vision.files import keep_processor_files
 
 
 def load_reward_model(
@@ -40,6 +43,8 @@ def load_reward_model(
 ) -> RewardModel:
     """The reward model in a directory: one that was written here, or a sequence classifier of transformers.
 
+    Of a vision-language architecture it is a model with a tensor "score.weight", as such classifiers name it.
+
     In eval mode; its parameters require gradients. `dtype`, `device`, `attention` and `flash_attn` are as for
     `load_policy`; the head keeps float32.
 
@@ -50,9 +55,9 @@ def load_reward_model(
     path, config = checked_model_directory(source)
     spec = spec_in_files(path, config)
     head = _stored_head(path, spec)
-    codec = load_tokenizer(path)
+    codec = load_codec(path)
     model = _decoder(path, config, dtype, device)
-    packed = choose_packed(config["model_type"], attention, path)
+    packed = choose_packed(config["model_type"], attention, path, text_type=text_type(config))
     kernel = choose_attention(device, dtype, flash_attn=flash_attn).kernel
     return make_reward_model(model, head, codec, packed=packed, kernel=kernel, where=str(path))
 
@@ -68,15 +73,15 @@ def new_reward_model(
     flash_attn: bool = False,
     gradient_checkpointing: Checkpointing | bool | None = None,
 ) -> RewardModel:
-    """A reward model to be trained: the decoder of a causal language model, and a head drawn from the seed.
+    """A reward model to be trained: a causal or vision-language model without its output matrix, and a head drawn anew.
 
     Raises as `load_reward_model`; `OptionsError` for a layer that is not there.
     """
     path, config = checked_model_directory(source)
-    codec = load_tokenizer(path)
+    codec = load_codec(path)
     model = _decoder(path, config, dtype, device)
     head = new_head(spec, model.config.get_text_config(decoder=True).hidden_size, seed=seed)
-    packed = choose_packed(config["model_type"], attention, path)
+    packed = choose_packed(config["model_type"], attention, path, text_type=text_type(config))
     kernel = choose_attention(device, dtype, flash_attn=flash_attn).kernel
     return make_reward_model(
         model,
@@ -101,7 +106,7 @@ def make_reward_model(
 ) -> RewardModel:
     """A reward model from a transformers decoder in memory and a head; checks its forward."""
     if head.spec.layer is not None:
-        end_behind(model, head.spec.layer, where)
+        end_behind(model.get_decoder() if is_vision(model.config.model_type) else model, head.spec.layer, where)
     prepare(model, packed=packed, gradient_checkpointing=gradient_checkpointing)
     weight = next(model.parameters())
     head.to(weight.device, torch.promote_types(weight.dtype, torch.float32))
@@ -146,6 +151,8 @@ def write(made: RewardModel, path: Path, tensors: dict[str, Tensor]) -> None:
     edit_config(path / "config.json", changes | ({"architectures": [named]} if named else {}))
     if made.codec is not None:
         made.codec.save_pretrained(path)
+    if made.tower is not None:
+        keep_processor_files(made.where, path)
 
 
 def weighted_head(path: Path, config: dict[str, Any]) -> Tensor | None:
@@ -178,7 +185,8 @@ def with_weights(spec: RewardSpec, weights: dict[str, float]) -> RewardSpec:
 
 
 def _decoder(path: Path, config: dict[str, Any], dtype: torch.dtype, device: torch.device | str) -> Any:
-    refuse_other_kinds(path, {**config, "architectures": []} if has_no_token_head(config) else config)
+    bare = has_no_token_head(config) or is_vision(config.get("model_type", ""))
+    refuse_other_kinds(path, {**config, "architectures": []} if bare else config, takes_images=True)
     with no_load_report():
         model = load_model(path, dtype, native_attention(config), auto_class="AutoModel")
     return model.to(device)

@@ -14,6 +14,9 @@ from rft_models.reward_head import ScoreHead, last_tokens
 from rft_models.reward_spec import RewardSpec
 from rft_models.state_checks import check_states
 from rft_models.varlen_attention import VarlenKernel
+from rft_models.vision.probe import check_image_states
+from rft_models.vision.rows import MediaInputs
+from rft_models.vision.tower import vision_tower_of
 
 if TYPE_CHECKING:
     from rft_models.text import HfTextCodec
@@ -40,7 +43,10 @@ class RewardModel:
         self.head = head
         self.codec = codec
         self.where = where
-        self._backbone = Backbone(model, packed=packed, kernel=kernel)
+        self.tower = vision_tower_of(model)
+        """Gives the features of images; None: the model takes none."""
+        decoder = model if self.tower is None else model.get_decoder()
+        self._backbone = Backbone(decoder, packed=packed, kernel=kernel, tower=self.tower)
         self._pad_id: int | None = getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
 
     @property
@@ -54,7 +60,13 @@ class RewardModel:
         return self._backbone.packed
 
     def scores(
-        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, own_T: Tensor | None = None
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        segment_ids_T: Tensor,
+        own_T: Tensor | None = None,
+        *,
+        mm_inputs: MediaInputs | None = None,
     ) -> dict[str, Tensor]:
         """Scores of texts, whatever they are packed with.
 
@@ -64,6 +76,7 @@ class RewardModel:
             segment_ids_T: int64; a segment ends where the id changes.
             own_T: bool; what stands before the first own token of a segment and is shared by neighbouring
                 segments runs once. It changes no score. None: every token runs.
+            mm_inputs: the images of each segment in order, as for `CausalPolicy.token_logprobs`.
 
         Returns:
             [S] of each head by name, float32 (float64 for float64 weights), differentiable; segments in order.
@@ -71,15 +84,14 @@ class RewardModel:
         changes_T = torch.ones_like(segment_ids_T)
         changes_T[1:] = (segment_ids_T[1:] != segment_ids_T[:-1]).to(torch.int64)
         segment_T = changes_T.cumsum(0) - 1
-        states = self._states(token_ids_T, positions_T, segment_ids_T, own_T)
+        row = (token_ids_T, positions_T, segment_ids_T)
+        if own_T is None:
+            states = States(self._backbone.hidden_states(*row, mm_inputs=mm_inputs), None)
+        else:
+            states = self._backbone.states(*row, own_T, mm_inputs=mm_inputs)
         pooled_SD = self._pooled(states, token_ids_T, segment_T, int(segment_T[-1]) + 1)
         scores_SK = self.head(pooled_SD)
         return dict(zip(self.spec.heads, scores_SK.unbind(1), strict=True))
-
-    def _states(self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, own_T: Tensor | None) -> States:
-        if own_T is None:
-            return States(self._backbone.hidden_states(token_ids_T, positions_T, segment_ids_T), None)
-        return self._backbone.states(token_ids_T, positions_T, segment_ids_T, own_T)
 
     def _pooled(self, states: States, token_ids_T: Tensor, segment_T: Tensor, num_segments: int) -> Tensor:
         """[S, D] in the head's type."""
@@ -93,7 +105,10 @@ class RewardModel:
 
     def verify(self) -> None:
         """Compare the packed forward with the decoder's own; `PreflightError` where they differ."""
-        check_states(self.model, self._backbone, device=self.device, dtype=self.dtype, where=self.where)
+        known: dict[str, Any] = {"device": self.device, "dtype": self.dtype, "where": self.where}
+        check_states(self._backbone.decoder, self._backbone, **known)
+        if self.tower is not None:
+            check_image_states(self.model, self._backbone, self.tower, **known)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Names as in the saved directory."""
@@ -106,14 +121,17 @@ class RewardModel:
         return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
 
     def saved_name(self, name: str) -> str:
-        """Of the decoder inside a model with a head, as the files of causal language models have it."""
-        prefix = self.model.base_model_prefix
+        """Of the decoder inside a model with a head, as the files of causal language models have it.
+
+        A model of images stands alone: transformers has no classifier around one.
+        """
+        prefix = self.model.base_model_prefix if self.tower is None else ""
         return f"{prefix}.{name}" if prefix and self.spec.is_classifier else name
 
     def save_pretrained(self, directory: str | Path) -> None:
         """Write a complete Hugging Face directory: safetensors weights, configuration, tokenizer.
 
-        With the plain spec it is a sequence classifier of transformers whose labels are the heads.
+        With the plain spec a model of text is a sequence classifier of transformers whose labels are the heads.
         """
         self.snapshot(lambda _, tensor: tensor)(Path(directory))
 

@@ -28,3 +28,40 @@ def as_saved(model: Any, named: NamedTensors) -> Callable[[], Iterator[tuple[str
             yield from revert_weight_conversion(model, {name: tensor.detach()}).items()
 
     return tensors
+
+
+def own_names(model: Any, named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    """Name in files -> the model's own name of the tensor that it is, or is a part of; nothing is computed."""
+    found: dict[str, str] = {}
+    for name, tensor in named:
+        alone = [(name, tensor.detach().to("meta"))]
+        found |= {saved: name for saved, _ in as_saved(model, lambda alone=alone: alone)()}
+    return found
+
+
+def names_in_files(model: Any, stored: Iterable[str]) -> dict[str, str]:
+    """The model's own names -> names in the files, as transformers' loading pairs them.
+
+    Tensors that loading joins or splits are left out. `as_saved` and `save_pretrained` give this model's tensors the
+    names of these files from now on, as they do for one that was loaded from them.
+
+    Args:
+        model: a transformers model, its tensors with memory or without.
+        stored: every name in the files.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    conversions = get_model_conversion_mapping(model)
+    renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
+    converters = [each for each in conversions if isinstance(each, WeightConverter)]
+    own = model.state_dict()
+    found: dict[str, str] = {}
+    for name in sorted(stored):
+        own_name, joined = rename_source_key(name, renamings, converters, model.base_model_prefix, own)
+        if own_name not in own and name in own:
+            own_name, joined = rename_source_key(name, [], [], model.base_model_prefix, own)
+        if own_name in own and joined is None:
+            found[own_name] = name
+    model._weight_conversions = [each for each in conversions if each.was_used()]
+    return found

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, Literal, Protocol
 
 import torch
@@ -62,6 +63,10 @@ class SequenceRanks(Protocol):
 
     def to_rows(self, rows_THD: Tensor, num_rows: int) -> Tensor:
         """The way back: [T, H / S, D] -> [L, H, D]."""
+        ...
+
+    def hand_out(self, rows_LD: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """Give each rank its number of these rows, in order; those that they give to this one, in order."""
         ...
 
     def merge(self, values: Tensor) -> Tensor:
@@ -184,3 +189,36 @@ def rows_here(tokens_R: Tensor, rows_R: Tensor, bounds: tuple[int, int]) -> tupl
     first, behind = bounds
     here_R = torch.logical_and(rows_R >= first, rows_R < behind)
     return tokens_R[here_R], rows_R[here_R] - first
+
+
+def even_share(
+    ranks: SequenceRanks, hidden_LD: Tensor, num_rows: int, tokens_R: Tensor, rows_R: Tensor
+) -> tuple[Tensor, Tensor]:
+    """([N] of the tokens, [N, D] of the rows' states): this rank's share of R, which all ranks know.
+
+    The tokens that a context wants are its last ones, so that the ranks with the first rows would form no logits and
+    the last one all, and keep them. States are handed out instead, so that every rank has equally many.
+
+    Args:
+        ranks: who share the row.
+        hidden_LD: this rank's states.
+        num_rows: K, rows of all ranks.
+        tokens_R: tokens, and
+        rows_R: the row that each one's prediction comes from, in the order in which the ranks hold the rows.
+    """
+    rows_R, order_R = rows_R.sort(stable=True)
+    lengths = ranks.lengths(num_rows)
+    firsts = torch.tensor([0, *lengths], device=rows_R.device).cumsum(0)
+    held: list[int] = torch.searchsorted(rows_R, firsts).tolist()  # of the sorted ones, where each rank's begin
+    shares = [0, *accumulate(ranks.lengths(rows_R.shape[0]))]
+    own, share = ((bounds[ranks.rank], bounds[ranks.rank + 1]) for bounds in (held, shares))
+    sent = [_overlap(own, each) for each in pairwise(shares)]
+    received = [_overlap(share, each) for each in pairwise(held)]
+    places_N = rows_R[slice(*own)] - sum(lengths[: ranks.rank])
+    states = ranks.hand_out(hidden_LD.index_select(0, places_N), sent, received)
+    return tokens_R[order_R[slice(*share)]], states
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> int:
+    """Length that two runs have in common."""
+    return max(0, min(one[1], other[1]) - max(one[0], other[0]))

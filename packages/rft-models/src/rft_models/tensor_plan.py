@@ -7,7 +7,7 @@ layers that this model has, and refused where ranks would compute something else
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rft_algos.errors import PreflightError
+from rft_models.adapter_merge import ADAPTER, is_adapted
 from rft_models.backbone import Probe, refuse_difference
 from rft_models.head_sums import Collectives, VocabularyShard
 from rft_models.policy import CausalPolicy
@@ -22,6 +23,8 @@ from rft_models.tensor_sizes import refuse_uneven
 
 _BY_OUTPUTS, _BY_INPUTS, _OF_HEADS = "colwise", "rowwise", "replicated_with_grad_allreduce"
 _KNOWN = (_BY_OUTPUTS, _BY_INPUTS, _OF_HEADS)
+_WHOLE = "whole"
+"""A factor of an adapter that every rank has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,8 @@ def tensor_plan(policy: CausalPolicy, num_ranks: int) -> TensorPlan:
     prefix = next(f"{name}." if name else "" for name, module in model.named_modules() if module is decoder)
     config = model.config.get_text_config(decoder=True)
     refuse_uneven(config.to_dict(), num_ranks, policy.where)
-    kinds = dict(_kinds(decoder, getattr(decoder.config, "base_model_tp_plan", None) or {}, policy.where))
+    own = _kinds(decoder, getattr(decoder.config, "base_model_tp_plan", None) or {}, policy.where)
+    kinds = dict(_with_adapters(decoder, own, policy.where))
     _refuse_others(decoder, kinds, num_ranks, policy.where)
 
     def names(kind: str) -> tuple[str, ...]:
@@ -75,6 +79,25 @@ def _kinds(decoder: nn.Module, plan: Mapping[str, str], where: str) -> Iterator[
         if kind not in _KNOWN:
             raise _not_cut(f"{name} is cut as {kind!r}", where)
         yield name, kind
+
+
+def _with_adapters(decoder: nn.Module, kinds: Iterable[tuple[str, str]], where: str) -> Iterator[tuple[str, str]]:
+    """The same for layers with an adapter y = W x + s B (A x), which is cut as the matrix W is.
+
+    Where W is cut by its outputs, so is B, and every rank has A and all of A x. Where W is cut by its inputs, so is A,
+    the parts of A x are summed over the ranks, and every rank has B. What every rank has, has its whole gradient there.
+    """
+    for name, kind in kinds:
+        module: Any = decoder.get_submodule(name)
+        if not is_adapted(module):
+            yield name, kind
+            continue
+        if ADAPTER in module.lora_magnitude_vector:
+            raise _not_cut(f"{name} has an adapter that scales rows of a matrix (dora)", where)
+        by_outputs = kind == _BY_OUTPUTS
+        yield f"{name}.base_layer", kind
+        yield f"{name}.lora_A.{ADAPTER}", _WHOLE if by_outputs else kind
+        yield f"{name}.lora_B.{ADAPTER}", kind if by_outputs else _WHOLE
 
 
 def _refuse_others(decoder: nn.Module, kinds: Mapping[str, str], num_ranks: int, where: str) -> None:

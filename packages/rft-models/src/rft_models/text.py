@@ -44,6 +44,11 @@ class HfTextCodec:
         """Whether `render_chat` can be used."""
         return bool(self.tokenizer.chat_template)
 
+    @property
+    def media_words(self) -> tuple[str, ...]:
+        """Words that stand for an image in a text; none here."""
+        return ()
+
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Token ids of `text`.
 

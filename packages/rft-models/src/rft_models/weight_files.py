@@ -29,6 +29,7 @@ class WeightFiles:
         self._files: dict[str, Any] = {}
         self._places: dict[str, str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._stored_as: dict[str, str] = {}
         for path in sorted(directory.glob("*.safetensors")):
             try:
                 file: Any = safe_open(str(path), framework="pt", device="cpu")
@@ -39,16 +40,25 @@ class WeightFiles:
                 self._places[name] = path.name
                 self._shapes[name] = tuple(file.get_slice(name).get_shape())
 
+    def names(self) -> list[str]:
+        """Of all tensors, as the files have them."""
+        return list(self._places)
+
+    def rename(self, stored_as: Mapping[str, str]) -> None:
+        """Let tensors be asked for by a model's own names: own name -> name in the files."""
+        self._stored_as = dict(stored_as)
+
     def refuse_others(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Refuse unless every tensor of the model is in the files under its own name and in its own shape.
+        """Refuse unless every tensor of the model is one tensor of the files, in its own shape.
 
         Raises:
             OptionsError: transformers would rename, split or join tensors on the way into the model.
         """
+        there = {name: self._shapes.get(self._stored_as.get(name, name)) for name in shapes}
         differing = [
-            f"{name} {list(shape)} ({list(self._shapes[name]) if name in self._shapes else 'not in the files'})"
+            f"{name} {list(shape)} ({'not in the files' if (other := there[name]) is None else list(other)})"
             for name, shape in sorted(shapes.items())
-            if self._shapes.get(name) != shape
+            if there[name] != shape
         ]
         if differing:
             raise OptionsError(
@@ -62,9 +72,10 @@ class WeightFiles:
 
     def block(self, name: str, start: Sequence[int], shape: Sequence[int]) -> Tensor:
         """`shape` elements from `start` on, in the type of the file."""
-        path = self._directory / self._places[name]
+        stored = self._stored_as.get(name, name)
+        path = self._directory / self._places[stored]
         try:
-            return self._files[path.name].get_slice(name)[_slices(start, shape)]
+            return self._files[path.name].get_slice(stored)[_slices(start, shape)]
         except (SafetensorError, OSError) as error:
             raise _damaged(path, error) from error
 

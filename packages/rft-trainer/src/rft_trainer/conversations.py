@@ -1,107 +1,27 @@
 """Conversations with an environment, all of a step at once: in waves of one turn through the engine.
 
-```
-prompt ─► opening ─► turn 0 ─► observation ─► turn 1 ─► observation ─► ... ─► turn n
-          masked     sampled   masked          sampled   masked                sampled
-```
-
 What was sampled stays as it was sampled: the next context is the prompt, the tokens so far and the tokens of the
 rendered observation, and no text of the policy is ever tokenised again. Which other conversations are in a wave
 changes nothing: turn t of a sample is drawn under a key of (the sample's key, t), turn 0 under the sample's own.
+`turn_taking` has one conversation, `asynchronous.conversation_samples` those that run ahead of the trainer.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from rft_algos.errors import OptionsError
-from rft_algos.keyed_random import derive_key
 from rft_trainer.data.media_store import load_media
-from rft_trainer.environments.episodes import Episode, EpisodeRunner, Reply
-from rft_trainer.environments.records import Answer, AssistantTurn, EnvironmentPrompt
-from rft_trainer.environments.tool_calls import ParsedTurn, ToolCallFormat
+from rft_trainer.environments.episodes import EpisodeRunner
+from rft_trainer.environments.records import AssistantTurn
+from rft_trainer.environments.tool_calls import ToolCallFormat
 from rft_trainer.protocols import Engine, ResponseDecoder, SampledCompletion
 from rft_trainer.records import Prompt, Rollout, Sampling
-from rft_trainer.rewards.records import RewardStatus
 from rft_trainer.throughput import Phase, PhaseTimer
-from rft_trainer.turns import Turn, turn_rewards
-
-
-class TurnText(Protocol):
-    """What the chat template puts between the policy's turns, as tokens."""
-
-    def opening(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        """From the end of the prompt's last message to where the policy speaks, `messages` between."""
-        ...
-
-    def observation(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        """From behind the token that ended the policy's turn to where it speaks again."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationLimits:
-    """How long a conversation may be, besides its tokens in all (`Sampling.max_new_tokens`)."""
-
-    max_turns: int
-    turn_max_len: int | None = None
-    """Tokens of one turn; None = what is left of the whole."""
-    room: int | None = None
-    """Tokens that the engine holds for a context and a turn; None = for the longest prompt and `max_new_tokens`."""
-
-
-@dataclass(slots=True)
-class _Conversation:
-    """One sample while it is talked over."""
-
-    prompt: Prompt
-    index: int
-    key: int
-    episode: Episode
-    token_ids: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    log_kept_mass: list[float] = field(default_factory=list[float])
-    turns: list[Turn] = field(default_factory=list[Turn])
-    weight_version: int = 0
-    num_spoken: int = 0
-    parts: Mapping[str, float] = field(default_factory=dict[str, float])
-    ended: str = ""
-    """Why it is over: stop, turns, length, or environment; empty while it goes on."""
-    status: RewardStatus = RewardStatus.OK
-    detail: str = ""
-
-    def observe(self, tokens: Sequence[int], text: str) -> None:
-        self.token_ids += tokens
-        self.logprobs += [0.0] * len(tokens)
-        self.log_kept_mass += [0.0] * len(tokens)
-        self.turns.append(Turn(False, len(tokens), text))
-
-    def fail(self, reply: Reply) -> None:
-        self.ended, self.status, self.detail = "environment", reply.status, reply.detail
-
-    def rollout(self) -> Rollout:
-        ok = self.status is RewardStatus.OK
-        spoken = [turn for turn in self.turns if turn.sampled]
-        return Rollout(
-            prompt_id=self.prompt.prompt_id,
-            sample_index=self.index,
-            completion_ids=tuple(self.token_ids),
-            behaviour_logprobs=tuple(self.logprobs),
-            log_kept_mass=tuple(self.log_kept_mass),
-            finish_reason=self.ended,
-            weight_version=self.weight_version,
-            response_text=spoken[-1].text if spoken else "",
-            reward=sum(turn.reward for turn in spoken) if ok else None,
-            status=self.status,
-            breakdown=dict(self.parts) if ok else {},
-            steps=turn_rewards(self.turns),
-            turns=tuple(self.turns),
-            detail=self.detail,
-        )
+from rft_trainer.turn_taking import Conversation, TurnTaking, TurnText, malformed
+from rft_trainer.turn_taking import ConversationLimits as ConversationLimits
 
 
 class Conversations:
@@ -129,7 +49,7 @@ class Conversations:
             timer: charges what the environment takes to `tools`.
         """
         self._engine, self._decoder, self._episodes = engine, decoder, episodes
-        self._text, self._calls, self._limits = text, calls, limits
+        self._taking = TurnTaking(text, calls, limits)
         self._timer = timer
         self._numbers = itertools.count()
 
@@ -138,7 +58,7 @@ class Conversations:
     ) -> list[list[Rollout]]:
         """One list a prompt, one rollout a key, with rewards where the environment gave them."""
         grouped = [
-            [self._begin(prompt, index, key) for index, key in enumerate(own)]
+            [Conversation.about(prompt, index, key, next(self._numbers)) for index, key in enumerate(own)]
             for prompt, own in zip(prompts, keys, strict=True)
         ]
         talks = [talk for group in grouped for talk in group]
@@ -148,54 +68,39 @@ class Conversations:
             self._listen(going, spoken, sampling)
         return [[talk.rollout() for talk in group] for group in grouped]
 
-    def _begin(self, prompt: Prompt, index: int, key: int) -> _Conversation:
-        about = EnvironmentPrompt(prompt.prompt_id, prompt.text, prompt.label)
-        return _Conversation(prompt, index, key, Episode(next(self._numbers), about, derive_key(key, "environment")))
-
     def _tools(self) -> Any:
         return self._timer.phase(Phase.TOOLS) if self._timer is not None else nullcontext()
 
-    def _open(self, talks: Sequence[_Conversation], sampling: Sampling) -> None:
+    def _open(self, talks: Sequence[Conversation], sampling: Sampling) -> None:
         with self._tools():
             replies = self._episodes.reset([talk.episode for talk in talks])
         for talk, reply in zip(talks, replies, strict=True):
-            messages = reply.answer.messages if reply.answer is not None else ()
-            tokens = self._text.opening([_as_mapping(message) for message in messages])
-            if len(tokens) >= sampling.max_new_tokens:
-                raise _no_room(talk.prompt, len(tokens), sampling.max_new_tokens)
-            talk.observe(tokens, _shown(messages))
-            if reply.status is not RewardStatus.OK:
-                talk.fail(reply)
+            self._taking.open(talk, reply, sampling.max_new_tokens)
 
-    def _speak(self, talks: Sequence[_Conversation], sampling: Sampling) -> list[SampledCompletion]:
+    def _speak(self, talks: Sequence[Conversation], sampling: Sampling) -> list[SampledCompletion]:
         """The next turn of every conversation."""
-        budgets = [self._budget(talk, sampling) for talk in talks]
+        budgets = [self._taking.budget(talk, sampling.max_new_tokens) for talk in talks]
         lengths = [len(talk.prompt.token_ids) + len(talk.token_ids) for talk in talks]
-        room = self._limits.room or max(len(t.prompt.token_ids) for t in talks) + sampling.max_new_tokens
+        room = self._taking.limits.room or max(len(t.prompt.token_ids) for t in talks) + sampling.max_new_tokens
         found: dict[int, SampledCompletion] = {}
         for wave in waves(lengths, budgets, room):
             found |= self._wave(talks, wave, budgets, sampling)
         return [found[place] for place in range(len(talks))]
 
-    def _budget(self, talk: _Conversation, sampling: Sampling) -> int:
-        left = sampling.max_new_tokens - len(talk.token_ids)
-        return left if self._limits.turn_max_len is None else min(left, self._limits.turn_max_len)
-
     def _wave(
-        self, talks: Sequence[_Conversation], wave: Sequence[int], budgets: Sequence[int], sampling: Sampling
+        self, talks: Sequence[Conversation], wave: Sequence[int], budgets: Sequence[int], sampling: Sampling
     ) -> dict[int, SampledCompletion]:
         """One call of the engine; equal contexts are one prompt of it, so that they are read once."""
         places: dict[tuple[object, ...], list[int]] = {}
         for place in wave:
             talk = talks[place]
-            context = (*talk.prompt.token_ids, *talk.token_ids)
-            places.setdefault((id(talk.prompt.media), *context), []).append(place)
+            places.setdefault((id(talk.prompt.media), *talk.context), []).append(place)
         owners = list(places.values())
         images = [talks[own[0]].prompt.media for own in owners]
         media = {} if all(one is None for one in images) else {"media": [load_media(one) for one in images]}
         completions = self._engine.generate(
-            [[*talks[own[0]].prompt.token_ids, *talks[own[0]].token_ids] for own in owners],
-            [[_turn_key(talks[place]) for place in own] for own in owners],
+            [list(talks[own[0]].context) for own in owners],
+            [[talks[place].turn_key for place in own] for own in owners],
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
@@ -210,10 +115,10 @@ class Conversations:
         pairs = zip(owners, completions, strict=True)
         return {place: one for own, group in pairs for place, one in zip(own, group, strict=True)}
 
-    def _listen(self, talks: Sequence[_Conversation], spoken: Sequence[SampledCompletion], sampling: Sampling) -> None:
+    def _listen(self, talks: Sequence[Conversation], spoken: Sequence[SampledCompletion], sampling: Sampling) -> None:
         """Take the turns in, ask the environment, and put what it answers behind them."""
         texts = self._decoder.decode_batch([one.token_ids for one in spoken])
-        parsed = [self._calls.parse(text) for text in texts]
+        parsed = [self._taking.parse(text) for text in texts]
         asked = [place for place, one in enumerate(parsed) if not one.problems]
         for place in asked:
             turn = AssistantTurn(texts[place], parsed[place].calls, str(spoken[place].finish_reason))
@@ -221,42 +126,9 @@ class Conversations:
         with self._tools():
             replies = dict(zip(asked, self._episodes.step([talks[place].episode for place in asked]), strict=True))
         for place, talk in enumerate(talks):
-            reply = replies.get(place) or _malformed(parsed[place])
-            talk.episode.seconds += reply.seconds
-            self._take(talk, spoken[place], texts[place], parsed[place], reply, sampling)
-
-    def _take(
-        self,
-        talk: _Conversation,
-        spoken: SampledCompletion,
-        text: str,
-        parsed: ParsedTurn,
-        reply: Reply,
-        sampling: Sampling,
-    ) -> None:
-        answer = reply.answer or Answer()
-        talk.token_ids += spoken.token_ids
-        talk.logprobs += spoken.logprobs
-        talk.log_kept_mass += spoken.log_kept_mass
-        oldest = min(talk.weight_version, spoken.weight_version)
-        talk.weight_version = oldest if talk.num_spoken else spoken.weight_version
-        talk.num_spoken += 1
-        counts = len(parsed.calls), len(parsed.problems)
-        talk.turns.append(Turn(True, len(spoken.token_ids), text, answer.reward, *counts, reply.seconds))
-        if reply.status is not RewardStatus.OK:
-            talk.fail(reply)
-            return
-        was_cut = spoken.finish_reason == "length"
-        if answer.done:
-            talk.ended, talk.parts = "length" if was_cut else "stop", answer.parts
-        elif was_cut or talk.num_spoken >= self._limits.max_turns:
-            talk.ended = "length" if was_cut else "turns"
-        else:
-            tokens = self._text.observation([_as_mapping(message) for message in answer.messages])
-            if len(talk.token_ids) + len(tokens) < sampling.max_new_tokens:
-                talk.observe(tokens, _shown(answer.messages))
-            else:
-                talk.ended = "length"
+            one, reply = spoken[place], replies.get(place) or malformed(parsed[place])
+            spans = [(one.weight_version, len(one.token_ids))]
+            self._taking.take(talk, one, spans, texts[place], parsed[place], reply, sampling.max_new_tokens)
 
 
 def waves(lengths: Sequence[int], budgets: Sequence[int], room: int) -> list[list[int]]:
@@ -273,35 +145,3 @@ def waves(lengths: Sequence[int], budgets: Sequence[int], room: int) -> list[lis
         taken = set(found[-1])
         waiting = [place for place in waiting if place not in taken]
     return found
-
-
-def _turn_key(talk: _Conversation) -> int:
-    return talk.key if talk.num_spoken == 0 else derive_key(talk.key, "turn", talk.num_spoken)
-
-
-def _malformed(parsed: ParsedTurn) -> Reply:
-    """What the environment need not be asked about."""
-    told = [
-        {"role": "tool", "content": f"error: the tool call cannot be read: {problem}"} for problem in parsed.problems
-    ]
-    return Reply(RewardStatus.OK, Answer(told))
-
-
-def _as_mapping(message: object) -> Mapping[str, Any]:
-    assert isinstance(message, Mapping), f"the runner of an environment gives messages with roles, not {message!r}"
-    return message
-
-
-def _shown(messages: Sequence[object]) -> str:
-    return "\n".join(str(_as_mapping(message)["content"]) for message in messages)
-
-
-def _no_room(prompt: Prompt, length: int, limit: int) -> OptionsError:
-    return OptionsError(
-        code="environment.no_room",
-        what=f"the conversation about {prompt.prompt_id} opens with {length} tokens, generate_max_len = {limit}",
-        where="--generate_max_len",
-        why="with an environment it bounds all tokens after the prompt: those that open it, turns and observations",
-        state="nothing was sampled",
-        do=f"--generate_max_len {4 * length}",
-    )

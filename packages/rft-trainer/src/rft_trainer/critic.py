@@ -175,4 +175,5 @@ def _over_loss_tokens(sample: TrainingSample, name: str) -> Sequence[float]:
 
 
 def _values(critic: Critic, batch: TokenBatch) -> Tensor:
-    return critic.values(batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T)
+    row = (batch.token_ids_T, batch.positions_T, batch.segment_ids_T)
+    return critic.values(*row, batch.loss_mask_T, **batch.media_arguments)

@@ -73,13 +73,18 @@ def _plain(value: Any, name: str, names: list[str]) -> Any:
 
 
 def replace_text(path: Path, text: str) -> None:
+    """`replace_bytes` with a text."""
+    replace_bytes(path, text.encode("utf-8"))
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
     """Write `path` so that a reader or a crash sees the old content or the new one, never a part."""
     staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with storage_errors("write", path):
         try:
             fault_point(_REPLACE)
             with staged.open("wb") as stream:
-                stream.write(text.encode("utf-8"))
+                stream.write(data)
                 stream.flush()
                 os.fsync(stream.fileno())
             fault_point(_RENAME)

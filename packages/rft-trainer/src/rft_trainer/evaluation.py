@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Any
 
 from rft_algos.keyed_random import derive_key
 from rft_trainer.conversations import Conversations
@@ -12,6 +13,7 @@ from rft_trainer.finite import refuse_non_finite_samples
 from rft_trainer.protocols import Collectives, Engine, ResponseDecoder
 from rft_trainer.records import Prompt, Rollout, Sampling
 from rft_trainer.rollouts import RewardFunction, sample_responses, score_rollouts
+from rft_trainer.turn_counts import TurnCounts, total, turn_counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class EvaluationResult:
     correct: tuple[bool | None, ...]
     num_truncated: int
     mean_tokens: float
+    turns: TurnCounts = TurnCounts()
+    """Turns and tool calls of all conversations; none without an environment."""
 
     @property
     def num_scored(self) -> int:
@@ -53,6 +57,7 @@ class EvaluationResult:
             "eval/unscored": len(self.rewards) - self.num_scored,
             "eval/truncated": self.num_truncated,
             "eval/mean_tokens": self.mean_tokens,
+            **{f"eval/{name}": value for name, value in self.turns.shares().items()},
         }
 
 
@@ -114,16 +119,18 @@ class Evaluator:
         return sample_responses(self._engine, self._decoder, prompts, keys, self._sampling)
 
 
-def _row(rollout: Rollout) -> list[float | bool | int | None]:
+def _row(rollout: Rollout) -> list[Any]:
     reward = rollout.reward
     correct = None if reward is None else bool(rollout.breakdown.get("correctness", reward) >= 1.0)
-    return [reward, correct, rollout.finish_reason == "length", rollout.num_sampled]
+    counts = astuple(turn_counts(rollout.turns))
+    return [reward, correct, rollout.finish_reason == "length", rollout.num_sampled, counts]
 
 
-def _result(rows: Sequence[Sequence[float | bool | int | None]]) -> EvaluationResult:
+def _result(rows: Sequence[Sequence[Any]]) -> EvaluationResult:
     return EvaluationResult(
         rewards=tuple(None if row[0] is None else float(row[0]) for row in rows),
         correct=tuple(None if row[1] is None else bool(row[1]) for row in rows),
         num_truncated=sum(bool(row[2]) for row in rows),
         mean_tokens=sum(int(row[3] or 0) for row in rows) / len(rows) if rows else float("nan"),
+        turns=total(TurnCounts(*row[4]) for row in rows),
     )

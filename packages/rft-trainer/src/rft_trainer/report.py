@@ -10,6 +10,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from rft_trainer.conversation_report import conversation_metrics, conversation_rows
+from rft_trainer.image_records import image_entries, keep_images
 from rft_trainer.protocols import Collectives
 from rft_trainer.records import Prompt, Rollout, RolloutGroup
 from rft_trainer.run_directory import RunDirectory
@@ -95,7 +96,9 @@ class Reporter:
     def rollouts(self, groups: Sequence[RolloutGroup], progress: Progress) -> None:
         """Some whole groups of the step, as rows that a person can read."""
         if self._writes and self._rollout_every and progress.step % self._rollout_every == 0:
-            self._directory.write_rollouts(progress.step, rollout_rows(groups, self._rollouts_kept))
+            rows = rollout_rows(groups, self._rollouts_kept)
+            prompts, folder = [group.prompt for group in groups], self._directory.rollouts_directory
+            self._directory.write_rollouts(progress.step, keep_images(rows, prompts, folder, self._rollouts_kept))
 
     def evaluation(self, name: str, measured: Mapping[str, object], progress: Progress, **lists: object) -> None:
         """One row of `evals.jsonl`; `lists` hold a number a prompt, so that two evaluations can be paired."""
@@ -129,6 +132,7 @@ def rollout_row(prompt: Prompt, rollout: Rollout) -> dict[str, object]:
         "num_tokens": rollout.num_sampled,
         "mean_logprob": sum(rollout.behaviour_logprobs) / rollout.num_sampled if rollout.num_sampled else None,
         **conversation_rows(rollout),
+        **image_entries(prompt),
     }
 
 

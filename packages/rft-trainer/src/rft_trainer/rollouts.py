@@ -210,6 +210,7 @@ def score_rollouts(
             finish_reason=rollout.finish_reason,
             num_tokens=len(rollout.completion_ids),
             messages=prompt.messages,
+            media=prompt.media,
         )
         for prompt, rollouts in zip(prompts, sampled, strict=True)
         for rollout in rollouts

@@ -30,7 +30,10 @@ class StatefulTensors(Protocol):
 
 
 class Stateful(Protocol):
-    """A part of the run that changes while training and is plain JSON."""
+    """A part of the run that changes while training and is plain JSON.
+
+    One of which every rank holds a part has `gather()` beside it, which all ranks call before the first is asked.
+    """
 
     def state(self) -> dict[str, Any]: ...
     def load_state(self, state: Mapping[str, Any]) -> None: ...
@@ -132,6 +135,9 @@ class Saver:
             do=self._resume_command,
         )
         is_first = self._collectives.rank == 0
+        for part in self._parts.values():
+            if gather := getattr(part, "gather", None):
+                gather()
         if is_first:
             self._before_save()
         self._writer.save(

@@ -12,6 +12,7 @@ from typing import Any
 
 from rft_algos.errors import DataError
 from rft_trainer.durable_files import Records, encode_record, read_records, replace_text, storage_errors
+from rft_trainer.image_records import keep_images
 from rft_trainer.records import RolloutGroup
 from rft_trainer.report import rollout_row
 from rft_trainer.samples import flat_rollouts
@@ -26,7 +27,7 @@ class TrajectorySaver:
     """Writes one file a step, `OUTPUT_DIR/step_000010.jsonl`, with one line a response.
 
     A file is on disk when `save` returns, whole or not at all; the file of a step that is saved again is replaced,
-    so that a resumed run leaves no line twice.
+    so that a resumed run leaves no line twice. Images whose bytes stood in the data are written once, to `images/`.
 
     Example::
 
@@ -53,9 +54,11 @@ class TrajectorySaver:
             StorageError: the disk refuses; what was there before is unchanged.
         """
         number = self._next() if step is None else step
-        rows = [{"step": number, **row} for row in _rows(trajectories)]
+        rows: list[dict[str, Any]] = [{"step": number, **row} for row in _rows(trajectories)]
         with storage_errors("make", self.output_dir):
             self.output_dir.mkdir(parents=True, exist_ok=True)
+        prompts = [item.prompt for item in trajectories if isinstance(item, RolloutGroup)]
+        rows = keep_images(rows, prompts, self.output_dir, len(rows))
         file = self._file(number)
         replace_text(file, "".join(encode_record(row) + "\n" for row in rows))
         return file

@@ -41,6 +41,10 @@ class Prepared:
     def num_tokens(self) -> int:
         return 2 * len(self.images)
 
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        return tuple((0, 2) for _ in self.images)
+
 
 class SeeingCodec:
     """One token a character; each marker becomes two placeholders, 7."""

@@ -1,10 +1,9 @@
-"""The calculator computes what it is asked, nothing else; the guessing game hints; dialogues follow from the seed."""
+"""The calculator computes what it is asked, nothing else; the guessing game hints."""
 
 from __future__ import annotations
 
 import pytest
 
-from rft_trainer.environments import dialogues
 from rft_trainer.environments.calculator import Calculator, evaluate, shown
 from rft_trainer.environments.guess_number import GuessNumber
 from rft_trainer.environments.records import Answer, AssistantTurn, EnvironmentPrompt, ToolCall, as_answer
@@ -84,8 +83,8 @@ def test_without_a_label_the_number_follows_from_the_key() -> None:
     numbers: list[int] = []
     for key in (1, 1, 2, 3, 4, 5):
         game = GuessNumber()
-        game.reset(EnvironmentPrompt("p", "", None), key)
-        numbers.append(next(n for n in range(1, 4) if game.step(AssistantTurn(str(n))).done))
+        game.reset(EnvironmentPrompt("p", "user: a number from 20 to 23, please", None), key)
+        numbers.append(next(n for n in range(20, 24) if game.step(AssistantTurn(str(n))).done))
     assert numbers[0] == numbers[1]
     assert len(set(numbers)) > 1
 
@@ -102,22 +101,3 @@ def test_a_text_is_the_tools_where_one_was_called() -> None:
     called = AssistantTurn("", (ToolCall("x", {}),))
     assert as_answer(Answer(["hi"]), called).messages == [{"role": "tool", "content": "hi"}]
     assert as_answer(Answer(["hi"]), AssistantTurn("x")).messages == [{"role": "user", "content": "hi"}]
-
-
-def test_demonstrations_show_the_habits_in_their_shares() -> None:
-    made = dialogues.calculator(0, num_demonstrations=400)
-    assert made == dialogues.calculator(0, num_demonstrations=400)
-    assert made.train != dialogues.calculator(1, num_demonstrations=400).train
-    first = [row for row in made.demonstrations if len(row["input"]) == 1]
-    parsed = [ToolCallFormat().parse(row["output"]) for row in first]
-    assert sum(bool(one.calls) for one in parsed) / len(first) == pytest.approx(dialogues.SHARE_CALLS, abs=0.06)
-    assert sum(bool(one.problems) for one in parsed) / len(first) == pytest.approx(dialogues.SHARE_MALFORMED, abs=0.06)
-    asked = {row["input"][0]["content"] for row in made.train}
-    assert asked.isdisjoint(row["input"][0]["content"] for row in made.held_out)
-
-
-def test_a_blind_guesser_is_demonstrated_up_to_its_luck() -> None:
-    made = dialogues.guess_number(0, num_prompts=30, num_demonstrations=50)
-    assert {row["label"] for row in made.train} == {str(n) for n in range(1, 4)}
-    assert max(len(row["input"]) for row in made.demonstrations) == 3
-    assert len(made.held_out) == 3

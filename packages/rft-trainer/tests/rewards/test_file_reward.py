@@ -124,5 +124,5 @@ def test_a_missing_file_is_named(tmp_path: Path):
 def test_keyword_arguments_of_any_name_receive_all_extras(write_reward: WriteReward, make_item: MakeItem):
     path = write_reward("def reward_fn(responses, labels, **extras):\n    return [float(len(extras))]\n")
     reward = reward_by_name(f"{path}:reward_fn")
-    assert reward([make_item("x")])[0].value == 4.0
+    assert reward([make_item("x")])[0].value == 5.0
     reward.close()

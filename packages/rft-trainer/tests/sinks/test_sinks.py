@@ -12,7 +12,7 @@ import pytest
 from rft_algos.errors import OptionsError, PreflightError
 from rft_trainer.run_directory import RunDirectory
 from rft_trainer.sinks.jsonl import JsonlSink
-from rft_trainer.sinks.protocol import RunInfo, Sink, Sinks, scalars
+from rft_trainer.sinks.protocol import RunInfo, Sink, Sinks, evaluation_scalars, scalars
 from rft_trainer.sinks.tensorboard import TensorboardSink
 from rft_trainer.sinks.trackio import TrackioSink
 from rft_trainer.sinks.wandb import DEFAULT_PROJECT, WandbSink, wandb_name
@@ -168,3 +168,8 @@ def test_projects_are_names_and_a_bare_flag_is_the_default() -> None:
     assert caught.value.problem.do == "--use_wandb a-b-c"
     with pytest.raises(OptionsError, match="129 characters"):
         wandb_name("x" * 129)
+
+
+def test_averages_are_shown_under_their_own_name() -> None:
+    shown = evaluation_scalars({"step": 4, "eval/accuracy": 0.5, "eval_ema/accuracy": 0.75, "time/elapsed": 2.0})
+    assert shown == {"eval/accuracy": 0.5, "eval_ema/accuracy": 0.75, "eval/time/elapsed": 2.0}

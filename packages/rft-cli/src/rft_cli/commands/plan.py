@@ -5,24 +5,28 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, cast
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from rft_algos.errors import OptionsError
 from rft_cli.adapter_plan import adapter_weights
 from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.launching import share_of
-from rft_cli.model_sizes import max_positions, model_sizes
+from rft_cli.model_sizes import IMAGES_NOT_COUNTED, max_positions, model_sizes
 from rft_cli.reward_names import memory_notes
 from rft_dist.resolver import Number, RankGrid, Share, Wanted, resolve_grid
 from rft_dist.resolver_memory import GIB, SHARDINGS, Sharding, Term, Training, estimate, host_peak, peaks
 from rft_models.tensor_sizes import refuse_uneven_model
 
+if TYPE_CHECKING:
+    from rft_cli.image_plan import ImagePlan
+
 USAGE = """usage: rft-train plan [rl|sft] [--world_size N] [--nodes N] [--gpus_per_node N] [OPTIONS]
 
 Say what every rank of the command would do and hold, without a GPU, a process group or the weights: the grid of
 ranks, each rank's share of a batch, and its memory by formula. Options are those of the command; rl is meant
-without a word. Numbers that contradict one another are refused as at the real start.
+without a word. Numbers that contradict one another are refused as at the real start. With images_key the headers of
+some images are read, for what they come to in tokens.
 
   --world_size N      ranks in all
   --nodes N           machines
@@ -57,6 +61,8 @@ class Plan:
     parameters: int
     notes: list[str]
     gpu_memory: int | None
+    images: ImagePlan | None = None
+    """Of the training rows; None without images, or where the data are not on this machine."""
 
 
 def run(argv: list[str]) -> int:
@@ -112,7 +118,29 @@ def plan_of(asked: Asked, resolved: Resolved[Any]) -> Plan:
     shares = [share.line(grid.dp_size), *_rollout_lines(asked, resolved, grid)]
     terms = estimate(sizes, training)
     gpu_memory = asked.numbers.get("gpu_memory")
-    return Plan(grid, shares, terms, sizes.parameters, [*notes, *told, *more], gpu_memory)
+    plan = Plan(grid, shares, terms, sizes.parameters, [*notes, *told, *more], gpu_memory)
+    return _with_images(plan, asked, resolved, training)
+
+
+def _with_images(plan: Plan, asked: Asked, resolved: Resolved[Any], training: Training) -> Plan:
+    """The plan with what images and a vision tower add, where there are any."""
+    if not resolved.values.get("images_key") and IMAGES_NOT_COUNTED not in plan.notes:
+        return plan
+    from rft_cli.seeing_rewards import refuse_blind_rewards
+    from rft_cli.tower_plan import image_parts
+
+    if asked.command == "rl":
+        refuse_blind_rewards(resolved.settings)
+    positions = max_positions(resolved.values["pretrain"])
+    parts = image_parts(asked.command, resolved.settings, resolved.values, training, positions)
+    notes = [note for note in plan.notes if note != IMAGES_NOT_COUNTED or not parts.parameters]
+    return replace(
+        plan,
+        terms=[*plan.terms, *parts.terms],
+        parameters=plan.parameters + parts.parameters,
+        notes=[*notes, *parts.notes],
+        images=parts.images,
+    )
 
 
 def wanted_of(
@@ -151,8 +179,6 @@ def training_of(asked: Asked, resolved: Resolved[Any], grid: RankGrid) -> tuple[
     sharding = asked.sharding or _sharding(values)
     if asked.sharding not in (None, "replicated"):
         notes.append(f"{asked.sharding}: what its ranks share out is divided among them; nothing was measured")
-    if values.get("images_key"):
-        notes.append("images_key: features of images are tokens of the prompt; what the vision tower holds is left out")
     needs_reference, needs_critic, rows = False, False, 0
     if asked.command == "rl":
         from rft_cli.algorithm_choice import algorithm_record
@@ -252,6 +278,7 @@ def lines(plan: Plan) -> list[str]:
     rows = [f"{'ranks':<12} {line}" for line in plan.grid.lines()]
     rows += [f"{'origin':<12} {name}: {origin}" for name, origin in plan.grid.origins.items()]
     rows += [f"{'batches':<12} {line}" for line in plan.shares]
+    rows += [f"{'images':<12} {line}" for line in (plan.images.lines() if plan.images else ())]
     rows.append(f"{'memory':<12} {plan.parameters:,} parameters, from config.json; of one rank, at most:")
     rows += [f"{'':<12} {term.line()}" for term in plan.terms]
     rows.append(f"{'':<12} {'while training':<22} {training / GIB:9.3f} GiB")
@@ -284,6 +311,7 @@ def as_object(plan: Plan) -> dict[str, Any]:
         "training_bytes": training,
         "rollout_bytes": rollout,
         "host_bytes": host_peak(plan.terms),
+        "images": asdict(plan.images) if plan.images else None,
         "notes": plan.notes,
     }
 

@@ -34,11 +34,12 @@ learning (GRPO) with a reward that checks the answer. Two CPU cores, a few minut
   --control NAME     an experiment to compare with, from the same warm start:
                      shuffled_rewards (the rewards change places within each group, so they say nothing)
                      shuffled_images (with --task images: each prompt gets another prompt's image)
+                     noisy_answers (with --task calculator or guess-number: the answers say nothing)
                      sft (supervised training goes on instead, for --seconds)
   --seconds S        how long --control sft trains (default 120)
   --steps N          steps of reinforcement learning, to stop early (default: the recipe's)"""
 
-CONTROLS = ("none", "shuffled_rewards", "shuffled_images", "sft")
+CONTROLS = ("none", "shuffled_rewards", "shuffled_images", "noisy_answers", "sft")
 WARMUP_STEPS = 36
 WARM_START, CHOICES = "warm_start", "choices.json"
 """Names in the run's directory; the second is written when everything before the warm-up is there."""
@@ -121,6 +122,8 @@ def parse(argv: list[str]) -> Choices:
         raise _refused(f"--task {choices.task} is not one of {', '.join(TASKS)}", "--task images")
     if choices.control == "shuffled_images" and choices.task != "images":
         raise _refused(f"--control shuffled_images with --task {choices.task}, which has none", "--task images")
+    if choices.control == "noisy_answers" and not choices.learned.noisy:
+        raise _refused(f"--control noisy_answers with --task {choices.task}, where nobody answers", "--task calculator")
     if choices.control not in CONTROLS:
         raise _refused(f"--control {choices.control} is not one of {', '.join(CONTROLS)}", "--control shuffled_rewards")
     return choices
@@ -204,6 +207,8 @@ def _second_stage(path: Path, choices: Choices, command: list[str]) -> None:
         words += ["--shuffle_rewards"]
     if choices.control == "shuffled_images":
         words += ["--shuffle_images"]
+    if choices.control == "noisy_answers":
+        words += ["--environment", choices.learned.noisy]
     if (
         choices.steps
     ):  # Adam's first steps are the roughest: a short run needs as many of them at a low rate as a long one

@@ -34,13 +34,15 @@ def prepare_calculator(path: Path, seed: int) -> str:
 
 
 def prepare_guess_number(path: Path, seed: int) -> str:
-    """Numbers to be guessed, demonstrations that mostly misread hints, and an untrained model."""
-    from rft_trainer.environments.dialogues import guess_number
+    """Numbers to be guessed, demonstrations that heed no answer, and an untrained model."""
+    from rft_trainer.environments.guessing_dialogues import GAME, blind_chance, guess_number, heedful_chance
 
     made = _prepare(path, seed, guess_number)
     return (
-        f"{len(made.held_out)} numbers to be guessed in a few turns; most demonstrated dialogues misread the "
-        f"hints; a decoder was built in {path}\n"
+        f"{len(made.train):,} numbers to be guessed, from ranges of {GAME.width}, in {GAME.turns} turns, and "
+        f"{len(made.held_out)} from other ranges held out; any guesses in the range win {float(blind_chance()):.1%} of "
+        f"the games, any guesses that the answers allow {float(heedful_chance()):.1%}; the demonstrated guesses heed no "
+        f"answer; a decoder was built in {path}\n"
     )
 
 

@@ -33,6 +33,8 @@ class Task:
     """Flags of an evaluation by itself."""
     demonstrations: str = "train"
     """File of the rows that the warm-up trains on."""
+    noisy: str = ""
+    """The environment of the control whose answers say nothing; empty where the task has no environment."""
 
 
 def _additions(path: Path, seed: int) -> str:
@@ -117,25 +119,27 @@ TASKS = {
         about="dialogues about products, most of which guess",
         second="32 questions x 8 conversations a step, reward 1 for the right product",
         prepare=prepare_calculator,
-        eval_words=("--apply_chat_template", "--environment", "calculator", "--generate_max_len", "112"),
+        eval_words=("--apply_chat_template", "--environment", "calculator", "--max_turns", "4", "--generate_max_len", "112"),
         demonstrations="dialogues",
+        noisy="calculator-noise",
     ),
     "guess-number": Task(
         sft_recipe="guess-number-sft",
         rl_recipe="guess-number",
-        about="dialogues that guess a number, most of which misread the hints",
-        second="12 numbers x 16 conversations a step, reward 1 for the number within 2 turns",
+        about="dialogues that guess a number and heed no answer",
+        second="16 numbers x 16 conversations a step, reward 1 for the number within 3 turns",
         prepare=prepare_guess_number,
         eval_words=(
             "--apply_chat_template",
             "--environment",
             "guess-number",
             "--max_turns",
-            "2",
+            "3",
             "--generate_max_len",
-            "32",
+            "48",
         ),
         demonstrations="dialogues",
+        noisy="guess-number-noise",
     ),
 }
 """By the name that `--task` takes."""

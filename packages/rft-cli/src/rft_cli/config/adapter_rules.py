@@ -12,6 +12,10 @@ NEEDS_RANK = ("lora_alpha", "lora_dropout", "target_modules", "lora_type")
 """Settings that act only beside `lora_rank`."""
 
 
+_LAYOUTS = (("fsdp", False), ("zero_stage", 0), ("sp_size", 1), ("tp_size", 1))
+"""Settings by which no rank has all of a matrix, or of a sample, and their values without that."""
+
+
 def adapter_problems(command: str, values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
     """Contradictions between the settings of adapters and the others."""
     if not values["lora_rank"]:
@@ -33,24 +37,22 @@ def _beside_weights(values: Mapping[str, Any], complain: Complain) -> Iterator[P
     if values["ckpt_partial"]:
         why = "a run that continues loads the weights under its adapters from a directory, and none has this mixture"
         yield complain("adapters.partial", ["lora_rank", "ckpt_partial"], why, "--ckpt_weights_only")
-    if values["zero_stage"]:
-        why = "DeepSpeed lays all weights into one flat tensor of one type; adapters are float32 beside frozen weights"
-        yield complain("adapters.zero", ["lora_rank", "zero_stage"], why, "--fsdp in place of zero_stage")
-    for name, off in (("meta_init", False), ("tp_size", 1), ("enable_ema", False)):
-        if values.get(name, off) not in (off, None):
-            why = "adapters are put around layers that are loaded whole on every rank, and are small themselves"
-            yield complain("adapters.not_with", ["lora_rank", name], why, f"leave {name} out")
-    if values["load_in_4bit"] and (values["fsdp"] or values["sp_size"] > 1):
-        name = "fsdp" if values["fsdp"] else "sp_size"
-        why = "weights in 4 bits cannot be cut into blocks"
-        yield complain("adapters.4bit_blocks", ["load_in_4bit", name], why, f"leave {name} out")
+    if values["lora_type"] == "dora" and values["tp_size"] > 1:
+        why = "the length of a row of W + s B A is that of the whole row, of which a rank may have a part"
+        do = f"--lora_type rslora --tp_size {values['tp_size']}, or --lora_type dora --fsdp --tp_size 1"
+        yield complain("adapters.tp_dora", ["lora_type", "tp_size"], why, do)
+    if values["load_in_4bit"]:
+        for name, off in _LAYOUTS:
+            if values[name] != off:
+                why = "weights in 4 bits cannot be cut into blocks or parts, nor laid into one tensor"
+                yield complain("adapters.4bit_blocks", ["load_in_4bit", name], why, f"leave {name} out")
 
 
 def _dropout(command: str, values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
     if command == "rl":
         why = "rollouts are drawn without dropout: with it the trainer would score them under another policy"
         yield complain("adapters.dropout_rl", ["lora_dropout"], why, "--lora_dropout 0")
-    for name, off in (("fsdp", False), ("sp_size", 1)):
+    for name, off in _LAYOUTS:
         if values[name] != off:
             why = "its masks follow from whole samples and whole adapters"
             yield complain("adapters.dropout_blocks", ["lora_dropout", name], why, "--lora_dropout 0")

@@ -8,6 +8,7 @@ from typing import Any
 from rft_algos.errors import Problem
 from rft_cli.config.origins import Origin
 from rft_cli.config.values import as_text
+from rft_trainer.environments.names import WHAT_THERE_IS, has_processes, is_known, nearest_name
 
 Values = Mapping[str, Any]
 Origins = Mapping[str, Origin]
@@ -25,6 +26,10 @@ _OF_FILES = ("environment_workers", "tool_timeout", "rollout_timeout")
 def environment_problems(values: Values, origins: Origins, complain: Complain) -> Iterator[Problem]:
     """Contradictions between an environment and the rest."""
     if not values.get("environment"):
+        return
+    if not is_known(values["environment"]):
+        do = f"--environment {nearest_name(values['environment'])}"
+        yield complain("environment.unknown", ["environment"], WHAT_THERE_IS, do)
         return
     if not values["apply_chat_template"]:
         why = "turns and observations are put together by the tokenizer's chat template"
@@ -44,7 +49,7 @@ def idle_environment_settings(values: Values, origins: Origins, defaults: Values
     if "environment" not in values:
         return []
     given = values["environment"]
-    names = () if ":" in given else _OF_FILES if given else _OF_CONVERSATIONS
+    names = () if has_processes(given) else _OF_FILES if given else _OF_CONVERSATIONS
     state = f"{given} runs in this process and cannot hang" if given else "environment is empty"
     return [
         f"{name} = {as_text(values[name])} ({origins[name]}) has no effect: {state} ({origins['environment']})"

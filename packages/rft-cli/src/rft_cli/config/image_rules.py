@@ -1,27 +1,48 @@
-"""Settings of images that have no effect, because no column of images is named."""
+"""What must hold between the settings of images and the others, and which of them have no effect."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rft_algos.errors import Problem
 from rft_cli.config.origins import Origin
+from rft_cli.config.strategy_rules import Complain
 from rft_cli.config.values import as_text
 
-_OF_ROWS = ("limit_mm_image_per_prompt", "mixed_mm_data", "shuffle_images")
-_OF_ANY = ("max_pixels", "min_pixels")
+_OF_ROWS = ("mixed_mm_data", "shuffle_images")
+_OF_ANY = ("limit_mm_image_per_prompt", "max_pixels", "min_pixels")
+
+
+def image_problems(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
+    """Contradictions; a command without images has none."""
+    given = next((name for name in ("images_key", "image") if values.get(name)), None)
+    if given and values.get("engine_type") == "sglang":
+        why = "what reaches SGLang here are token ids, not images"
+        yield complain("engine.sglang.images", [given, "engine_type"], why, "--engine_type native, or vllm")
+    if values.get("image") and values.get("prompt_data"):
+        why = "image goes with the one text of prompt; rows name theirs in a column"
+        yield complain("images.of_rows", ["image", "prompt_data"], why, "--images_key image, without --image")
 
 
 def idle_image_settings(
     values: Mapping[str, Any], origins: Mapping[str, Origin], defaults: Mapping[str, Any]
 ) -> list[str]:
     """One line for each that was asked for; a command without images has none."""
-    if "images_key" not in values or values["images_key"]:
+    if "images_key" not in values:
+        return []
+    told: list[str] = []
+    if values["images_key"] and values.get("prompt"):
+        told.append(
+            f"images_key = {values['images_key']} ({origins['images_key']}) has no effect: "
+            f"prompt is one text ({origins['prompt']}), whose images are named by image"
+        )
+    elif values["images_key"]:
         return []
     names = _OF_ROWS if values.get("image") else (*_OF_ROWS, *_OF_ANY)
-    return [
-        f"{name} = {as_text(values[name])} ({origins[name]}) has no effect: images_key is empty "
-        f"({origins['images_key']})"
+    state = f"images_key is empty ({origins['images_key']})" if not values["images_key"] else "no row is read"
+    return told + [
+        f"{name} = {as_text(values[name])} ({origins[name]}) has no effect: {state}"
         for name in names
         if name in values and origins[name].kind != "default" and values[name] != defaults[name]
     ]

@@ -27,10 +27,6 @@ def reward_problems(values: Mapping[str, Any], complain: Complain) -> Iterator[P
     if values["judge_url"] and not values["judge_model"]:
         why = "a server of this kind is asked for a model by its name"
         yield complain("reward.judge_model", ["judge_url", "judge_model"], why, "--judge_model NAME")
-    if values.get("images_key"):
-        for name in filter(values.get, _MODELS):
-            why = "reward models, reward servers and judges are given text, and the prompts hold images"
-            yield complain("reward.no_images", [name, "images_key"], why, "--reward file.py:function")
 
 
 def idle_reward_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

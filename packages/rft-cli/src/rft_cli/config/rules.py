@@ -12,7 +12,7 @@ from rft_algos.algorithms import PolicyAlgorithm
 from rft_algos.errors import OptionsError, Problem
 from rft_cli.config.adapter_rules import NEEDS_RANK, adapter_problems
 from rft_cli.config.environment_rules import environment_problems, idle_environment_settings
-from rft_cli.config.image_rules import idle_image_settings
+from rft_cli.config.image_rules import idle_image_settings, image_problems
 from rft_cli.config.nearest import nearest
 from rft_cli.config.origins import Origin
 from rft_cli.config.reward_rules import idle_reward_settings, reward_problems
@@ -29,7 +29,7 @@ _VLLM = "--engine_type vllm"
 
 def contradictions(command: str, values: Values, origins: Origins) -> list[Problem]:
     """Combinations that cannot be run, each with its arithmetic and one way out."""
-    checks = [_engine, _lengths, _frozen, _environment]
+    checks = [_engine, _lengths, _frozen, _environment, _images]
     if command == "sft":
         checks += [_nothing_to_wait_for]
     if command in ("rl", "sft"):
@@ -62,6 +62,13 @@ def _rewards(values: Values, origins: Origins) -> Iterator[Problem]:
         return _problem(code, origins, values, names, why, do)
 
     yield from reward_problems(values, complain)
+
+
+def _images(values: Values, origins: Origins) -> Iterator[Problem]:
+    def complain(code: str, names: list[str], why: str, do: str) -> Problem:
+        return _problem(code, origins, values, names, why, do)
+
+    yield from image_problems(values, complain)
 
 
 def _adapters(command: str, values: Values, origins: Origins) -> Iterator[Problem]:

@@ -36,11 +36,12 @@ def _together(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem
     """Ranks that compute one forward together do it in one way."""
     size = values["tp_size"]
     if size > 1:
-        if values["fsdp"] or values["zero_stage"]:
-            other = "fsdp" if values["fsdp"] else "zero_stage"
-            why = "each of them spreads the same weights; between groups of tp_size the gradients alone are summed"
-            do = f"--{other} {'' if values['fsdp'] else values['zero_stage']} --tp_size 1".replace("  ", " ")
-            yield complain("strategy.tp_blocks", ["tp_size", other], why, f"{do}, or --tp_size {size} alone")
+        if values["zero_stage"]:
+            why = "DeepSpeed lays whole matrices out; FSDP2 spreads the parts of one as ZeRO 3 spreads it whole"
+            do = f"--fsdp --tp_size {size} (and leave zero_stage out), or --zero_stage {values['zero_stage']} --tp_size 1"
+            yield complain("strategy.tp_blocks", ["tp_size", "zero_stage"], why, do)
+        if values["fsdp"]:
+            yield from _parts_in_blocks(values, complain)
         if values["sp_size"] > 1:
             why = "a group shares out the heads, or the tokens of a sequence"
             do = f"--sp_size {values['sp_size']} --fsdp --tp_size 1, or --tp_size {size} --sp_size 1"
@@ -48,9 +49,6 @@ def _together(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem
         if values["aux_loss_coef"]:
             why = "mixtures of experts are not cut over ranks"
             yield complain("strategy.tp_router", ["tp_size", "aux_loss_coef"], why, "--fsdp --tp_size 1")
-        if values.get("lora_rank"):
-            why = "adapters are whole beside matrices that are whole; a frozen model in blocks costs as little memory"
-            yield complain("strategy.tp_adapters", ["tp_size", "lora_rank"], why, "--fsdp --tp_size 1")
     if values["sp_mode"] != "auto" and values["sp_size"] == 1:
         why = "there is one rank a sequence, and nothing to share out"
         yield complain("strategy.sp_mode", ["sp_mode", "sp_size"], why, "--sp_size 2, or leave sp_mode out")
@@ -59,14 +57,22 @@ def _together(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem
         yield complain("strategy.ring_kernel", ["sp_mode", "flash_attn"], why, "--sp_mode ulysses, or no --flash_attn")
 
 
+def _parts_in_blocks(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
+    """Parts of matrices that FSDP2 spreads over the ranks that hold the same."""
+    for name, why in (
+        ("shard_size", "parts are spread over all ranks that hold the same, which is what a shard_size would lower"),
+        ("fsdp_cpu_offload", "gradients of norms are summed over the ranks of a group, on the device"),
+        ("meta_init", "parts are compared with the whole model before they are spread, so that it is loaded whole"),
+    ):
+        if values[name] not in (None, False):
+            yield complain("strategy.tp_fsdp", ["tp_size", name], why, f"leave {name} out, or --fsdp --tp_size 1")
+
+
 def _averages(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
     """What is averaged are the model's own matrices."""
     if values["train_only_tokens_from"] >= 0:
         why = "the average is of whole matrices, and rows of one are trained"
         yield complain("strategy.ema_rows", ["enable_ema", "train_only_tokens_from"], why, "leave enable_ema out")
-    if values.get("lora_rank"):
-        why = "the average is of the model's weights, and adapters are trained in their place"
-        yield complain("strategy.ema_adapters", ["enable_ema", "lora_rank"], why, "leave enable_ema out")
 
 
 def _precision(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
@@ -90,10 +96,9 @@ def _without_memory(values: Mapping[str, Any], complain: Complain) -> Iterator[P
         why = "a rank reads its blocks alone where it keeps blocks; DeepSpeed and replicas take whole weights"
         names = ["meta_init", "zero_stage"] if values["zero_stage"] else ["meta_init", "fsdp"]
         yield complain("strategy.meta_whole", names, why, "--fsdp --meta_init")
-    for name in ("lora_rank", "load_in_4bit"):
-        if values.get(name):
-            why = "blocks are read straight from the files, which hold neither adapters nor rounded weights"
-            yield complain("strategy.meta_adapters", ["meta_init", name], why, "leave meta_init out")
+    if values.get("load_in_4bit"):
+        why = "blocks are read straight from the files, which hold no rounded weights"
+        yield complain("strategy.meta_adapters", ["meta_init", "load_in_4bit"], why, "leave meta_init out")
     for name in ("ckpt_weights_only", "ckpt_partial"):
         if values[name]:
             why = "weights are taken over from whole tensors of two directories"
@@ -111,7 +116,7 @@ def _with_blocks(values: Mapping[str, Any], complain: Complain) -> Iterator[Prob
         why = "transformers' generate reads whole weights; the native engine takes a copy of its own"
         yield complain("strategy.hf", ["engine_type", how], why, "--engine_type native")
     if values.get("save_value_network"):
-        why = "the ranks write the policy's weights together, and the critic's are on every rank"
+        why = "the ranks write the policy's weights together, and a value network is written by one"
         yield complain("strategy.value_network", ["save_value_network", how], why, "leave save_value_network out")
     if values.get("patience"):
         why = "patience keeps the best weights whole, on every rank"

@@ -4,7 +4,7 @@ A rank that fails does not stay away: its error travels inside the bytes that al
 end of a phase, so nobody waits for it, and every rank raises it. There is no barrier anywhere.
 
 A save in the background must not use the collectives of training: two threads would order them
-differently on two ranks. It has a channel of its own, a TCP store (`StoreExchange`).
+differently on two ranks. It has a channel of its own on the store at which the ranks met (`StoreExchange`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import timedelta
+from itertools import count
 from typing import Any, Protocol
 
-from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from rft_algos.errors import CheckpointError, OptionsError, PeerError, Problem, RftError, StorageError
+from rft_dist.environment import ranks_from_environment
+from rft_dist.rendezvous import another_client
 
 _CLASSES: dict[str, type[RftError]] = {
     kind.__name__: kind for kind in (CheckpointError, StorageError, PeerError, OptionsError)
@@ -37,12 +40,12 @@ class Exchange(Protocol):
         ...
 
 
-_SERVED: list[Store] = []
-"""Stores that this process serves, until it ends: the others may still read what it has read already."""
+_NUMBERS = count()
+"""Of the channels of this process: every rank opens as many, in the same order."""
 
 
 class StoreExchange:
-    """An exchange over a TCP store that belongs to it alone, for one thread of each rank."""
+    """An exchange over a connection to a TCP store that belongs to it alone, for one thread of each rank."""
 
     def __init__(self, store: Store, rank: int, world_size: int, timeout: float = 600.0) -> None:
         self.rank = rank
@@ -53,18 +56,13 @@ class StoreExchange:
 
     @classmethod
     def beside(cls, collectives: Exchange, timeout: float = 600.0) -> StoreExchange:
-        """One store for all ranks of `collectives`, which tell each other its port: a call for all of them.
+        """A channel of its own on the store at which the ranks met: a call for all of them.
 
-        Rank 0 serves it at the address at which the ranks met (MASTER_ADDR). `timeout` is in seconds.
+        That store is served until all ranks have ended, by rank 0 or by torchrun. `timeout` is in seconds.
         """
-        host, wait = os.environ.get("MASTER_ADDR", "127.0.0.1"), timedelta(seconds=timeout)
-        if collectives.rank == 0:
-            store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=wait)
-            collectives.gather_bytes(str(store.port).encode())
-            _SERVED.append(store)
-        else:
-            port = int(collectives.gather_bytes(b"")[0])
-            store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=wait)
+        store = another_client(ranks_from_environment(), os.environ)
+        store.set_timeout(timedelta(seconds=timeout))
+        store = PrefixStore(f"saves/{next(_NUMBERS)}", store)
         return cls(store, collectives.rank, collectives.world_size, timeout)
 
     def gather_bytes(self, data: bytes) -> list[bytes]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -19,8 +18,31 @@ def start_of(tensor: Tensor) -> tuple[int, ...]:
     """Index of the first element of this rank's block in the whole tensor."""
     if not isinstance(tensor, DTensor):
         return (0,) * tensor.ndim
-    _, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tuple(start)
+    return _place(tensor, 0)[0]
+
+
+def _place(tensor: DTensor, first: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(start, shape) of the block that is left when the dimensions of the mesh from `first` on have cut.
+
+    The last dimension of the mesh cuts first, as a matrix in parts is cut again into blocks; each cuts what is left
+    into pieces of equal size, the last ones smaller or empty (`torch.chunk`).
+    """
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None, "this rank is not on the mesh of the tensor"
+    start, shape = [0] * tensor.ndim, list(tensor.shape)
+    for number in reversed(range(first, tensor.device_mesh.ndim)):
+        cut = _cut_dimension(tensor, number)
+        if cut is not None:
+            piece = -(-shape[cut] // tensor.device_mesh.shape[number])
+            begin = min(coordinate[number] * piece, shape[cut])
+            start[cut], shape[cut] = start[cut] + begin, min(piece, shape[cut] - begin)
+    return tuple(start), tuple(shape)
+
+
+def _cut_dimension(tensor: DTensor, number: int) -> int | None:
+    """The dimension of the tensor that a dimension of its mesh cuts; None = each there holds the same."""
+    kind = tensor.placements[number]
+    return None if isinstance(kind, Replicate) else int(getattr(kind, "dim"))  # noqa: B009  # torch has two classes
 
 
 def num_copies(tensor: Tensor, world_size: int) -> int:
@@ -53,8 +75,31 @@ def whole_tensors(named_tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple
     """
     for name, tensor in named_tensors:
         with torch.no_grad():  # not around the yield, where it would hold for whoever takes the tensor
-            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            whole = whole_of(tensor) if isinstance(tensor, DTensor) else tensor
         yield name, whole.detach()
+
+
+def whole_of(tensor: DTensor) -> Tensor:
+    """The whole of a tensor in blocks; every rank of its mesh must call it.
+
+    One dimension of the mesh after another, the first first: it cut last, see `_place`. torch's own way over several
+    wants pieces of equal size.
+    """
+    if tensor.device_mesh.ndim == 1:
+        return tensor.full_tensor()
+    names = tensor.device_mesh.mesh_dim_names
+    assert names is not None, "a mesh without names"
+    found = tensor.to_local()
+    for number, name in enumerate(names):
+        cut = _cut_dimension(tensor, number)
+        if cut is None:
+            continue
+        shape = torch.Size(_place(tensor, number + 1)[1])
+        strides = torch.empty(shape, device="meta").stride()
+        mesh = tensor.device_mesh[name]
+        block = DTensor.from_local(found, mesh, [Shard(cut)], run_check=False, shape=shape, stride=strides)
+        found = block.full_tensor()
+    return found
 
 
 def fill_blocks(named_tensors: Iterable[tuple[str, Tensor]], name: str, whole: Tensor) -> None:
@@ -67,4 +112,4 @@ def fill_blocks(named_tensors: Iterable[tuple[str, Tensor]], name: str, whole: T
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether this rank holds less than the whole."""
-    return isinstance(tensor, DTensor) and any(isinstance(kind, Shard) for kind in tensor.placements)
+    return isinstance(tensor, DTensor) and any(not isinstance(kind, Replicate) for kind in tensor.placements)

@@ -61,6 +61,7 @@ class FullyShardedModel:
         compute_dtype: torch.dtype | None = None,
         cpu_offload: bool = False,
         reshard_after_forward: bool = True,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         """
         Args:
@@ -72,6 +73,7 @@ class FullyShardedModel:
             compute_dtype: weights are gathered in this type, while blocks, sums of gradients and moments keep theirs.
             cpu_offload: keep blocks, gradients and moments in host memory, and step there.
             reshard_after_forward: drop gathered weights between forward and backward.
+            mesh: the ranks to spread over where those are not all, as of `TensorGroup.data_mesh`; None = all.
 
         Raises:
             OptionsError: `shard_size` does not divide the number of ranks.
@@ -79,7 +81,7 @@ class FullyShardedModel:
         self.model = model
         self._cpu_offload = cpu_offload
         options: dict[str, Any] = {
-            "mesh": _mesh(device, collectives.world_size, shard_size),
+            "mesh": _mesh(device, collectives.world_size, shard_size) if mesh is None else mesh,
             "reshard_after_forward": reshard_after_forward,
             "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=_reduce_dtype(compute_dtype)),
             "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda") if cpu_offload else OffloadPolicy(),
@@ -119,9 +121,9 @@ class FullyShardedModel:
             if block.numel():
                 block.copy_(read(name, start_of(parameter), tuple(block.shape)))
 
-    def whole_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole parameter) one by one, on every rank; see `blocks.whole_tensors`."""
-        return whole_tensors(self.model.named_parameters())
+    def whole_tensors(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """(name, whole parameter) one by one, on every rank; `trained`: no frozen ones. See `blocks.whole_tensors`."""
+        return whole_tensors((n, p) for n, p in self.model.named_parameters() if p.requires_grad or not trained)
 
     def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(name, this rank's block of the parameter), without an exchange."""

@@ -47,6 +47,10 @@ class SequenceGroup(NeighbourGroup):
         """[T, H / S, D] -> [L, H, D]."""
         return _ToRows.apply(rows_THD, self, num_rows)
 
+    def hand_out(self, rows_LD: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """Give each rank its number of these rows, in order; those that they give to this one, in order."""
+        return _HandOut.apply(rows_LD, self, sent, received)
+
     def pass_on(self, tensors: Sequence[Tensor], num_arriving: int) -> Callable[[], list[Tensor]]:
         """Start giving tensors to the next rank; the result waits for those of the rank before."""
         given = [tensor.detach().contiguous() for tensor in tensors]
@@ -114,3 +118,14 @@ class _ToRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         return _to_heads(ctx.group, gradients[0].contiguous(), ctx.num_rows), None, None
+
+
+class _HandOut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows_LD: Tensor, group: SequenceGroup, sent: list[int], received: list[int]) -> Tensor:
+        ctx.group, ctx.sent, ctx.received = group, sent, received
+        return group.trade(rows_LD, sent, received)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.group.trade(gradients[0], ctx.received, ctx.sent), None, None, None

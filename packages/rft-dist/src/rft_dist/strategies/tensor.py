@@ -84,6 +84,12 @@ class TensorGroup(NeighbourGroup):
         assert self._meshes is not None, "a group of one has no mesh"
         return self._meshes["tensor"]
 
+    @property
+    def data_mesh(self) -> DeviceMesh:
+        """Of the ranks that hold the same parts, which may spread them further (`FullyShardedModel`)."""
+        assert self._meshes is not None, "a group of one has no mesh"
+        return self._meshes["data"]
+
     def sum_over_copies(self, tensor: Tensor) -> None:
         """In place: the sum over the ranks that hold the same parts, which must be contiguous."""
         if self.data_size > 1:
@@ -114,9 +120,9 @@ class TensorParallelModel:
         _cut_vocabulary(model, plan.vocabulary, group)
         _keep_own_memory(model)
 
-    def whole_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole parameter) one by one, on every rank; see `blocks.whole_tensors`."""
-        return whole_tensors(self.model.named_parameters())
+    def whole_tensors(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """(name, whole parameter) one by one, on every rank; `trained`: no frozen ones. See `blocks.whole_tensors`."""
+        return whole_tensors((n, p) for n, p in self.model.named_parameters() if p.requires_grad or not trained)
 
     def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(name, this rank's part of the parameter), without an exchange."""
@@ -231,12 +237,12 @@ class TensorParallelOptimizer(ShardedOptimizer):
                 continue
             # the same on all ranks of a group, so that each gives its share; gains of heads are parts of a sum
             whole.append(gradient if name in self._of_heads else gradient.div_(self._group.size))
-        for flat, parts in _buckets(cut):
+        for flat, parts in buckets(cut):
             self._group.sum_over_copies(flat)
-            _give_back(flat, parts)
-        for flat, parts in _buckets(whole):
+            give_back(flat, parts)
+        for flat, parts in buckets(whole):
             self.everyone.sum_in_place(flat)
-            _give_back(flat, parts)
+            give_back(flat, parts)
 
     @property
     def everyone(self) -> Collectives:
@@ -244,7 +250,7 @@ class TensorParallelOptimizer(ShardedOptimizer):
         return self._group.everyone
 
 
-def _buckets(gradients: Sequence[Tensor]) -> Iterator[tuple[Tensor, list[Tensor]]]:
+def buckets(gradients: Sequence[Tensor]) -> Iterator[tuple[Tensor, list[Tensor]]]:
     """(flat copy, the tensors that it is of), at most so many bytes or one tensor; float32 at least."""
     waiting = [gradient for gradient in gradients if gradient.numel()]
     while waiting:
@@ -258,6 +264,6 @@ def _buckets(gradients: Sequence[Tensor]) -> Iterator[tuple[Tensor, list[Tensor]
         yield torch.cat([part.to(dtype).reshape(-1) for part in parts]), parts
 
 
-def _give_back(flat: Tensor, parts: Sequence[Tensor]) -> None:
+def give_back(flat: Tensor, parts: Sequence[Tensor]) -> None:
     for part, piece in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
         part.copy_(piece.view(part.shape))

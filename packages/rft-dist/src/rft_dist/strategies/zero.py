@@ -14,7 +14,7 @@ that carry their denominators, clipped by the norm of the whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,10 +66,12 @@ class ZeroModel:
         persistent_numel: int = 100_000,
         initial_scale_power: int = 16,
         ema_decay: float | None = None,
+        readers: Iterable[tuple[nn.Module, Sequence[nn.Parameter]]] = (),
     ) -> None:
         """
         Args:
             model: float32, or bfloat16 or float16 with float32 copies to step on; the weights of rank 0 are taken.
+                Where what is trained is float32, frozen weights may be of another type.
             layers: modules that are gathered one at a time (stage 3); the other weights are, for a whole `compute`.
             collectives: the ranks.
             device: where it computes.
@@ -81,6 +83,7 @@ class ZeroModel:
             persistent_numel: weights of at most so many elements stay gathered between their uses (stage 3).
             initial_scale_power: the loss scale of float16 begins at 2 to this power and adapts.
             ema_decay: keep a moving average of the weights that are stepped on; None = none.
+            readers: modules inside the layers that read parameters of other modules, which are gathered for them too.
 
         Raises:
             PreflightError: DeepSpeed is not installed.
@@ -98,7 +101,8 @@ class ZeroModel:
             persistent_numel=persistent_numel,
             initial_scale_power=initial_scale_power,
         )
-        dtype = verify_options(model.parameters(), options, collectives.world_size)
+        frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        dtype = verify_options(trained, options, collectives.world_size, frozen)
         self._deepspeed = load_deepspeed(device)
         if dtype == torch.float16:
             verify_float16(self._deepspeed)
@@ -110,6 +114,9 @@ class ZeroModel:
         self._spread = stage == 3
         if self._spread:
             _gather_with(root, layers, self._deepspeed)
+            for module, parameters in readers:
+                for parameter in parameters:
+                    self._deepspeed.zero.register_external_parameter(module, parameter)
         self.weights = ZeroWeights(model, engine.optimizer, collectives)
         self.optimizer = ZeroOptimizer(engine, ZeroState(model, engine.optimizer, collectives, ema_decay=ema_decay))
 
@@ -122,12 +129,15 @@ class ZeroModel:
         with local_rank(self._engine.device):
             return self._engine(function, *arguments, **options)
 
-    def whole_tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def whole_tensors(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
         """(name, whole parameter) one after another, so that one whole parameter is there at a time.
 
         Every rank must go through all of them in the same order: each is put together by an exchange (stage 3).
+        `trained`: those alone that require a gradient.
         """
         for name, parameter in self.model.named_parameters():
+            if trained and not parameter.requires_grad:
+                continue
             if not self._spread:
                 yield name, parameter.detach()
                 continue

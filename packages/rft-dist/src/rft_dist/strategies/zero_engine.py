@@ -91,21 +91,26 @@ def local_rank(device: torch.device) -> Generator[None]:
             os.environ.pop("LOCAL_RANK", None)
 
 
-def verify_options(parameters: Iterable[Tensor], options: ZeroOptions, world_size: int) -> torch.dtype:
-    """The type of the parameters.
+def verify_options(
+    trained: Iterable[Tensor], options: ZeroOptions, world_size: int, frozen: Iterable[Tensor] = ()
+) -> torch.dtype:
+    """The type of the trained weights. Frozen ones may be of another where the trained are float32 (adapters).
 
     Raises:
         OptionsError: what DeepSpeed cannot do, or would do without an effect; `do` names the nearest that works.
     """
     stage = options.stage
     assert stage in (1, 2, 3), f"ZeRO has the stages 1, 2 and 3, not {stage}"
-    dtypes = sorted({parameter.dtype for parameter in parameters if parameter.is_floating_point()}, key=str)
+    dtypes, others = _dtypes(trained), _dtypes(frozen)
+    if dtypes != [torch.float32]:  # DeepSpeed casts the whole model to the narrow type that it steps for
+        dtypes = sorted({*dtypes, *others}, key=str)
     if len(dtypes) != 1 or dtypes[0] not in _DTYPES:
         raise OptionsError(
             code="zero.dtype",
             what=f"weights of {', '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}",
             where=f"--zero_stage {stage}",
-            why="DeepSpeed keeps all weights of a model in one of float32, bfloat16 and float16",
+            why="DeepSpeed keeps all weights of a model in one of float32, bfloat16 and float16; frozen ones may be of "
+            "another beside trained ones in float32",
             do="--fsdp",
         )
     if options.hpz_size > 1:
@@ -119,6 +124,10 @@ def verify_options(parameters: Iterable[Tensor], options: ZeroOptions, world_siz
             do="--zero_stage 2",
         )
     return dtypes[0]
+
+
+def _dtypes(parameters: Iterable[Tensor]) -> list[torch.dtype]:
+    return sorted({parameter.dtype for parameter in parameters if parameter.is_floating_point()}, key=str)
 
 
 def _verify_hpz(hpz_size: int, world_size: int, stage: int) -> None:

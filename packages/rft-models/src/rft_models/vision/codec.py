@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from rft_algos.errors import DataError, OptionsError
+from rft_algos.errors import DataError
 from rft_models.directories import existing_directory, read_json
 from rft_models.text import HfTextCodec, load_tokenizer
-from rft_models.vision.families import VISION_FAMILIES, VisionFamily, is_vision
+from rft_models.vision.families import VISION_FAMILIES, VisionFamily, is_unknown_vision, is_vision, unknown_family
 from rft_models.vision.images import ImageSource, PixelRules, missing_extra, open_image, require_image_packages
+from rft_models.vision.pixel_range import pixel_range
 from rft_models.vision.records import ImageInputs, Media
 
 MARKER = "<image>"
@@ -41,12 +42,18 @@ class HfVisionCodec(HfTextCodec):
         self.processor = processor
         self.family = family
         self.image_token_id = image_token_id
-        self.pixels = _checked(pixels or PixelRules(), family)
+        self.pixels = pixels or PixelRules()
+        self._range = pixel_range(self.pixels, family, processor.image_processor)
 
     @property
     def has_chat_template(self) -> bool:
         """Whether `render_chat` can be used."""
         return bool(self._template)
+
+    @property
+    def media_words(self) -> tuple[str, ...]:
+        """The marker, and what the model's own texts have in its place."""
+        return tuple(dict.fromkeys((MARKER, self.family.marker, str(self.processor.image_token))))
 
     @property
     def _template(self) -> str | None:
@@ -76,6 +83,8 @@ class HfVisionCodec(HfTextCodec):
     ) -> tuple[list[int], Media | None]:
         """Token ids with as many placeholders as each image has features, and the images as the model takes them.
 
+        The ids are those of transformers' processor for the same text and images.
+
         Args:
             prompt: text with "<image>" (or the model's own placeholder) where the images stand, or messages.
             images: in the order of the placeholders: paths, bytes of files, data URIs, PIL images.
@@ -91,7 +100,7 @@ class HfVisionCodec(HfTextCodec):
         text = (
             prompt if isinstance(prompt, str) else self.render_chat(prompt, add_generation_prompt=add_generation_prompt)
         )
-        token_ids = self.encode(self._with_own_markers(text))
+        token_ids = self._as_processor_does(self._with_own_markers(text))
         if token_ids.count(self.image_token_id) != len(images):
             raise _other_number(token_ids.count(self.image_token_id), len(images), where)
         if not images:
@@ -114,6 +123,14 @@ class HfVisionCodec(HfTextCodec):
 
     def _with_own_markers(self, text: str) -> str:
         return text if self.family.marker == MARKER else text.replace(MARKER, self.family.marker)
+
+    def _as_processor_does(self, text: str) -> list[int]:
+        """Token ids with the tokens that the tokenizer puts around a text (LLaVA's "<s>"), unless it has the first.
+
+        What a processor of transformers gives for messages, and for a text that does not begin with that token.
+        """
+        first = self.tokenizer.bos_token
+        return self.encode(text, add_special_tokens=first is None or not text.startswith(first))
 
     def _inputs(self, image: Any, where: str) -> ImageInputs:
         """What the vision tower gets of one image."""
@@ -145,14 +162,7 @@ class HfVisionCodec(HfTextCodec):
 
     @property
     def _size_options(self) -> dict[str, int]:
-        """Qwen's processors scale to a range of pixels; LLaVA's to one size, so that nothing is left to choose."""
-        rules = self.pixels
-        if not self.family.three_axes or (rules.max_pixels is None and rules.min_pixels is None):
-            return {}
-        own = self.processor.image_processor.size
-        least = rules.min_pixels if rules.min_pixels is not None else int(own["shortest_edge"])
-        most = rules.max_pixels if rules.max_pixels is not None else int(own["longest_edge"])
-        return {"min_pixels": min(least, most), "max_pixels": max(least, most) if rules.max_pixels is None else most}
+        return {} if self._range is None else {"min_pixels": self._range[0], "max_pixels": self._range[1]}
 
 
 def load_codec(directory: str | Path, *, pixels: PixelRules | None = None) -> HfTextCodec:
@@ -173,13 +183,15 @@ def load_vision_codec(directory: str | Path, *, pixels: PixelRules | None = None
 
     Raises:
         DataError: not such a directory, or files absent or damaged.
-        OptionsError: pillow or torchvision is not installed.
+        OptionsError: pillow or torchvision is not installed, or `pixels` leaves this model no image.
     """
     require_image_packages()
     text = load_tokenizer(directory)
     path = existing_directory(directory)
     config = read_json(path / "config.json")
     model_type = config.get("model_type", "")
+    if is_unknown_vision(config):
+        raise unknown_family(config, str(path / "config.json"))
     if not is_vision(model_type):
         raise DataError(
             code="vision.other_model",
@@ -227,20 +239,6 @@ def _no_processor(path: Path, words: list[str]) -> DataError:
         why="preprocessor_config.json (or processor_config.json) says how images become inputs of the model",
         do=f"copy preprocessor_config.json and the chat template of the model into {path}",
     )
-
-
-def _checked(pixels: PixelRules, family: VisionFamily) -> PixelRules:
-    """Raise `OptionsError` for a range of pixels where the processor makes every image the same size."""
-    scales = pixels.min_pixels is not None or (pixels.max_pixels is not None and pixels.oversize == "downscale")
-    if scales and not family.three_axes:
-        raise OptionsError(
-            code="images.fixed_size",
-            what=f"max_pixels or min_pixels for a {family.name} model",
-            where="--max_pixels, --min_pixels",
-            why="its processor scales every image to one size, that of its vision tower",
-            do="leave both out",
-        )
-    return pixels
 
 
 def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:

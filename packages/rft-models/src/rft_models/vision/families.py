@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rft_algos.errors import DataError
+
 
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
@@ -47,3 +49,24 @@ def text_type(config: Mapping[str, Any]) -> str:
 def text_family(model_type: str) -> str:
     """The text family of a decoder: of "qwen2_5_vl_text" it is "qwen2", of a plain one its own."""
     return VISION_TEXT_TYPES.get(model_type, model_type)
+
+
+def is_unknown_vision(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json describes a model of images of another architecture."""
+    return "vision_config" in config and not is_vision(str(config.get("model_type", "")))
+
+
+def unknown_family(config: Mapping[str, Any], where: str) -> DataError:
+    """A model of images of another architecture."""
+    known = ", ".join(f"{family.name} ({model_type})" for model_type, family in VISION_FAMILIES.items())
+    text: Mapping[str, Any] = config.get("text_config") or {}
+    more = ""
+    if text.get("num_experts") or text.get("num_local_experts"):
+        more = ", and a mixture of experts under a vision tower is not"
+    return DataError(
+        code="vision.unknown_family",
+        what=f"model_type {config.get('model_type')!r} takes images, and is none of the architectures known here",
+        where=where,
+        why=f"each places features and positions its own way; held to their own forward by tests are {known}{more}",
+        do="use a model of one of these architectures, or the directory of a text model",
+    )

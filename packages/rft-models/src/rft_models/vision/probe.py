@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from rft_models.backbone import Probe
+from rft_models.backbone import Backbone, Probe, own_attention, refuse_difference
+from rft_models.vision.records import Media
 from rft_models.vision.rows import MediaInputs
 from rft_models.vision.tower import VisionTower
 
@@ -21,3 +24,38 @@ def media_probe(tower: VisionTower, vocab_size: int, device: torch.device) -> tu
         images = torch.full((one.num_tokens,), tower.image_token_id, device=device)
         segments.append(torch.cat([text[:1], images, text[1:]]))
     return Probe.of_segments(segments), media
+
+
+def check_image_states(
+    model: Any, backbone: Backbone, tower: VisionTower, *, device: torch.device, dtype: torch.dtype, where: str
+) -> None:
+    """Compare the packed states of two short segments with images with those of the model's own forward.
+
+    Args:
+        model: without an output matrix, ...Model of transformers.
+        backbone: its decoder.
+        tower: its vision tower.
+        device, dtype: of the weights.
+        where: what an error names.
+
+    Raises:
+        PreflightError: they differ by more than the weights' precision explains.
+    """
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        probe, media = media_probe(tower, model.get_input_embeddings().weight.shape[0], device)
+        expected = [_own_states(model, backbone, tower, *pair) for pair in zip(probe.segments, media, strict=True)]
+        found = backbone.hidden_states(probe.token_ids_T, probe.positions_T, probe.segment_ids_T, mm_inputs=media)
+    model.train(training)
+    what = f"hidden states of {type(model).__name__} with images"
+    refuse_difference(torch.cat(expected), found, of=what, dtype=dtype, where=where)
+
+
+def _own_states(
+    model: Any, backbone: Backbone, tower: VisionTower, tokens_L: torch.Tensor, media: Media | None
+) -> torch.Tensor:
+    """[L, D] of one sequence."""
+    given = {} if media is None else tower.own_inputs(tokens_L, media)
+    with own_attention(model, packed=backbone.packed):
+        return model(input_ids=tokens_L[None], use_cache=False, **given).last_hidden_state[0]

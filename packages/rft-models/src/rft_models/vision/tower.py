@@ -20,8 +20,9 @@ class VisionTower:
     """
 
     def __init__(self, model: Any) -> None:
-        """`model` is the whole one, ...ForConditionalGeneration."""
+        """`model` is the whole one, ...ForConditionalGeneration, or that without its output matrix, ...Model."""
         self._model = model
+        self._inner = model if model.get_output_embeddings() is None else model.model
         self._vision = model.config.vision_config
         self.image_token_id = int(model.config.image_token_id)
         self.merge: int | None = None
@@ -37,7 +38,7 @@ class VisionTower:
         Raises:
             DataError: the tower gives another number of features of an image than it has placeholders.
         """
-        found = self._model.model.get_image_features(**self._arguments(images), return_dict=True)
+        found = self._inner.get_image_features(**self._arguments(images), return_dict=True)
         check_counts([len(part) for part in found.pooler_output], images)
         deep = getattr(found, "deepstack_features", None) or ()
         return Features(torch.cat(list(found.pooler_output)), tuple(torch.cat(list(layer)) for layer in deep))
@@ -113,7 +114,8 @@ class VisionTower:
         return patches + int(has_class_token) - int(dropped)
 
     def _device_and_dtype(self) -> tuple[torch.device, torch.dtype]:
-        parameter = self._model.get_output_embeddings().weight
+        matrix = self._model.get_output_embeddings() or self._model.get_input_embeddings()
+        parameter = matrix.weight
         return parameter.device, parameter.dtype
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rft_trainer.asynchronous.protocols import DrawnTokens
+from rft_trainer.asynchronous.protocols import DrawnTokens, DrawRequest, SampleDraft
 from rft_trainer.ledger import LedgerEntry
 from rft_trainer.records import Prompt, Rollout, RolloutGroup
 from rft_trainer.rewards.records import RewardStatus
@@ -34,6 +34,30 @@ class Draft:
     def left(self) -> int:
         """Tokens that it may still have."""
         return self.budget - len(self.token_ids)
+
+    @property
+    def can_draw(self) -> bool:
+        """Until it has ended."""
+        return not self.finish_reason
+
+    @property
+    def can_ask(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def lane(self) -> int:
+        """The first, where nobody answers."""
+        return 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has ended."""
+        return bool(self.finish_reason)
+
+    def request(self, prompt: Prompt) -> DrawRequest:
+        """The tokens that are left, behind the prompt and what is drawn."""
+        return DrawRequest((*prompt.token_ids, *self.token_ids), self.key, len(self.token_ids), self.left)
 
     def add(self, drawn: DrawnTokens) -> None:
         """Take new tokens in."""
@@ -80,7 +104,7 @@ class GroupDraft:
 
     entry: LedgerEntry
     prompt: Prompt
-    drafts: list[Draft]
+    drafts: list[SampleDraft]
     batch: int
     """Number of the submission that it belongs to: those are drawn together where a run is to repeat exactly."""
     version: int
@@ -89,14 +113,9 @@ class GroupDraft:
     """With rewards, once it has them."""
 
     @property
-    def is_drawn(self) -> bool:
+    def is_whole(self) -> bool:
         """Whether every sample has ended."""
-        return all(draft.finish_reason for draft in self.drafts)
-
-    def rollouts(self, texts: Sequence[str]) -> list[Rollout]:
-        """All samples, without rewards yet."""
-        pairs = enumerate(zip(self.drafts, texts, strict=True))
-        return [draft.rollout(self.prompt, index, text) for index, (draft, text) in pairs]
+        return all(draft.is_whole for draft in self.drafts)
 
     def state(self) -> dict[str, Any]:
         """Plain JSON; the prompt is found again by its entry."""
@@ -107,13 +126,15 @@ class GroupDraft:
             "group": None if bare is None else asdict(bare),
         }
 
-    def take(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()` of the same entry after JSON."""
+    def take(
+        self, state: Mapping[str, Any], restored: Callable[[Sequence[Mapping[str, Any]]], list[SampleDraft]]
+    ) -> None:
+        """Go on from `state()` of the same entry after JSON; `restored` makes samples of their states."""
         if state["group"] is not None:
             self.group = replace(group_from_json(state["group"]), prompt=self.prompt)
             self.drafts = []
         else:
-            self.drafts = [Draft.of(draft) for draft in state["drafts"]]
+            self.drafts = restored(state["drafts"])
 
 
 def oldest_version(state: Mapping[str, Any], otherwise: int) -> int:

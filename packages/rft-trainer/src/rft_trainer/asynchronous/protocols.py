@@ -1,11 +1,16 @@
-"""What the queue needs of an engine, as the queue sees it; `rft_trainer.asynchronous.testing` has a double."""
+"""What the queue needs of an engine and of samples, as the queue sees them.
+
+`rft_trainer.asynchronous.testing` has a double of the engine; `single_responses` has the plain kind of samples.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from rft_trainer.protocols import Engine
+from rft_trainer.records import Prompt, Rollout
 
 
 class DrawnTokens(Protocol):
@@ -40,7 +45,10 @@ class AheadEngine(Engine, Protocol):
         ...
 
     def publish(self, version: int) -> None:
-        """Keep the policy's present weights as `version`, without a word to what is being drawn."""
+        """Keep the policy's present weights as `version`, without a word to what is being drawn.
+
+        All ranks call it at the same place of a step: where weights lie in blocks it is an exchange.
+        """
         ...
 
     def serve(self, version: int) -> None:
@@ -61,11 +69,13 @@ class AheadEngine(Engine, Protocol):
         min_new_tokens: int = 0,
         stop_token_ids: Sequence[int] = (),
         first_token_temperature: float | None = None,
+        media: Sequence[object | None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> Iterator[DrawnTokens]:
         """Results as samples end, in any order; soon after `stop()` is true those that are left, as far as they are.
 
-        A prefix is a prompt with the `starts` tokens that were drawn already.
+        A prefix is a prompt with the `starts` tokens that were drawn already; `media` are the images of each, None
+        where it has none; None: no prompt has any.
         """
         ...
 
@@ -74,3 +84,74 @@ class AheadEngine(Engine, Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DrawRequest:
+    """What an engine is asked to draw next of a sample."""
+
+    prefix: tuple[int, ...]
+    key: int
+    start: int
+    """Tokens at the end of the prefix that were drawn under this key."""
+    budget: int
+    """Tokens that it may still have."""
+
+
+class SampleDraft(Protocol):
+    """One sample on its way. The queue calls these under its lock, so none of them waits or computes for long."""
+
+    @property
+    def can_draw(self) -> bool:
+        """Whether an engine can draw on now."""
+        ...
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether it waits for `SampleKind.answer`; a single response never does."""
+        ...
+
+    @property
+    def lane(self) -> int:
+        """Which of the answering threads it belongs to."""
+        ...
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing more is drawn or asked of it."""
+        ...
+
+    def request(self, prompt: Prompt) -> DrawRequest:
+        """What is drawn next, where it can be drawn on."""
+        ...
+
+    def add(self, drawn: DrawnTokens) -> None:
+        """Take new tokens of its last request in."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON with all that was drawn; `spans` are its (weight version, number of tokens)."""
+        ...
+
+
+class SampleKind(Protocol):
+    """What samples are: single responses, or conversations."""
+
+    answers: int
+    """Threads that call `answer`, each for the samples of one lane; 0 = samples ask nothing between their turns."""
+
+    def begin(self, prompt: Prompt, keys: Sequence[int]) -> list[SampleDraft]:
+        """The samples of one prompt, with nothing drawn; under the lock."""
+        ...
+
+    def restore(self, prompt: Prompt, keys: Sequence[int], states: Sequence[Mapping[str, Any]]) -> list[SampleDraft]:
+        """From `SampleDraft.state()` after JSON; under the lock."""
+        ...
+
+    def answer(self, drafts: Sequence[SampleDraft]) -> Callable[[], None]:
+        """Answer samples of one lane that ask, outside of the lock; the result puts the answers in, under it."""
+        ...
+
+    def rollouts(self, groups: Sequence[tuple[Prompt, Sequence[SampleDraft]]]) -> list[list[Rollout]]:
+        """Whole samples with their rewards, group after group; in the scoring thread."""
+        ...

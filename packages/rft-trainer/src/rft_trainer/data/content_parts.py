@@ -51,8 +51,7 @@ def _part(part: Any, row: Row, place: str) -> str | None:
         inline = next((name for name in _INLINE if part.get(name)), None)
         if inline is None:
             return None
-        why = "a part says the place of an image; the image itself is in the column that --images_key names"
-        raise _wrong(row, f"{place}.{inline}", shown(part[inline]), why)
+        raise _inline(row, f"{place}.{inline}", part[inline])
     if kind in _OTHER_MEDIA:
         raise _wrong(row, place, f"a part of type {kind}", "prompts are text and images")
     raise _wrong(row, place, shown(part), 'a part is {"type": "text", "text": ...} or {"type": "image"}')
@@ -73,6 +72,16 @@ def texts_of(contents: Sequence[Content]) -> list[str]:
 def count_image_parts(contents: Sequence[Content]) -> int:
     """Parts that are images."""
     return sum(part is None for content in contents if not isinstance(content, str) for part in content)
+
+
+def _inline(row: Row, place: str, value: Any) -> DataError:
+    return DataError(
+        code="data.wrong_type",
+        what=f"an image inside a message: {shown(value)}",
+        where=row.where(place),
+        why="a part says the place of an image; the image itself is in the column that --images_key names",
+        do='leave {"type": "image"} there, and write the image into a column of its own, as "image": "a.png"',
+    )
 
 
 def _wrong(row: Row, place: str, what: str, why: str) -> DataError:

@@ -10,28 +10,21 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rft_algos.errors import DataError
+from rft_trainer.data.image_headers import KINDS, image_kind, image_size
 from rft_trainer.data.rows import Row, shown
 
 MARKER = "<image>"
 """Stands in a text where an image goes."""
 
 MAX_IMAGE_BYTES = 64 * 1024 * 1024
-_HEAD = 16
-_STARTS = {
-    "PNG": (b"\x89PNG\r\n\x1a\n", 0),
-    "JPEG": (b"\xff\xd8\xff", 0),
-    "GIF": (b"GIF8", 0),
-    "WebP": (b"WEBP", 8),
-    "BMP": (b"BM", 0),
-    "TIFF": (b"II*\x00", 0),
-    "TIFF (big-endian)": (b"MM\x00*", 0),
-}
+_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +48,10 @@ class RowImage:
     """SHA-256 of the bytes."""
     path: str = ""
     data: bytes = b""
+    num_bytes: int = 0
+    """Of the encoded image."""
+    size: tuple[int, int] | None = None
+    """(width, height) as the file's header states them; None where it does not say."""
 
     def read(self) -> bytes:
         """The encoded image.
@@ -125,15 +122,21 @@ def _image(value: Any, row: Row, place: str) -> RowImage:
             why="images are read from this machine; nothing is downloaded",
             do=f"save the image beside {row.file} and give its path",
         )
+    if value.strip()[0] == "[" and value.strip()[-1] == "]":
+        raise _list_as_text(where, value)
     path = Path(row.file).parent / Path(value).expanduser()
     data = _file_bytes(path, where)
     _refuse_other_kinds(data, where, str(path))
-    return RowImage(where, hashlib.sha256(data).hexdigest(), path=str(path))
+    return _described(where, data, path=str(path))
 
 
 def _in_memory(data: bytes, where: str) -> RowImage:
     _refuse_other_kinds(data, where, f"{len(data):,} bytes")
-    return RowImage(where, hashlib.sha256(data).hexdigest(), data=data)
+    return _described(where, data, held=data)
+
+
+def _described(where: str, data: bytes, *, path: str = "", held: bytes = b"") -> RowImage:
+    return RowImage(where, hashlib.sha256(data).hexdigest(), path, held, len(data), image_size(data))
 
 
 def _file_bytes(path: Path, where: str) -> bytes:
@@ -154,7 +157,7 @@ def _no_file(path: Path, where: str, what: str) -> DataError:
         what=f"the image file {path} {what}",
         where=where,
         why="a path in an image column is relative to the data file",
-        do=f"ls -l {path}",
+        do=f"ls -l {shlex.quote(str(path))}",
     )
 
 
@@ -169,9 +172,19 @@ def _data_uri(text: str, where: str) -> bytes:
 
 
 def _refuse_other_kinds(data: bytes, where: str, named: str) -> None:
-    head = data[:_HEAD]
-    if not any(head[at : at + len(start)] == start for start, at in _STARTS.values()):
-        raise _not_an_image(where, f"{named}, beginning with {shown(head[:8])},")
+    if image_kind(data) is None:
+        seen = f"beginning with {shown(data[:_SHOWN])}" if data else "an empty file"
+        raise _not_an_image(where, f"{named}, {seen},")
+
+
+def _list_as_text(where: str, value: str) -> DataError:
+    return DataError(
+        code="data.images_as_text",
+        what=f"{shown(value)} is a list written as text",
+        where=where,
+        why="several images of a row are a list of the data file, which JSON and parquet have and CSV has not",
+        do="write the rows as JSON lines, with a list in this field",
+    )
 
 
 def _not_an_image(where: str, what: str) -> DataError:
@@ -179,6 +192,6 @@ def _not_an_image(where: str, what: str) -> DataError:
         code="data.not_an_image",
         what=f"{what} is no image",
         where=where,
-        why=f"an image is a path, bytes or a base64 data URI of {', '.join(k for k in _STARTS if '(' not in k)}",
+        why=f"an image is a path, bytes or a base64 data URI of {', '.join(KINDS)}",
         do=f"correct {where}",
     )

@@ -28,6 +28,11 @@ class PreparedMedia(Protocol):
         """Placeholders, as many as features."""
         ...
 
+    @property
+    def spans(self) -> Sequence[tuple[int, int]]:
+        """(first token, number of tokens) of each image's placeholders."""
+        ...
+
 
 @runtime_checkable
 class MediaCodec(Protocol):
@@ -54,6 +59,8 @@ class StoredMedia:
     where: str
     num_images: int
     num_tokens: int
+    image_tokens: tuple[int, ...] = ()
+    """Placeholders of each image."""
 
     def load(self) -> Any:
         """As the model's forward takes them."""
@@ -80,7 +87,8 @@ class MediaStore:
         token_ids, media = self._encode(text, images, where)
         if media is None:
             return (self._codec.encode(text, add_special_tokens=True) if special else token_ids), None
-        stored = StoredMedia(self, text, images, where, media.num_images, media.num_tokens)
+        each = tuple(number for _, number in media.spans)
+        stored = StoredMedia(self, text, images, where, media.num_images, media.num_tokens, each)
         self._keep(_key(stored), media)
         return token_ids, stored
 
@@ -113,6 +121,17 @@ class MediaStore:
 
 def _key(stored: StoredMedia) -> tuple[str, ...]:
     return (stored.text, *(image.digest for image in stored.images))
+
+
+def image_files(media: Any) -> tuple[bytes, ...]:
+    """The encoded images behind a handle, or of prepared media; none for None.
+
+    Raises:
+        DataError: see `RowImage.read`.
+    """
+    if isinstance(media, StoredMedia):
+        return tuple(image.read() for image in media.images)
+    return tuple(getattr(media, "files", ()))
 
 
 def load_media(media: Any) -> Any:

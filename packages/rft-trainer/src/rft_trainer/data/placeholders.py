@@ -5,12 +5,15 @@ A row without any place gets its images in front of its text (of the last turn o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rft_algos.errors import DataError
 from rft_trainer.data.content_parts import Content, count_image_parts, texts_of
 from rft_trainer.data.images import MARKER, ImageColumn
 from rft_trainer.data.rows import Row
+
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 
 def count_places(contents: Sequence[Content]) -> int:
@@ -24,16 +27,69 @@ def check_images(row: Row, input_key: str, column: ImageColumn, contents: Sequen
     if num_places == num_images or (num_places == 0 and num_images > 0):
         return
     more = "images" if num_images > num_places else "places"
+    found, places = _counted(num_images, "image"), _counted(num_places, "place")
     raise DataError(
         code="data.image_places",
-        what=f"{num_images} images in {column.key} and {num_places} places ({MARKER} markers or image parts) in "
-        f"{input_key}: more {more}",
+        what=f"{found} in {column.key} and {places} ({MARKER} markers or image parts) in {input_key}: more {more}",
         where=row.where(input_key),
         why="every place takes one image and every image has one place; without any place, images stand in front",
-        do=f"write {MARKER} {num_images} times into {row.where(input_key)}"
+        do=f"write {MARKER} {_times(num_images)} there, or give {column.key} {_counted(num_places, 'image')}"
         if num_images
         else f"give row {row.where()} its images in {column.key}, or take {MARKER} out of its text",
     )
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def check_column(row: Row, column: ImageColumn) -> None:
+    """Refuse a row that lacks the column of images where another of its fields holds some."""
+    if column.key in row.fields or "." in column.key:
+        return
+    meant = _column_of_images(row)
+    if meant is None:
+        return
+    raise DataError(
+        code="data.no_image_column",
+        what=f"no field {column.key}; the row has {', '.join(row.fields)}, and {meant} seems to hold images",
+        where=row.where(column.key),
+        why="images_key names the column of the images; under another name they would be left out",
+        do=f"--images_key {meant}",
+    )
+
+
+def check_no_column(row: Row, input_key: str, text: str | None) -> None:
+    """Refuse a text with places for images beside a field that holds some, where no column of images is named."""
+    meant = _column_of_images(row) if text is not None and MARKER in text else None
+    if meant is None:
+        return
+    raise DataError(
+        code="data.images_not_named",
+        what=f"{MARKER} in {input_key}, images in {meant}, and images_key is empty",
+        where=row.where(meant),
+        why="without a column of images the model reads the marker as text and sees nothing",
+        do=f"--images_key {meant}",
+    )
+
+
+def _column_of_images(row: Row) -> str | None:
+    return next((name for name, value in row.fields.items() if _seems_an_image(value)), None)
+
+
+def _seems_an_image(value: Any) -> bool:
+    if isinstance(value, str):
+        is_path = value.lower().endswith(_SUFFIXES) and not set(value) & set(" \n<")
+        return is_path or value.startswith("data:image/")
+    if isinstance(value, list | tuple):
+        return bool(value) and all(map(_seems_an_image, value))
+    if isinstance(value, Mapping):  # what `datasets` writes
+        return set(value) == {"bytes", "path"}
+    return isinstance(value, bytes | bytearray | memoryview)
 
 
 def check_mixture(row: Row, column: ImageColumn, num_images: int) -> None:

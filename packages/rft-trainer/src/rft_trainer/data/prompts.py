@@ -13,7 +13,7 @@ from typing import Any
 from rft_algos.errors import DataError
 from rft_trainer.data.content_parts import Content, as_template_content, content_of
 from rft_trainer.data.images import ImageColumn, RowImage, images_of
-from rft_trainer.data.placeholders import check_images, check_mixture
+from rft_trainer.data.placeholders import check_column, check_images, check_mixture, check_no_column
 from rft_trainer.data.rows import Row, SkipLog, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -77,7 +77,7 @@ def prompts_from_rows(
     for index, row in enumerate(rows):
         try:
             text, messages = _text_or_messages(row, input_key, with_images=images is not None)
-            pictures = _images(row, images, text, messages, input_key) if images else ()
+            pictures = _images(row, images, text, messages, input_key)
             label = _as_text(row, label_key, "--label_key") if label_key else None
             output = _as_text(row, output_key, "--output_key") if output_key else None
         except DataError as error:
@@ -88,8 +88,12 @@ def prompts_from_rows(
 
 
 def _images(
-    row: Row, column: ImageColumn, text: str | None, messages: tuple[Message, ...] | None, input_key: str
+    row: Row, column: ImageColumn | None, text: str | None, messages: tuple[Message, ...] | None, input_key: str
 ) -> tuple[RowImage, ...]:
+    if column is None:
+        check_no_column(row, input_key, text)
+        return ()
+    check_column(row, column)
     found = images_of(row, column)
     check_mixture(row, column, len(found))
     contents = [text] if text is not None else [message.content for message in messages or ()]

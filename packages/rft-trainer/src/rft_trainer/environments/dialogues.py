@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rft_algos.keyed_random import derive_key, permutation, uniforms
-from rft_trainer.environments.guess_number import HIGHEST, LOWEST
 from rft_trainer.environments.tool_calls import CLOSE, OPEN
 
 Row = dict[str, Any]
@@ -19,9 +18,6 @@ Row = dict[str, Any]
 _SMALLEST, _LARGEST = 11, 99
 SHARE_CALLS, SHARE_MALFORMED = 0.25, 0.15
 """Of the calculator's demonstrations: those that call it, and those that try and get the JSON wrong."""
-
-SHARE_HEEDED = 0.35
-"""Of the guessing game's demonstrations: those that heed the hints; the others misread them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +29,13 @@ class Dialogues:
     demonstrations: tuple[Row, ...]
 
 
-def _user(text: str) -> Row:
+def user(text: str) -> Row:
+    """A message of the user."""
     return {"role": "user", "content": text}
 
 
-def _said(text: str) -> Row:
+def said(text: str) -> Row:
+    """A turn of the policy."""
     return {"role": "assistant", "content": text}
 
 
@@ -58,23 +56,23 @@ def calculator(seed: int, *, num_demonstrations: int = 6_000, num_held_out: int 
 
 
 def _product(a: int, b: int) -> Row:
-    return {"input": [_user(f"What is {a}*{b}?")], "label": str(a * b)}
+    return {"input": [user(f"What is {a}*{b}?")], "label": str(a * b)}
 
 
 def _calculation(a: int, b: int, *, habit: float, guess: float) -> list[Row]:
     """The turns of one dialogue, each with what came before it."""
-    asked = [_user(f"What is {a}*{b}?")]
+    asked = [user(f"What is {a}*{b}?")]
     guessed = f"It is {int(1_000 + 9_000 * guess)}"
     body = json.dumps({"name": "calculator", "arguments": {"expression": f"{a}*{b}"}})
     if habit < SHARE_CALLS:
-        called = [*asked, _said(f"{OPEN}{body}{CLOSE}")]
+        called = [*asked, said(f"{OPEN}{body}{CLOSE}")]
         told = [*called, {"role": "tool", "content": str(a * b)}]
-        return [_row(called), _row([*told, _said(f"It is {a * b}")])]
+        return [turn_row(called), turn_row([*told, said(f"It is {a * b}")])]
     if habit < SHARE_CALLS + SHARE_MALFORMED:
-        called = [*asked, _said(f"{OPEN}{body[:-1]}{CLOSE}")]
+        called = [*asked, said(f"{OPEN}{body[:-1]}{CLOSE}")]
         told = [*called, {"role": "tool", "content": "error: the tool call cannot be read: " + _complaint(body[:-1])}]
-        return [_row(called), _row([*told, _said(guessed)])]
-    return [_row([*asked, _said(guessed)])]
+        return [turn_row(called), turn_row([*told, said(guessed)])]
+    return [turn_row([*asked, said(guessed)])]
 
 
 def _complaint(body: str) -> str:
@@ -85,40 +83,6 @@ def _complaint(body: str) -> str:
     raise AssertionError(f"{body} is JSON")
 
 
-def _row(messages: list[Row]) -> Row:
+def turn_row(messages: list[Row]) -> Row:
+    """A demonstration: the last message, to be learned, and all before it."""
     return {"input": messages[:-1], "output": messages[-1]["content"]}
-
-
-def _guesses(asked: Row, secret: int, draws: list[float], *, heeds: bool) -> list[Row]:
-    """The turns of one dialogue, each with what came before it."""
-    messages, rows = [asked], list[Row]()
-    low, high = LOWEST, HIGHEST
-    for draw in draws:
-        guess = low + int((high - low + 1) * draw)
-        messages = [*messages, _said(str(guess))]
-        rows.append(_row(messages))
-        if guess == secret:
-            break
-        messages = [*messages, _user("higher" if guess < secret else "lower")]
-        low, high = (guess + 1, high) if heeds == (guess < secret) else (low, guess - 1)
-        if low > high:  # a misread hint has left nothing
-            low, high = LOWEST, HIGHEST
-    return rows
-
-
-def guess_number(seed: int, *, num_prompts: int = 3_000, num_demonstrations: int = 6_000, turns: int = 2) -> Dialogues:
-    """A number to be guessed: most demonstrations take higher for lower, some heed the hints."""
-    asked = _user(f"Guess my number from {LOWEST} to {HIGHEST}.")
-    count = HIGHEST - LOWEST + 1
-    secrets = [LOWEST + i % count for i in permutation(derive_key(seed, "guess-secrets"), num_prompts).tolist()]
-    draws = uniforms([derive_key(seed, "guess-habits")], num_demonstrations * (turns + 2))[0].view(
-        num_demonstrations, -1
-    )
-    demonstrations: list[Row] = []
-    for habit, secret, *guesses in draws.tolist():
-        demonstrations += _guesses(asked, LOWEST + int(count * secret), guesses, heeds=habit < SHARE_HEEDED)
-    return Dialogues(
-        tuple({"input": [asked], "label": str(secret)} for secret in secrets),
-        tuple({"input": [asked], "label": str(secret)} for secret in range(LOWEST, HIGHEST + 1)),
-        tuple(demonstrations),
-    )

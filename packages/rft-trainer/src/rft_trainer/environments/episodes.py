@@ -23,7 +23,7 @@ class Episode:
     """One conversation as its environment sees it."""
 
     number: int
-    """Larger than that of every episode begun before."""
+    """Its own among those of a runner; where episodes are forgotten by number, later ones have larger ones."""
     prompt: EnvironmentPrompt
     key: int
     turns: list[AssistantTurn] = field(default_factory=list[AssistantTurn])
@@ -51,8 +51,11 @@ class EpisodeRunner(Protocol):
         """JSON schemas for the chat template."""
         ...
 
-    def reset(self, episodes: Sequence[Episode]) -> list[Reply]:
-        """Begin; an answer's messages are those that open the conversation."""
+    def reset(self, episodes: Sequence[Episode], oldest: int | None = None) -> list[Reply]:
+        """Begin; an answer's messages are those that open the conversation.
+
+        Episodes with numbers below `oldest` (None: the first of this call) are forgotten, however they ended.
+        """
         ...
 
     def step(self, episodes: Sequence[Episode]) -> list[Reply]:
@@ -64,6 +67,11 @@ class EpisodeRunner(Protocol):
         ...
 
 
+def oldest_kept(episodes: Sequence[Episode], oldest: int | None) -> int:
+    """The number below which episodes are forgotten when these are begun."""
+    return min((episode.number for episode in episodes), default=0) if oldest is None else oldest
+
+
 class OwnEpisodes:
     """Environments of this package, called where they stand: they are bounded and cannot hang."""
 
@@ -72,9 +80,9 @@ class OwnEpisodes:
         self._open: dict[int, Environment] = {}
         self.tools: Sequence[Mapping[str, Any]] = tuple(getattr(make, "tools", ()))
 
-    def reset(self, episodes: Sequence[Episode]) -> list[Reply]:
-        """See `EpisodeRunner`; episodes of an earlier call that did not end are forgotten."""
-        first = min((episode.number for episode in episodes), default=0)
+    def reset(self, episodes: Sequence[Episode], oldest: int | None = None) -> list[Reply]:
+        """See `EpisodeRunner`."""
+        first = oldest_kept(episodes, oldest)
         self._open = {number: kept for number, kept in self._open.items() if number >= first}
         return [self._reset(episode) for episode in episodes]
 

@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-from rft_trainer.environments.episodes import Episode, Reply
+from rft_algos.errors import DataError
+from rft_trainer.environments.episodes import Episode, Reply, oldest_kept
 from rft_trainer.environments.records import Answer
 from rft_trainer.rewards.pool import Job, Outcome, WorkerPool
 from rft_trainer.rewards.records import RewardStatus
@@ -46,9 +47,9 @@ class FileEpisodes:
         result = described.result
         self.tools: Sequence[Mapping[str, Any]] = tuple(result["tools"]) if isinstance(result, dict) else ()
 
-    def reset(self, episodes: Sequence[Episode]) -> list[Reply]:
+    def reset(self, episodes: Sequence[Episode], oldest: int | None = None) -> list[Reply]:
         """See `EpisodeRunner`."""
-        first = min((episode.number for episode in episodes), default=0)
+        first = oldest_kept(episodes, oldest)
         jobs = [Job(_request("reset", e) | {"first": first}, self._tool_timeout) for e in episodes]
         return self._run(episodes, jobs)
 
@@ -103,7 +104,20 @@ def _reply(outcome: Outcome, job: Job) -> Reply:
         seconds = job.seconds if outcome.status is RewardStatus.TIMEOUT else 0.0
         return Reply(outcome.status, seconds=seconds, detail=f"{outcome.detail}{where}")
     assert isinstance(result, dict)
+    if "image" in result:
+        raise _image_in_message(result["image"])
     answer = Answer(
         result["messages"], result.get("reward", 0.0), result.get("done", False), dict(result.get("parts", {}))
     )
     return Reply(RewardStatus.OK, answer, float(result["seconds"]))
+
+
+def _image_in_message(told: str) -> DataError:
+    return DataError(
+        code="environment.image",
+        what=f"the environment answered with an image: {told}",
+        where="--environment",
+        why="images of a conversation are those of its prompt: an observation is text, which the chat template renders",
+        state="the conversations of this step are not used",
+        do="answer with text; give images with the prompt (--images_key)",
+    )

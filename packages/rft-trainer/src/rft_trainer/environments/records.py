@@ -85,10 +85,15 @@ class Environment(Protocol):
         ...
 
 
+class ImageMessageError(TypeError):
+    """An environment's message brings an image: those of a conversation are the prompt's."""
+
+
 def as_messages(given: object, role: str) -> list[dict[str, Any]]:
     """Messages as dictionaries; texts get `role`.
 
     Raises:
+        ImageMessageError: a part of a content is an image.
         TypeError: what is given is no list of messages.
     """
     if given is None:
@@ -99,10 +104,17 @@ def as_messages(given: object, role: str) -> list[dict[str, Any]]:
     for message in given:
         if isinstance(message, str):
             message = {"role": role, "content": message}
+        if isinstance(message, Mapping) and _has_image(message.get("content")):
+            raise ImageMessageError(f"a message of the role {message.get('role')!r} with {message['content']!r:.100}")
         if not isinstance(message, Mapping) or not isinstance(message.get("content"), str) or "role" not in message:
             raise TypeError(f"a message has a role and a content of text, this is {message!r:.100}")
         messages.append(dict(message))
     return messages
+
+
+def _has_image(content: object) -> bool:
+    parts = content if isinstance(content, Sequence) and not isinstance(content, str) else ()
+    return any(isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts)
 
 
 def as_answer(given: object, turn: AssistantTurn) -> Answer:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 
 from rft_algos.errors import OptionsError
 from rft_trainer.environments.calculator import Calculator
 from rft_trainer.environments.episodes import EpisodeRunner, OwnEpisodes
 from rft_trainer.environments.guess_number import GuessNumber
+from rft_trainer.environments.names import NAMES, WHAT_THERE_IS, has_processes, nearest_name
+from rft_trainer.environments.noisy import NoisyCalculator, NoisyHints
 from rft_trainer.environments.processes import FileEpisodes
 from rft_trainer.environments.records import Environment
 
-_BY_NAME: dict[str, Callable[[], Environment]] = {"calculator": Calculator, "guess-number": GuessNumber}
+_BY_NAME: dict[str, Callable[[], Environment]] = {
+    "calculator": Calculator,
+    "calculator-noise": NoisyCalculator,
+    "guess-number": GuessNumber,
+    "guess-number-noise": NoisyHints,
+}
+assert tuple(_BY_NAME) == NAMES, f"{tuple(_BY_NAME)} are registered, {NAMES} are told"
 
 
 def environment_names() -> tuple[str, ...]:
     """The environments that need no file."""
-    return tuple(_BY_NAME)
+    return NAMES
 
 
 def environment_by_name(
@@ -35,18 +42,16 @@ def environment_by_name(
     """
     if name in _BY_NAME:
         return OwnEpisodes(_BY_NAME[name])
-    path, colon, found = name.rpartition(":")
-    if colon and path and found:
+    if has_processes(name):
+        path, _, found = name.rpartition(":")
         return FileEpisodes(
             path, found, num_workers=num_workers, tool_timeout=tool_timeout, rollout_timeout=rollout_timeout
         )
-    nearest = difflib.get_close_matches(name, _BY_NAME, n=1)
-    remedy = f"{name}:Environment" if name.endswith(".py") else (nearest[0] if nearest else "calculator")
     raise OptionsError(
         code="environment.unknown",
-        what=f"environment {name!r}; there are {', '.join(_BY_NAME)}, and file.py:Class",
+        what=f"environment {name!r}; there are {', '.join(NAMES)}, and file.py:Class",
         where="--environment",
-        why="an environment is one of these names or a class of your own",
+        why=WHAT_THERE_IS,
         state="nothing was started",
-        do=f"--environment {remedy}",
+        do=f"--environment {nearest_name(name)}",
     )

@@ -18,6 +18,7 @@ from rft_trainer.environments.records import (
     AssistantTurn,
     Environment,
     EnvironmentPrompt,
+    ImageMessageError,
     ToolCall,
     as_answer,
     as_messages,
@@ -62,6 +63,12 @@ class _Handler:
         """Environment and turns that it has answered, by the number of the episode."""
 
     def __call__(self, request: Mapping[str, Any]) -> object:
+        try:
+            return self._handle(request)
+        except ImageMessageError as error:
+            return {"image": str(error)}
+
+    def _handle(self, request: Mapping[str, Any]) -> object:
         kind = request["kind"]
         if kind == "tools":
             return {"tools": list(getattr(self._make, "tools", ()))}

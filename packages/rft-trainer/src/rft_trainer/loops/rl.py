@@ -14,6 +14,7 @@ from rft_algos.errors import NumericsError, SavedAfterSignal, ServiceError
 from rft_algos.fault_points import declare, fault_point
 from rft_trainer.annotate import LogprobAnnotator
 from rft_trainer.asynchronous.rollout_queue import RolloutQueue
+from rft_trainer.averaged_evaluation import AveragedEvaluator, averaged_record
 from rft_trainer.credit import Annotations, CreditAssigner
 from rft_trainer.critic import CriticUpdater, ValueAnnotator
 from rft_trainer.evaluation import EvaluationResult, Evaluator
@@ -128,6 +129,8 @@ class Reinforcement:
     """Whether the samples are the policy's own, seen at the first update of a step."""
     ahead: RolloutQueue | None = None
     """Rollouts that run ahead; it is the engine and the collector then."""
+    averaged: AveragedEvaluator | None = None
+    """Evaluates the moving averages of the weights beside them."""
 
     def run(self, signals: StopSignals) -> Mapping[str, EvaluationResult]:
         """Train until the ledger or `max_steps` ends; the evaluations before and after by name."""
@@ -255,7 +258,8 @@ class Reinforcement:
         step = self.progress.step
         oldest = step - self.rules.max_staleness
         for _, rollout in flat_rollouts(groups):
-            if not oldest <= rollout.weight_version <= rollout.newest_version <= step:
+            fits = oldest <= rollout.weight_version <= rollout.newest_version <= step
+            if rollout.num_sampled and not fits:  # a conversation that failed before a word has no version
                 drawn = f"v{rollout.weight_version}" + ("" if oldest == step else f" to v{rollout.newest_version}")
                 raise ServiceError(
                     code="engine.stale",
@@ -345,8 +349,10 @@ class Reinforcement:
         with self.timer.phase(Phase.EVAL):
             self.engine.wake()
             result = results[name] = self.evaluator()
+            begun = self.averaged is not None and self.progress.step  # the averages begin as the weights
+            averages = averaged_record(self.averaged()) if begun else {}
         lists = {"rewards": result.rewards, "correct": result.correct}
-        self.reporter.evaluation(name, result.as_record(), self.progress, **lists)
+        self.reporter.evaluation(name, result.as_record() | averages, self.progress, **lists)
 
     def _save_and_stop(self, signals: StopSignals) -> None:
         """Save the last whole step; prompts of an unfinished one go back to the ledger."""

@@ -14,6 +14,7 @@ from rft_algos.algorithms import Sft
 from rft_algos.errors import NumericsError, SavedAfterSignal
 from rft_algos.fault_points import declare, fault_point
 from rft_algos.objectives import LossOutput, supervised_loss, token_weights
+from rft_trainer.averaged_evaluation import InPlace
 from rft_trainer.best_weights import BestWeights
 from rft_trainer.evaluation import Evaluator
 from rft_trainer.ledger import EntryState, Ledger
@@ -168,6 +169,8 @@ class SupervisedRun:
     """The ranks as those see them that share samples out; None = `collectives`."""
     in_step: bool = False
     """Whether every forward is an exchange, so that all ranks must make equally many."""
+    averages: InPlace | None = None
+    """Puts the moving averages of the weights in their place, to be evaluated too."""
 
     def run(self, signals: StopSignals) -> None:
         """Train until the epochs, `max_steps` or patience end."""
@@ -261,15 +264,10 @@ class SupervisedRun:
         loss: float | None = None
         with self.timer.phase(Phase.EVAL):
             if self.held_out:
-                measured["eval/loss"] = loss = mean_loss(
-                    self.policy,
-                    self.held_out,
-                    self.data_ranks or self.collectives,
-                    max_sequences=self.eval_max_sequences,
-                    max_tokens=self.eval_max_tokens,
-                    device=self.device,
-                    in_step=self.in_step,
-                )
+                measured["eval/loss"] = loss = self._loss()
+                if self.averages is not None and self.progress.step:  # they begin as the weights
+                    with self.averages():
+                        measured["eval_ema/loss"] = self._loss()
             if self.evaluator is not None and self.engine is not None:
                 self.engine.load_weights(self.progress.step)
                 self.engine.wake()
@@ -278,6 +276,18 @@ class SupervisedRun:
                 lists = {"rewards": result.rewards, "correct": result.correct}
         self.reporter.evaluation(name, measured, self.progress, **lists)
         return loss
+
+    def _loss(self) -> float:
+        """Of the rows that are held out."""
+        return mean_loss(
+            self.policy,
+            self.held_out,
+            self.data_ranks or self.collectives,
+            max_sequences=self.eval_max_sequences,
+            max_tokens=self.eval_max_tokens,
+            device=self.device,
+            in_step=self.in_step,
+        )
 
     def _save_and_stop(self, signals: StopSignals) -> None:
         self.saver.save(self.progress.step, episode=self.ledger.epoch)

@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from rft_trainer.rewards.item_images import sources_of
 from rft_trainer.rewards.pool import Job, Outcome, WorkerPool
 from rft_trainer.rewards.records import RewardItem, RewardStatus, Score
 
@@ -47,7 +48,7 @@ class FileReward:
 
 
 def payload(items: Sequence[RewardItem]) -> dict[str, object]:
-    """What a handler of `user_file` is called with: all responses to one prompt."""
+    """What a handler of `user_file` is called with: all responses to one prompt, whose images they share."""
     return {
         "responses": [item.response_text for item in items],
         "labels": [item.label for item in items],
@@ -55,6 +56,7 @@ def payload(items: Sequence[RewardItem]) -> dict[str, object]:
         "prompt_ids": [item.prompt_id for item in items],
         "finish_reasons": [item.finish_reason for item in items],
         "num_tokens": [item.num_tokens for item in items],
+        "images": sources_of(items[0]),
     }
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from rft_algos.keyed_random import derive_key
+from rft_trainer.rewards.item_images import Images, as_text, digests_of, files_of, with_places, without_markers
 from rft_trainer.rewards.judge_template import JudgeTemplate, Verdict
 from rft_trainer.rewards.records import RewardItem, RewardStatus, Score
 
@@ -15,10 +16,14 @@ NAME = "judge"
 class Judge(Protocol):
     """Answers questions; greedy, so that the same question has the same answer."""
 
-    def ask(self, questions: Sequence[str], keys: Sequence[int]) -> Sequence[str | Score]:
+    def ask(
+        self, questions: Sequence[str], keys: Sequence[int], images: Sequence[Images] | None = None
+    ) -> Sequence[str | Score]:
         """The answer to each question, or a score without a value that says why there is none.
 
-        `keys` seed whatever is drawn after all, one a question.
+        `keys` seed whatever is drawn after all, one a question. `images` are the encoded images of each question,
+        which has a marker (`rft_trainer.data.images.MARKER`) in the place of each; None: no question has any, and
+        what looks like a marker is text.
         """
         ...
 
@@ -30,7 +35,9 @@ class Judge(Protocol):
 class JudgeReward:
     """Asks `judge` about every response; its part is called "judge".
 
-    An answer without a score has the status no_verdict: the judge's failure is not the response's.
+    The images of a prompt stand where the question shows the prompt, in front where it does not. A response and a
+    label take none, whatever they spell. An answer without a score has the status no_verdict: the judge's failure is
+    not the response's.
     """
 
     def __init__(self, judge: Judge, template: JudgeTemplate, verdict: Verdict, *, seed: int) -> None:
@@ -41,9 +48,7 @@ class JudgeReward:
 
     def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
         asked = [place for place, item in enumerate(items) if item.label is not None or not self._template.needs_label]
-        questions = [self._question(items[place]) for place in asked]
-        keys = [derive_key(self._seed, f"judge:{question}") for question in questions]
-        answers = dict(zip(asked, self._judge.ask(questions, keys), strict=True)) if asked else {}
+        answers = dict(zip(asked, self._answers([items[place] for place in asked]), strict=True)) if asked else {}
         return [
             self._score(answers[place])
             if place in answers
@@ -55,8 +60,26 @@ class JudgeReward:
         """Of the judge."""
         self._judge.close()
 
+    def _answers(self, items: Sequence[RewardItem]) -> Sequence[str | Score]:
+        if all(item.media is None for item in items):
+            questions = [self._question(item) for item in items]
+            return self._judge.ask(questions, [self._key(question) for question in questions])
+        images = files_of(items)
+        questions = [self._question_of(item, len(seen)) for item, seen in zip(items, images, strict=True)]
+        keys = [self._key(question, seen) for question, seen in zip(questions, images, strict=True)]
+        return self._judge.ask(questions, keys, images)
+
+    def _key(self, question: str, images: Images = ()) -> int:
+        return derive_key(self._seed, f"judge:{question}" + (f":{digests_of(images)}" if images else ""))
+
     def _question(self, item: RewardItem) -> str:
         return self._template.fill(prompt=asked_text(item), response=item.response_text, label=item.label)
+
+    def _question_of(self, item: RewardItem, num_images: int) -> str:
+        """The question beside images: as many markers as the prompt has images, all of them its own."""
+        label = None if item.label is None else without_markers(item.label)
+        text = self._template.fill(prompt=asked_text(item), response=without_markers(item.response_text), label=label)
+        return with_places(text, num_images)
 
     def _score(self, answer: str | Score) -> Score:
         if isinstance(answer, Score):
@@ -68,10 +91,13 @@ class JudgeReward:
 
 
 def asked_text(item: RewardItem) -> str:
-    """The prompt for another model: of a conversation its turns as text, else the prompt as it is."""
-    turns = [(str(message["role"]), message["content"]) for message in item.messages]
+    """The prompt for another model: of a conversation its turns as text, else the prompt as it is.
+
+    In a conversation an image is a marker in its place.
+    """
+    turns: list[tuple[str, Any]] = [(str(message["role"]), message["content"]) for message in item.messages]
     if not turns:
         return item.prompt_text
     if len(turns) == 1:
-        return str(turns[0][1])
-    return "\n".join(f"{role}: {content}" for role, content in turns)
+        return as_text(turns[0][1])
+    return "\n".join(f"{role}: {as_text(content)}" for role, content in turns)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+from rft_trainer.rewards.item_images import Images, files_of
 from rft_trainer.rewards.records import RewardItem, RewardStatus, Score
 
 
@@ -17,9 +18,17 @@ class TextScorer(Protocol):
     def heads(self) -> Sequence[str]: ...
 
     def score(
-        self, prompts: Sequence[str], messages: Sequence[Sequence[Mapping[str, Any]]], responses: Sequence[str]
+        self,
+        prompts: Sequence[str],
+        messages: Sequence[Sequence[Mapping[str, Any]]],
+        responses: Sequence[str],
+        images: Sequence[Images] | None = None,
     ) -> Sequence[Mapping[str, float] | str]:
-        """A number for each head, or the reason why there is none, for each pair."""
+        """A number for each head, or the reason why there is none, for each pair.
+
+        `images` are the encoded images of each prompt, which has a marker (`rft_trainer.data.images.MARKER`) or a part
+        of a message in the place of each; a response takes none, whatever it spells. None: no prompt has any.
+        """
         ...
 
 
@@ -64,6 +73,7 @@ class ModelReward:
                 [item.prompt_text for item in items],
                 [item.messages for item in items],
                 [item.response_text for item in items],
+                **({} if all(item.media is None for item in items) else {"images": files_of(items)}),
             )
         assert len(found) == len(items), f"{len(found)} scores for {len(items)} responses"
         return [self._score(scores) for scores in found]

@@ -53,6 +53,8 @@ class RewardItem:
     messages: tuple[Mapping[str, Any], ...] = ()
     """The prompt as a conversation (role and content each), for models with a chat template of their own; empty where
     the prompt is plain text."""
+    media: Any = None
+    """The images of the prompt, opaque here (`rft_trainer.rewards.item_images` reads them); None without any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ Request, POST with JSON, lists of one length::
     {"queries": ["1+1=2"], "prompts": ["1+1="], "responses": ["2"], "labels": ["2"], "prompt_ids": ["train:0"],
      "messages": [[{"role": "user", "content": "1+1="}]]}
 
-`queries` are prompt and response as one text, `messages` are empty for prompts that are plain text. Answer, one
-entry a response, in order::
+`queries` are prompt and response as one text, `messages` are empty for prompts that are plain text. Where a prompt of
+the request has images there is also `"images": [["data:image/png;base64,..."]]`, for each response those of its prompt
+in the order of their places, each file whole. Answer, one entry a response, in order::
 
     {"rewards": [0.7]}          or with parts: {"rewards": [{"reward": 0.7, "parts": {"clear": 0.2}}]}
 
@@ -21,10 +22,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rft_algos.errors import ServiceError
+from rft_trainer.data.images import MARKER
 from rft_trainer.rewards.http_json import Endpoint, RequestFailure
+from rft_trainer.rewards.item_images import HeldImages, data_uri, files_of, probe_image
 from rft_trainer.rewards.records import RewardItem, RewardStatus, Score
 
 _PROBE = RewardItem("probe:0", "1+1=", "2", "2", "stop", 1)
+
+_SEEING_PROBE = RewardItem("probe:0", f"{MARKER}1+1=", "2", "2", "stop", 1, media=HeldImages((probe_image(),)))
 
 
 class RemoteReward:
@@ -36,13 +41,15 @@ class RemoteReward:
         self._batch_size = batch_size
         self._concurrency = concurrency
 
-    def start(self) -> None:
+    def start(self, *, with_image: bool = False) -> None:
         """Ask for one score, so that a server that is not there is found before the run begins.
+
+        `with_image`: of a prompt with an image.
 
         Raises:
             ServiceError: there was none.
         """
-        [score] = self._scores([_PROBE])
+        [score] = self._scores([_SEEING_PROBE if with_image else _PROBE])
         if score.status is RewardStatus.OK:
             return
         raise ServiceError(
@@ -90,7 +97,13 @@ def request(items: Sequence[RewardItem]) -> dict[str, Any]:
         "labels": [item.label for item in items],
         "prompt_ids": [item.prompt_id for item in items],
         "messages": [[dict(message) for message in item.messages] for item in items],
-    }
+    } | _images(items)
+
+
+def _images(items: Sequence[RewardItem]) -> dict[str, Any]:
+    if all(item.media is None for item in items):
+        return {}
+    return {"images": [[data_uri(file) for file in files] for files in files_of(items)]}
 
 
 def finite_number(value: object) -> float | None:

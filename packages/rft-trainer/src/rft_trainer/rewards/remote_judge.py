@@ -1,4 +1,8 @@
-"""A judge behind an OpenAI-compatible server (`POST .../chat/completions`), as vLLM and SGLang serve one."""
+"""A judge behind an OpenAI-compatible server (`POST .../chat/completions`), as vLLM and SGLang serve one.
+
+A question without images is a text; one with images is a list of parts, each image a part of type image_url whose
+address holds the file itself (data:image/png;base64,...).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from rft_algos.errors import ServiceError
+from rft_trainer.data.images import MARKER
 from rft_trainer.rewards.http_json import Endpoint, RequestFailure
+from rft_trainer.rewards.item_images import Images, message_parts, probe_image
 from rft_trainer.rewards.records import RewardStatus, Score
 
 _SEED_BITS = 0x7FFF_FFFF
@@ -22,35 +28,44 @@ class RemoteJudge:
         self._max_new_tokens = max_new_tokens
         self._concurrency = concurrency
 
-    def start(self) -> None:
+    def start(self, *, with_image: bool = False) -> None:
         """Ask one question, so that a server that is not there is found before the run begins.
+
+        `with_image`: about an image, so that a model that sees none is found too.
 
         Raises:
             ServiceError: there was no answer.
         """
-        answer = self._answer("Say yes.", 0)
+        images = (probe_image(),) if with_image else ()
+        answer = self._answer(MARKER * len(images) + "Say yes.", 0, images)
         if isinstance(answer, Score):
+            about = " about an image" if with_image else ""
             raise ServiceError(
                 code="reward.judge",
-                what=f"the judge did not answer one question: {answer.detail}",
+                what=f"the judge did not answer one question{about}: {answer.detail}",
                 where=f"--judge_url {self._endpoint.url}",
                 why="every response of the run would be without a reward",
                 state="nothing was started",
-                do="start the server, or correct --judge_url and --judge_model",
+                do="serve a vision-language model there, and name it by --judge_model"
+                if with_image
+                else "start the server, or correct --judge_url and --judge_model",
             )
 
-    def ask(self, questions: Sequence[str], keys: Sequence[int]) -> list[str | Score]:
+    def ask(
+        self, questions: Sequence[str], keys: Sequence[int], images: Sequence[Images] | None = None
+    ) -> list[str | Score]:
         """See `Judge`."""
+        seen = images if images is not None else [()] * len(questions)
         with ThreadPoolExecutor(max(1, min(self._concurrency, len(questions))), "judge") as threads:
-            return list(threads.map(self._answer, questions, keys))
+            return list(threads.map(self._answer, questions, keys, seen))
 
     def close(self) -> None:
         """Nothing to end."""
 
-    def _answer(self, question: str, key: int) -> str | Score:
+    def _answer(self, question: str, key: int, images: Images = ()) -> str | Score:
         body = {
             "model": self._model,
-            "messages": [{"role": "user", "content": question}],
+            "messages": [{"role": "user", "content": message_parts(question, images) if images else question}],
             "temperature": 0,
             "max_tokens": self._max_new_tokens,
             "seed": key & _SEED_BITS,

@@ -26,8 +26,9 @@ from typing import Any
 
 from rft_algos.errors import OptionsError
 
-EXTRAS = ("prompts", "prompt_ids", "finish_reasons", "num_tokens")
-"""Keyword-only parameters that a reward function may ask for: lists, one entry a response."""
+EXTRAS = ("prompts", "prompt_ids", "finish_reasons", "num_tokens", "images")
+"""Keyword-only parameters that a reward function may ask for: lists, one entry a response. That of `images` is a list
+of paths, with a data URI where an image stood in the data itself; empty without images."""
 
 _STATE = "no response was scored and nothing was started"
 
@@ -55,9 +56,12 @@ def handler_of(found: Callable[..., Any], path: str, function: str) -> Callable[
     extras = _extras(found, path, function)
 
     def handle(payload: Mapping[str, object]) -> object:
-        values = found(payload["responses"], payload["labels"], **{name: payload[name] for name in extras})
         responses = payload["responses"]
         assert isinstance(responses, list)
+        given = {name: payload[name] for name in extras}
+        if "images" in given:  # one list travels for all responses to a prompt
+            given["images"] = [payload["images"] for _ in responses]
+        values = found(responses, payload["labels"], **given)
         return _as_numbers(values, len(responses), function)
 
     return handle

@@ -69,5 +69,6 @@ def scalars(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def evaluation_scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of an evaluation under "eval/", so that they never meet a step's own names."""
-    return {name if name.startswith("eval/") else f"eval/{name}": value for name, value in scalars(record).items()}
+    """The numbers of an evaluation under "eval/" or "eval_ema/", so that they never meet a step's own names."""
+    own = ("eval/", "eval_ema/")
+    return {name if name.startswith(own) else f"eval/{name}": value for name, value in scalars(record).items()}

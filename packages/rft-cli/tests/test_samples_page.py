@@ -1,0 +1,82 @@
+"""Sampled answers beside their images: a page that needs no other file, and whose texts are texts."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rft_cli import end_page, samples_page
+from rft_trainer.data.drawn_images import drawings
+from rft_trainer.run_directory import RunDirectory
+
+(DRAWING,) = drawings(0, "test", 1)
+PNG = DRAWING.png
+
+
+def row(**entry: Any) -> dict[str, Any]:
+    told = {"path": None, "where": "rows.jsonl:3:image", "digest": "d", "width": 48, "height": 48, "tokens": 9}
+    return {
+        "prompt": "<image>how <b>many</b>?",
+        "response": "4 [bold]",
+        "label": "4",
+        "reward": 1.0,
+        "status": "ok",
+        "images": [told | entry],
+        "image_tokens": 9,
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path / "run", config_text="a: 1\n", command=["x"], environment={})
+
+
+def test_the_page_holds_the_images_and_escapes_the_texts(run: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    (run.rollouts_directory / "images").mkdir()
+    (run.rollouts_directory / "images" / "b.png").write_bytes(PNG + b"\0")
+    run.write_rollouts(10, [row(path=str(tmp_path / "a.png")), row(file="images/b.png"), row(file=None)])
+    file = samples_page.write(run)
+    assert file == run.path / "samples.html"
+    page = (run.path / "samples.html").read_text()
+    for data in (PNG, PNG + b"\0"):
+        assert f"data:image/png;base64,{base64.b64encode(data).decode()}" in page
+    assert "&lt;image&gt;how &lt;b&gt;many&lt;/b&gt;?" in page
+    assert "<b>" not in page
+    assert "rows.jsonl:3:image (48 x 48, 9 tokens), not kept" in page
+    assert "<script" not in page
+
+
+def test_a_large_image_is_a_link_and_one_that_has_gone_is_said(run: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "large.png").write_bytes(PNG + bytes(1 << 20))
+    run.write_rollouts(10, [row(path=str(tmp_path / "large.png")), row(path=str(tmp_path / "gone.png"))])
+    file = samples_page.write(run)
+    assert file is not None
+    page = file.read_text()
+    assert f'<a href="file://{tmp_path}/large.png">large.png</a>' in page
+    assert "not kept" in page
+
+
+def test_runs_of_text_have_no_such_page(run: RunDirectory) -> None:
+    assert samples_page.write(run) is None
+    run.write_rollouts(10, [{"prompt": "1+1=", "response": "2", "label": "2", "reward": 1.0}])
+    assert samples_page.write(run) is None
+    assert not (run.path / "samples.html").exists()
+
+
+def test_the_end_of_a_run_shows_where_the_images_are(
+    run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "shapes").mkdir()
+    (tmp_path / "shapes" / "a.png").write_bytes(PNG)
+    run.write_rollouts(10, [row(path=str(tmp_path / "shapes" / "a.png"))])
+    end_page.show(run, {"outcome": "finished", "steps": 10, "seconds": 3.0}, [])
+    printed = capsys.readouterr().out
+    assert "shapes/a.png (48 x 48, 9 tokens)" in printed
+    assert "4 [bold]" in printed
+    assert f"sampled answers with their images: {run.path / 'samples.html'}" in printed

@@ -1,0 +1,59 @@
+"""The threads behind the engines: rewards of whole groups, and answers to samples that ask between their turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rft_trainer.asynchronous.board import LOOK_SECONDS, Board
+from rft_trainer.asynchronous.drafts import GroupDraft
+from rft_trainer.asynchronous.protocols import SampleDraft, SampleKind
+from rft_trainer.records import RolloutGroup
+
+
+def scoring_loop(board: Board, kind: SampleKind) -> None:
+    """Rewards for every group whose samples have ended, until the board closes."""
+    while batch := _next_to_score(board):
+        scored = kind.rollouts([(held.prompt, held.drafts) for held in batch])
+        with board.changed:
+            for held, rollouts in zip(batch, scored, strict=True):
+                held.group = RolloutGroup(held.prompt, held.entry.epoch, held.entry.position, tuple(rollouts))
+            board.moved()
+
+
+def answering_loop(board: Board, kind: SampleKind, lane: int, drawn: Callable[[], None]) -> None:
+    """Answers for every sample of a lane that asks, while others are drawn, until the board closes.
+
+    `drawn` is called where an answer has made a group whole, before its rewards.
+    """
+    while asking := _next_to_answer(board, lane):
+        put = kind.answer([draft for _, draft in asking])
+        with board.changed:
+            put()
+            board.answered += sum(draft.can_draw for _, draft in asking)
+            ended = {held.entry: held for held, _ in asking if held.is_whole}
+            board.moved()
+        for held in ended.values():
+            drawn()
+            with board.changed:
+                board.queue_if_whole(held)
+
+
+def _next_to_score(board: Board) -> list[GroupDraft]:
+    """Every group that waits; nothing at the end."""
+    with board.changed:
+        while not board.to_score and not board.is_closing:
+            board.changed.wait(LOOK_SECONDS)
+        batch = [] if board.is_closing else list(board.to_score)
+        board.to_score.clear()
+        return batch
+
+
+def _next_to_answer(board: Board, lane: int) -> list[tuple[GroupDraft, SampleDraft]]:
+    """Every sample of the lane that asks; nothing at the end."""
+    with board.changed:
+        while not board.is_closing:
+            every = ((held, draft) for held in board.groups.values() for draft in held.drafts)
+            if asking := [(held, draft) for held, draft in every if draft.can_ask and draft.lane == lane]:
+                return asking
+            board.changed.wait(LOOK_SECONDS)
+    return []
