@@ -1,10 +1,11 @@
 """Rollouts ahead of the trainer against one after the other: samples a second and rewards, two replicas, long tails.
 
-    python benchmarks/async.py [--quick] [--seeds 3] [--steps 24]
+    python benchmarks/async.py [--quick] [--seeds 3] [--steps 48]
 
 The real loop, engine processes and weights: a tiny decoder, GRPO on a reward that it learns, one thread a process. The
-length of each response is given by its key: around the median, one in sixteen eight times as long. Sides take turns,
-seed by seed; each run starts processes of its own, and its first three steps are not measured. All sides see the same
+length of each response is given by its key: lognormal, so that the longest of a step has about eight times the median.
+Sizes are such that the rollout takes about three quarters of a step when one follows the other. Sides take turns, seed
+by seed; each run starts processes of its own, and its first three steps are not measured. All sides see the same
 prompts, keys and lengths.
 
 Two cores are shared by the trainer and two replicas. One after the other, the trainer's phase leaves one core idle and
@@ -121,7 +122,9 @@ def measure(sides: dict[str, tuple[int, bool]], work: Workload, seeds: int, step
     found: Found = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "model"
-        model = build_character_model(place, hidden=work.hidden, layers=work.layers, ffn=3 * work.hidden)
+        model = build_character_model(
+            place, hidden=work.hidden, layers=work.layers, ffn=3 * work.hidden, max_positions=work.longest + 8
+        )
         for seed in range(seeds):
             for side, (staleness, deterministic) in sides.items():
                 one = run(model, work, staleness, steps, seed, deterministic=deterministic)
@@ -166,7 +169,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed, few steps, fewer sides: under two minutes")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=48)
     options = parser.parse_args()
     torch.set_num_threads(1)
     work, seeds, steps, sides = Workload(), options.seeds, options.steps, SIDES

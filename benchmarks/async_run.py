@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import torch
@@ -45,20 +47,17 @@ JUDGED_TOKENS = 16
 class Workload:
     """Sizes of a run."""
 
-    hidden: int = 48
+    hidden: int = 64
     layers: int = 4
     prompts_per_step: int = 4
     group_size: int = 4
     median_tokens: int = 64
-    long_share: float = 1 / 16
-    long_factor: int = 8
+    spread: float = 1.2
+    """Standard deviation of the logarithm of a length."""
+    longest: int = 1536
+    """Tokens at which a response is cut."""
     num_replicas: int = 2
-    learning_rate: float = 2e-3
-
-    @property
-    def longest(self) -> int:
-        """Tokens of a long response."""
-        return self.median_tokens * self.long_factor
+    learning_rate: float = 3e-3
 
     @property
     def samples_per_step(self) -> int:
@@ -66,11 +65,10 @@ class Workload:
         return self.prompts_per_step * self.group_size
 
     def length(self, key: int) -> int:
-        """Tokens of the sample with this key: around the median, one in sixteen eight times as long."""
-        is_long, spread = uniforms([derive_key(key, "length")], 2)[0].tolist()
-        if is_long < self.long_share:
-            return self.longest
-        return max(1, round(self.median_tokens * (0.75 + 0.5 * spread)))
+        """Tokens of the sample with this key: lognormal."""
+        place = uniforms([derive_key(key, "length")], 1)[0].item()
+        deviations = NormalDist().inv_cdf(min(max(place, 1e-9), 1 - 1e-9))
+        return min(max(1, round(self.median_tokens * math.exp(self.spread * deviations))), self.longest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,9 @@ def main() -> None:
     parser.add_argument("--task", choices=TASKS, action="append", help="one of them; both unless given")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--draws", type=int, default=8, help="conversations a prompt at temperature 1")
-    parser.add_argument("--runs", type=Path, default=Path("runs/dialogues"), help="where the runs go; theirs are reused")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs/dialogues"), help="where the runs go; theirs are reused"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS)
     given = parser.parse_args()
     rows: dict[str, Any] = json.loads(given.output.read_text()) if given.output.exists() else {}
@@ -59,7 +61,9 @@ def measured(path: Path, task: str, seed: int, draws: int) -> dict[str, Any]:
     for name, model in (("before", final_model(path / quickstart.WARM_START)), ("after", final_model(path))):
         row[name] = {
             "greedy": evaluation(path, model, task, []),
-            "sampled": pooled([evaluation(path, model, task, ["--temperature", "1", "--seed", str(n)]) for n in range(draws)]),
+            "sampled": pooled(
+                [evaluation(path, model, task, ["--temperature", "1", "--seed", str(n)]) for n in range(draws)]
+            ),
             "noise": evaluation(path, model, task, ["--environment", f"{task}-noise"]),
         }
     return row
@@ -88,7 +92,10 @@ def pooled(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def table(rows: dict[str, Any]) -> str:
     """Success and calls before and after, a line a run."""
-    lines = ["| task, seed | greedy | sampled | noise | turns with a call | calls read | n | seconds |", "|" + "---|" * 8]
+    lines = [
+        "| task, seed | greedy | sampled | noise | turns with a call | calls read | n | seconds |",
+        "|" + "---|" * 8,
+    ]
     for row in rows.values():
         cells = [f"{row['task']}, {row['seed']}"]
         cells += [change(row, kind, "accuracy") for kind in ("greedy", "sampled", "noise")]

@@ -7,21 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.compare import checkpoints, differences, final_checkpoint, relative_distance, tensors
+from safetensors.torch import load_file
+from support.compare import checkpoints, differences, final_checkpoint, relative_distance
 from support.references import KILLED, Restarts
 from support.runs import ForkServer, Prelude
 from support.setup import TinyTask
+from torch import Tensor
 
 pytestmark = pytest.mark.xdist_group("faults")
 
 AHEAD = ("--max_steps", "4", "--save_steps", "2", "--eval_steps", "4", "--rollout_log_interval", "1")
-AHEAD = (*AHEAD, "--num_trajectories_to_save", "32", "--max_staleness", "1")
+AHEAD = (*AHEAD, "--num_trajectories_to_save", "32", "--max_staleness", "1", "--no-async_save")
 EXACT = (*AHEAD, "--async_deterministic")
 PEER = 9
 KILLS: list[tuple[Prelude, tuple[int, int]]] = [
     (("signal_at", ["rl.updated", 3, "SIGKILL"]), (KILLED, KILLED)),
     (("signal_rank_at", [1, "async.published", 3, "SIGKILL"]), (PEER, KILLED)),
-    (("signal_rank_at", [0, "async.group_drawn", 11, "SIGKILL"]), (KILLED, PEER)),
+    (("signal_rank_at", [0, "async.group_drawn", 15, "SIGKILL"]), (KILLED, PEER)),
     (("signal_rank_at", [1, "rl.logged", 3, "SIGKILL"]), (PEER, KILLED)),
 ]
 
@@ -46,6 +48,14 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+def weights(run: Path) -> dict[str, Tensor]:
+    """Of the final checkpoint, from as many files as wrote them."""
+    tensors: dict[str, Tensor] = {}
+    for file in sorted((final_checkpoint(run) / "model").glob("*.safetensors")):
+        tensors |= load_file(file)
+    return tensors
+
+
 def assert_same_run(found: Path, expected: Path) -> None:
     """The same samples under the same versions, and the same weights up to rounding."""
     assert drawn(found) == drawn(expected)
@@ -54,7 +64,7 @@ def assert_same_run(found: Path, expected: Path) -> None:
     assert [[row[name] for name in told] for row in rows(found)] == [
         [row[name] for name in told] for row in rows(expected)
     ]
-    ours, theirs = (tensors(run, "model/model.safetensors") for run in (found, expected))
+    ours, theirs = weights(found), weights(expected)
     assert ours.keys() == theirs.keys()
     assert relative_distance(ours.values(), [theirs[name] for name in ours]) < 1e-5
 
@@ -77,6 +87,7 @@ def killed_and_resumed(server: ForkServer, words: list[str], run: Path, kill: Pr
     ended = restarts.start([kill]).wait()
     assert (ended.code, *ended.other_codes) == codes, ended.output[-3000:]
     ended = restarts.finish()
+    assert restarts.resumes == 1
     assert ended.other_codes == (0,)
     ledger = json.loads((final_checkpoint(run) / "state" / "ledger.json").read_text())
     assert (ledger["trained"], ledger["in_flight"]) == (32, []), "four steps of eight prompts, each once"
@@ -108,7 +119,7 @@ def test_an_error_in_the_rollout_thread_of_one_rank_ends_all_and_is_named(
     server: ForkServer, task: TinyTask, two_ranks: Path, runs: Path
 ) -> None:
     run = runs / "run"
-    refused: list[Prelude] = [("refuse_rank_at", [1, "async.group_drawn", 11, "EIO"])]
+    refused: list[Prelude] = [("refuse_rank_at", [1, "async.group_drawn", 15, "EIO"])]
     ended = server.run(*task.words("rl", run, *EXACT), preludes=refused, num_ranks=2)
     assert (ended.code, *ended.other_codes) == (PEER, 1), ended.output[-3000:]
     assert "rank 1" in ended.output

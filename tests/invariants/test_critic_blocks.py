@@ -40,7 +40,9 @@ def learned(run: Path) -> list[Tensor]:
     return [after[name] - before[name] for name in sorted(before)]
 
 
-@pytest.mark.parametrize("strategy", [("--fsdp",), ("--fsdp", "--fsdp_cpu_offload", "--adam_offload", "--sp_size", "2")])
+@pytest.mark.parametrize(
+    "strategy", [("--fsdp",), ("--fsdp", "--fsdp_cpu_offload", "--adam_offload", "--sp_size", "2")]
+)
 def test_two_ranks_with_a_critic_in_blocks_take_the_steps_of_one_process(
     server: ForkServer, task: TinyTask, references: References, runs: Path, strategy: tuple[str, ...]
 ) -> None:

@@ -13,7 +13,13 @@ from support.runs import ForkServer
 from support.vision_task import VisionTask, make_vision_task
 from torch import Tensor
 
+from rft_algos.errors import OptionsError
 from rft_cli.main import main
+from rft_cli.media_choice import refuse_beside_images
+from rft_dist.settings import StrategySettings
+from rft_models.settings import ModelSettings
+from rft_models.vision.codec import load_vision_codec
+from rft_trainer.settings_media import ImageSettings
 
 pytestmark = pytest.mark.xdist_group("image_runs")
 
@@ -25,7 +31,7 @@ WAYS = {
     "zero 3": ("--zero_stage", "3", "--gradient_checkpointing"),
 }
 ADAPTERS = {
-    "language layers": ("q_proj,gate_proj", "language_model"),
+    "language layers": ("q_proj,k_proj", "language_model"),
     "the tower alone": ("attn.qkv,attn.proj", "visual"),
 }
 GAE = ("--advantage_estimator", "gae", "--critic_learning_rate", "1e-3", "--lambd", "0.9", "--gamma", "0.9")
@@ -150,7 +156,6 @@ def test_a_run_goes_from_one_process_to_blocks_and_back(
 @pytest.mark.parametrize(
     ("more", "code", "words_of_it"),
     [
-        (("--tp_size", 2), "images.parts", "tp_size = 2"),
         (("--aux_loss_coef", 0.01), "images.router_loss", "aux_loss_coef = 0.01"),
         (("--min_pixels", 99_999), "images.beyond_processor", "min_pixels = 99,999"),
         (("--max_pixels", 10), "images.below_one_feature", "max_pixels = 10"),
@@ -169,6 +174,14 @@ def test_what_cannot_be_done_says_why_before_anything_is_written(
     assert problem["why"]
     assert problem["do"]
     assert not (runs / "run").exists()
+
+
+def test_matrices_in_parts_beside_images_are_refused(images: VisionTask) -> None:
+    given = (ImageSettings(images_key="image"), StrategySettings(tp_size=2), ModelSettings(pretrain=str(images.model)))
+    with pytest.raises(OptionsError) as caught:
+        refuse_beside_images(*given, load_vision_codec(images.model))
+    assert caught.value.problem.code == "images.parts"
+    assert caught.value.problem.do == "--tp_size 1 --fsdp"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Adapters over ranks: every way to lie on them takes the steps of one process, and saves the same."""
+"""Whole runs with adapters over ranks: the steps and checkpoints of one process (`test_lora_steps.py`: every way)."""
 
 from __future__ import annotations
 
@@ -19,24 +19,12 @@ FLAGS = ("--max_steps", "3", "--lora_rank", "4", "--actor_learning_rate", "3e-3"
 STRATEGIES = {
     "replicas": (),
     "fsdp": ("--fsdp",),
-    "fsdp from files": ("--fsdp", "--meta_init"),
     "shared sequences and fsdp": ("--sp_size", "2", "--fsdp"),
-    "zero 1": ("--zero_stage", "1", "--adam_offload"),
-    "zero 2": ("--zero_stage", "2", "--overlap_comm", "--gradient_checkpointing"),
     "zero 3": ("--zero_stage", "3", "--zpg", "2", "--overlap_comm", "--gradient_checkpointing"),
-    "parts of every matrix": ("--tp_size", "2"),
     "parts in blocks": ("--tp_size", "2", "--fsdp"),
-}
-KINDS = {
-    "zero 3": ("--zero_stage", "3", "--adam_offload", "--lora_type", "dora"),
-    "fsdp from files": ("--fsdp", "--meta_init", "--lora_type", "dora"),
-    "zero 2": ("--zero_stage", "2", "--lora_type", "rslora"),
 }
 RESUMED = {
-    "zero 1": ("--zero_stage", "1"),
     "zero 3": ("--zero_stage", "3"),
-    "zero 3 in bfloat16": ("--zero_stage", "3", "--bf16"),
-    "parts in blocks": ("--tp_size", "2", "--fsdp"),
     "float16 from files, averaged": ("--fsdp", "--fp16", "--meta_init", "--enable_ema", "--ema_decay", "0.5"),
 }
 
@@ -87,25 +75,6 @@ def test_blocks_of_adapters_go_on_in_one_process(
     assert relative_distance(ups(runs / "run"), ups(one)) < 1e-3
 
 
-@pytest.mark.parametrize("strategy", KINDS)
-def test_kinds_of_adapters_are_those_of_one_process_too(
-    server: ForkServer, task: TinyTask, references: References, runs: Path, strategy: str
-) -> None:
-    """The lengths of DoRA are over matrices that no rank keeps whole."""
-    more = KINDS[strategy]
-    one = references.run("several_updates", *FLAGS, *more[-2:])
-    server.must_finish(*task.words("several_updates", runs / "run", *FLAGS, *more), num_ranks=2)
-    ours, theirs = adapters(runs / "run"), adapters(one)
-    assert ours.keys() == theirs.keys()
-    for part in (".lora_B.", ".lora_magnitude_vector"):
-        named = [name for name in theirs if part in name]
-        assert bool(named) == (part == ".lora_B." or "dora" in more)
-        assert relative_distance([ours[n] for n in named], [theirs[n] for n in named]) < 1e-3
-    before = load_file(task.model / "model.safetensors")
-    pairs = [(merged(runs / "run")[n] - before[n], merged(one)[n] - before[n]) for n in before if "_proj." in n]
-    assert relative_distance([a for a, _ in pairs], [b for _, b in pairs]) < 1e-3
-
-
 def state(run: Path) -> dict[str, Tensor]:
     """The optimizer's, over the files of all ranks; blocks by file and name."""
     folder = final_checkpoint(run) / "state"
@@ -135,7 +104,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(
 def test_averaged_adapters_are_exported_folded_in(
     server: ForkServer, task: TinyTask, references: References, runs: Path
 ) -> None:
-    """With a decay of 0 the average is the last value; with 0.5 it lies before it."""
+    """With a decay of 0 the average is the last value; with 0.5 it lags behind it."""
     last = references.run("several_updates", *FLAGS, "--enable_ema", "--ema_decay", "0")
     server.must_finish("export", str(last), str(runs / "last"), "--ema")
     found, expected = load_file(runs / "last" / "model.safetensors"), merged(last)
@@ -146,7 +115,7 @@ def test_averaged_adapters_are_exported_folded_in(
     averaged, final = load_file(runs / "averaged" / "adapter" / "adapter_model.safetensors"), adapters(spread)
     assert averaged.keys() == final.keys()
     for name in (name for name in final if ".lora_B." in name):
-        assert 0 < float(averaged[name].norm()) < float(final[name].norm())
+        assert 1e-4 < relative_distance([averaged[name]], [final[name]]) < 0.5
 
     server.must_finish(*task.words("several_updates", runs / "plain", *FLAGS, "--max_steps", "1"))
     ended = server.run("export", str(runs / "plain"), str(runs / "none"), "--ema")
@@ -155,7 +124,7 @@ def test_averaged_adapters_are_exported_folded_in(
     assert not (runs / "none").exists()
 
 
-@pytest.mark.parametrize("strategy", [("--fsdp",), ("--zero_stage", "1"), ("--zero_stage", "3")])
+@pytest.mark.parametrize("strategy", [("--fsdp",), ("--zero_stage", "3")])
 def test_bfloat16_weights_in_blocks_under_float32_adapters(
     server: ForkServer, task: TinyTask, runs: Path, strategy: tuple[str, ...]
 ) -> None:

@@ -138,8 +138,6 @@ def test_ranks_that_share_a_context_hold_their_share_of_it(
         held = told(folders[world_size], rank)["held"][model]
         assert held["ring"] < 1.12 / world_size * of_one["ring"]
         assert held["ulysses"] < 1.25 / world_size * of_one["ulysses"]
-        for mode in ("ulysses", "ring"):
-            assert held[f"{mode}, recomputed"] < 1.12 / world_size * of_one[f"{mode}, recomputed"]
 
 
 def test_families_with_windows_bent_scores_and_whole_heads_are_shared_exactly(folders: dict[int, Path]) -> None:

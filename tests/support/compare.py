@@ -86,8 +86,13 @@ def _differing_rows(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[st
     ]
 
 
+def _files(folder: Path) -> set[str]:
+    """Every file below a folder, by its way from there; none where it is not."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
 def _differing_files(a: Path, b: Path) -> list[str]:
-    names_a, names_b = ({p.name for p in folder.iterdir()} if folder.is_dir() else set() for folder in (a, b))
+    names_a, names_b = (_files(folder) for folder in (a, b))
     told = [f"{a.name}/{name} is in one only" for name in sorted(names_a ^ names_b)]
     both = sorted(names_a & names_b)
     return told + [f"{a.name}/{n} differs" for n in both if (a / n).read_bytes() != (b / n).read_bytes()]

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,10 @@ def cases(world_size: int, model: str) -> list[Case]:
         found.append(Case(f"sp 2 {other}", sp_size=2, sp_mode=other, cut=packed))
         if even:
             found += [Case("tp 2", tp_size=2), Case("tp 2 packed", tp_size=2, cut=packed)]
-            found += [Case("tp 2 fsdp", tp_size=2, fsdp=True), Case("tp 2 fsdp packed", tp_size=2, fsdp=True, cut=packed)]
+            found += [
+                Case("tp 2 fsdp", tp_size=2, fsdp=True),
+                Case("tp 2 fsdp packed", tp_size=2, fsdp=True, cut=packed),
+            ]
     if world_size == 4:
         found += [Case("sp 4", sp_size=4), Case("hybrid", fsdp=True, shard_size=2)]
     return found
@@ -204,22 +206,17 @@ CONTEXT = 768
 
 
 def held_bytes(model: Path, ranks: Collectives) -> dict[str, int]:
-    """What a context that all ranks share leaves on this one for its backward pass, by how attention is shared.
-
-    With layers that are recomputed the second half alone is wanted: what is left are the layers' inputs and the logits.
-    """
+    """What a context that all ranks share leaves on this one for its backward pass, by how attention is shared."""
     token_ids = torch.arange(CONTEXT) % VOCABULARY
     positions, segments = torch.arange(CONTEXT), torch.zeros_like(token_ids)
+    given = token_ids, positions, segments, torch.ones_like(token_ids, dtype=torch.bool)
     found: dict[str, int] = {}
     modes: tuple[SequenceMode, ...] = ("ulysses", "ring")
-    for mode, recomputed in product(modes, (False, True)):
-        wanted = positions >= CONTEXT // 2 if recomputed else torch.ones_like(token_ids, dtype=torch.bool)
-        given = token_ids, positions, segments, wanted
-        policy = load_policy(model, codec=object(), gradient_checkpointing=recomputed).train()  # type: ignore[arg-type]
+    for mode in modes:
+        policy = load_policy(model, codec=object()).train()  # type: ignore[arg-type]
         policy.split_sequences(SequenceGroup(ranks, ranks.world_size), mode)
         known = [*policy.model.parameters(), *policy.model.buffers(), *given]
-        loss, held = held_for_backward(lambda policy=policy, given=given: policy.token_logprobs(*given)[0].sum(), known)
-        found[f"{mode}, recomputed" if recomputed else mode] = held
+        loss, found[mode] = held_for_backward(lambda policy=policy: policy.token_logprobs(*given)[0].sum(), known)
         loss.backward()
     return found
 

@@ -119,8 +119,9 @@ class SeenTalkTask:
 
     def words(self, *more: object) -> list[str]:
         """Of a run of two steps."""
-        given = f"--pretrain {self.root}/model --prompt_data {self.root}/train.jsonl --apply_chat_template "
-        given += f"--images_key image --environment {self.root}/own.py:Colours --rollout_batch_size 4 "
+        given = f"--pretrain {sft.final_model(self.root / 'short')} --prompt_data {self.root}/train.jsonl "
+        given += f"--apply_chat_template --images_key image --environment {self.root}/own.py:Colours "
+        given += "--rollout_batch_size 4 "
         given += "--n_samples_per_prompt 4 --train_batch_size 16 --micro_train_batch_size 16 --generate_max_len 100 "
         given += "--turn_max_len 4 --max_turns 3 --prompt_max_len 40 --max_steps 2 --actor_learning_rate 1e-3 "
         given += "--seed 3 --eval_steps 0 --rollout_log_interval 1 --num_trajectories_to_save 99 --device cpu"
@@ -143,10 +144,14 @@ def make_seen_talk_task(root: Path, model_type: str = "qwen2_5_vl") -> SeenTalkT
     for number in range(12):
         name = "rgbw"[number % 4]
         Image.new("RGB", (SIDE, SIDE), COLOURS[name]).save(root / f"{number:02d}.png")
-        rows.append({"input": "<image>colour?", "image": f"{number:02d}.png", "label": name})
+        rows.append({"input": "<image>colour?", "image": f"{number:02d}.png", "label": name, "output": name})
         if number % 2:
-            rows.append({"input": f"{number % 10}+1=", "label": "r"})
+            rows.append({"input": f"{number % 10}+1=", "label": "r", "output": "r"})
     _write(root / "train.jsonl", rows)
+    chosen = f"--pretrain {root}/model --prompt_data {root}/train.jsonl --apply_chat_template --images_key image "
+    chosen += "--mixed_mm_data --learning_rate 1e-2 --train_batch_size 6 --max_steps 20 --max_epochs 20 --device cpu "
+    chosen += f"--save_path {root}/short --save_interval 0"
+    sft.train(resolve("sft", chosen.split()), ["rft-train", "sft"], show_end=False)  # so that turns end by themselves
     return SeenTalkTask(root)
 
 

@@ -1,4 +1,4 @@
-"""Conversations through vLLM's CPU build: those of the native engine, token for token, in step and ahead of the trainer."""
+"""Conversations through vLLM's CPU build: those of the native engine, in step and ahead of the trainer."""
 
 from __future__ import annotations
 

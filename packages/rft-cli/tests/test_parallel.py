@@ -46,7 +46,6 @@ def model(tmp_path: Path) -> Path:
         ("--tp_size 2 --fsdp --meta_init", "strategy.tp_fsdp", "--tp_size 1 --fsdp --meta_init"),
         ("--tp_size 2 --zero_stage 2", "strategy.tp_blocks", "--tp_size 2 --fsdp"),
         ("--tp_size 2 --sp_size 2", "strategy.tp_sp", "--tp_size 2 --sp_size 1"),
-
         ("--tp_size 2 --engine_type hf", "strategy.hf", "--tp_size 2 --engine_type native"),
         ("--tp_size 2 --meta_init", "strategy.meta_whole", "--fsdp --meta_init"),
         ("--sp_mode ring", "strategy.sp_mode", "--sp_mode ring --sp_size 2"),

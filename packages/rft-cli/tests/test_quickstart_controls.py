@@ -1,4 +1,4 @@
-"""The controls of a quickstart change what they name in its second stage, and are refused where there is nothing of it."""
+"""The controls of a quickstart change what they name in its second stage, or are refused where it has none of it."""
 
 from __future__ import annotations
 

@@ -27,8 +27,7 @@ CASES = (
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks found."""
     out = tmp_path_factory.mktemp("averaged")
-    compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(out / "compiled")}
-    run_ranks(PROGRAM, 2, out, environment=compiled)
+    run_ranks(PROGRAM, 2, out)
     return [json.loads((out / f"rank_{rank}.json").read_text()) for rank in range(2)]
 
 

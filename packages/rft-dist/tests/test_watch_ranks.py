@@ -232,7 +232,8 @@ def test_every_mismatch_is_named_with_both_lines(launch: Launch) -> None:
     for number, (kind, place, world_size, rank) in enumerate(cases):
         step = draw.randint(1, 4)
         fault = at(kind, place, rank, step=step)
-        found = launch(world_size, {"fingerprint_steps": 3}, always=step > 3, **fault)
+        patient = {"fingerprint_steps": 3, "watchdog_seconds": 30.0, "watchdog_first_seconds": 30.0}
+        found = launch(world_size, patient, always=step > 3, **fault)
         case = f"case {number}: {kind} at {place} of step {step}, rank {rank} of {world_size}: {found.error}"
         print(case[:300])
         assert found.error.get("kind") in ("mismatch", "left"), case

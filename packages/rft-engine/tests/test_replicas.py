@@ -206,8 +206,9 @@ def test_weights_of_another_model_are_refused(two: tuple[ReplicaEngine, Weights]
     engine, weights = two
     weights.table = torch.zeros(3, 3)
     engine.publish(4)
+    engine.serve(4)
     with pytest.raises(RftError, match="table") as caught:
-        engine.serve(4)
+        engine.generate(PROMPTS, KEYS, **OPTIONS)
     assert caught.value.problem.code == "engine.weights.incomplete"
 
 

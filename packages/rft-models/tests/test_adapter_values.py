@@ -1,4 +1,4 @@
-"""Adapters around weights that are still in their files begin as those around loaded ones do, and are told apart alike."""
+"""Adapters around weights that are still in their files begin as those around loaded ones do."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _take_averages(policy: CausalPolicy, checkpoint: Checkpoint) -> None:
     if names.keys() != parameters.keys():
         raise OptionsError(
             code="export.no_averages",
-            what=f"step {checkpoint.step} holds {len(names) or 'no'} moving averages of {len(parameters)} adapter tensors",
+            what=f"step {checkpoint.step} holds {len(names) or 'no'} moving averages of its {len(parameters)} adapters",
             where=f"--ema, {checkpoint.path}",
             why="averages of adapters are kept while a run trains with --enable_ema",
             do=f"rft-train export {checkpoint.path} DIR (the adapters themselves), or train with --enable_ema",

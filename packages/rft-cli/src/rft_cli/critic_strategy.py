@@ -98,7 +98,7 @@ class GatheredCritic:
     compute: Callable[..., Tensor]
     """Calls a function with the weights there."""
 
-    def values(self, *row: Tensor, **media: Any) -> Tensor:
+    def values(self, *row: Any, **media: Any) -> Tensor:
         """As of the critic."""
         return self.compute(self.inner.values, *row, **media)
 

@@ -13,7 +13,6 @@ from rft_engine.replica_worker import ReplicaModel, named, serve_replica
 from rft_models.load import load_policy
 from rft_models.own_models import load_model_code
 
-
 _NICENESS = 10
 """Of a replica that shares its cores with the trainer, which others wait for."""
 

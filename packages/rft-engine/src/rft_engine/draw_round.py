@@ -3,7 +3,7 @@
 ```
    caller's thread                        one thread a replica
    ---------------                        --------------------
-   deal, start threads  ───────────────►  draw(share) over the replica's pipe
+   deal, start threads  ───────────────►  load(weights) if it holds others; draw(share) over its pipe
    take results from the inbox  ◄───────  each result as it comes (inbox)
    ask stop() every 5 ms                  share done: wait until all is done, or something is left over
      true: interrupt every replica ─────► (shared flag) the call ends between two steps, with what it has
@@ -68,8 +68,15 @@ class DrawRound:
     """One call, from the deal to its last result."""
 
     def __init__(
-        self, replicas: Sequence[Replica], call: DrawCall, weights: Shelved, stop: Callable[[], bool] | None
+        self,
+        replicas: Sequence[Replica],
+        held: list[int | None],
+        call: DrawCall,
+        weights: Shelved,
+        stop: Callable[[], bool] | None,
     ) -> None:
+        """`held`: the version that each replica holds, kept here; one that is not `weights` is loaded first."""
+        self._held = held
         self._replicas, self._call, self._weights, self._stop = replicas, call, weights, stop
         self._changed = threading.Condition()
         self._left_over: list[int] = []
@@ -149,6 +156,7 @@ class DrawRound:
         with self._changed:
             share = [request for request in share if request in self._open]
         try:
+            self._load(place)
             for drawn in self._replicas[place].draw(self._call.part(share)):
                 request = share[drawn.request]
                 with self._changed:
@@ -161,6 +169,12 @@ class DrawRound:
                 raise
             return error
         return None
+
+    def _load(self, place: int) -> None:
+        if self._held[place] != self._weights.version:
+            self._held[place] = None
+            self._replicas[place].load(self._weights)
+            self._held[place] = self._weights.version
 
     def _next_share(self) -> list[int]:
         """What is left over; nothing once all is done or the call ends."""
@@ -188,7 +202,9 @@ class DrawRound:
 
     def _restart(self, place: int) -> None:
         self.num_restarts += 1
+        self._held[place] = None
         self._replicas[place].restart(self._weights)
+        self._held[place] = self._weights.version
 
 
 def _deadly(num: int, error: RftError) -> ServiceError:

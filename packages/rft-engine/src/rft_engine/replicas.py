@@ -50,6 +50,7 @@ class ReplicaEngine(ToldEngine):
         self._replicas, self._shelf, self._max_len = tuple(replicas), shelf, max_len
         self._images = MediaShelf()
         self._served = 0
+        self._held: list[int | None] = [None] * len(replicas)  # version by replica
         self._counts = Counter[str]()
         self._busy, self._drawing = [0.0] * len(replicas), 0.0
 
@@ -80,22 +81,9 @@ class ReplicaEngine(ToldEngine):
     def serve(self, version: int) -> None:
         """Draw with a published version from now on; older ones are dropped.
 
-        Raises:
-            ServiceError: a replica does not hold these weights afterwards.
+        Each replica loads it before it draws next, so that none waits for another.
         """
-        weights = self._shelf.get(version)
-
-        def load(replica: Replica) -> None:
-            try:
-                replica.load(weights)
-            except RftError as error:
-                if not is_lost(error):
-                    raise
-                self._counts["restarts"] += 1
-                replica.restart(weights)
-
-        with ThreadPoolExecutor(len(self._replicas)) as pool:
-            list(pool.map(load, self._replicas))
+        self._shelf.get(version)
         self._served = version
         self._shelf.drop_below(version)
 
@@ -109,12 +97,32 @@ class ReplicaEngine(ToldEngine):
         self._states.load_weights(version)
         self.publish(version)
         self.serve(version)
+        self._load_all()
 
     def refresh(self) -> None:
         """`load_weights` under the present version: at the start, or where weights changed outside of a step."""
         self._states.refresh()
         self.publish(self._served)
         self.serve(self._served)
+        self._load_all()
+
+    def _load_all(self) -> None:
+        """Every replica holds the served weights afterwards, whatever it held before."""
+        weights = self._shelf.get(self._served)
+
+        def load(place: int) -> None:
+            self._held[place] = None
+            try:
+                self._replicas[place].load(weights)
+            except RftError as error:
+                if not is_lost(error):
+                    raise
+                self._counts["restarts"] += 1
+                self._replicas[place].restart(weights)
+            self._held[place] = weights.version
+
+        with ThreadPoolExecutor(len(self._replicas)) as pool:
+            list(pool.map(load, range(len(self._replicas))))
 
     def draw(
         self,
@@ -167,7 +175,7 @@ class ReplicaEngine(ToldEngine):
             why = "these engines draw samples from their first token to their last"
             raise refusal("engine.cannot_resume", "samples that were begun elsewhere", why, "--async_deterministic")
         asked = stop if self.can_resume else None
-        current = DrawRound(self._replicas, call, self._shelf.get(self._served), asked)
+        current = DrawRound(self._replicas, self._held, call, self._shelf.get(self._served), asked)
         started = time.perf_counter()
         try:
             yield from current.results()

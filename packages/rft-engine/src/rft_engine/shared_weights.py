@@ -63,7 +63,7 @@ class WeightShelf:
             together: calls what it is given while all ranks do, where `provider` is an exchange of theirs.
         """
         self._provider, self._dtype = provider, dtype
-        self._together = together or (lambda call: call())
+        self._together = together or _alone
         self._sets: dict[int, Shelved] = {}
         self._lock = threading.Lock()
         self._num_bytes, self._num_tensors = 0, 1000
@@ -132,6 +132,11 @@ class WeightShelf:
             gone, self._sets = list(self._sets.values()), {}
         for shelved in gone:
             shelved.path.unlink(missing_ok=True)
+
+
+def _alone(call: Callable[[], None]) -> None:
+    """Where no other rank takes part."""
+    call()
 
 
 def _remove_leftovers() -> None:

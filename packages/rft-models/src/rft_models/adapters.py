@@ -230,7 +230,6 @@ def load_peft() -> Any:
     return peft
 
 
-
 def _key_dropout(model: Any, adapted: dict[str, Any], share: float, seed: int) -> RowKeys:
     """Masks that follow from samples in place of peft's, which follow from the order of draws."""
     rows = RowKeys()

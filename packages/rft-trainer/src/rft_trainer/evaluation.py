@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from rft_algos.keyed_random import derive_key
@@ -28,7 +28,7 @@ class EvaluationResult:
     correct: tuple[bool | None, ...]
     num_truncated: int
     mean_tokens: float
-    turns: TurnCounts = TurnCounts()
+    turns: TurnCounts = field(default_factory=TurnCounts)
     """Turns and tool calls of all conversations; none without an environment."""
 
     @property

@@ -140,6 +140,42 @@ def test_a_wrong_image_is_named_by_file_line_and_field(folder: Path, value: Any,
     assert refused(folder, *rows) == (code, place)
 
 
+@pytest.mark.parametrize(
+    "value", ["a.png", ["a.png", "b.png"], {"bytes": None, "path": "a.png"}, "data:image/png;base64,"]
+)
+def test_a_column_of_images_under_another_name_is_named(folder: Path, value: Any) -> None:
+    row = {"input": "<image>?", "picture": value, "label": "a"}
+    for column in (COLUMN, ImageColumn("image", mixed=True)):
+        with pytest.raises(DataError) as caught:
+            prompts(folder, row, column=column)
+        assert (caught.value.problem.code, caught.value.problem.do) == ("data.no_image_column", "--images_key picture")
+    with pytest.raises(DataError) as caught:
+        prompts(folder, row, column=None)
+    assert (caught.value.problem.code, caught.value.problem.do) == ("data.images_not_named", "--images_key picture")
+
+
+def test_texts_that_only_look_like_images_stay_texts(folder: Path) -> None:
+    rows = {"input": "what is in a.png", "note": "see <image>"}, {"input": "<image> is a tag", "tags": []}
+    assert [row.text for row in prompts(folder, *rows, column=None)] == [row["input"] for row in rows]
+    assert len(prompts(folder, rows[0], column=ImageColumn("image", mixed=True))) == 1
+
+
+def test_what_is_wrong_with_an_image_is_said_plainly(folder: Path) -> None:
+    (folder / "empty.png").write_bytes(b"")
+    wrong: list[tuple[Any, str, str]] = [
+        ("empty.png", "data.not_an_image", "an empty file"),
+        ('["a.png", "b.png"]', "data.images_as_text", "a list written as text"),
+        (["a.png", "b.png"], "data.image_places", "2 images in image and 1 place "),
+    ]
+    for value, code, words in wrong:
+        with pytest.raises(DataError, match=words) as caught:
+            prompts(folder, {"input": "<image>?", "image": value})
+        assert caught.value.problem.code == code
+    with pytest.raises(DataError) as caught:
+        prompts(folder, {"input": "<image>or<image>?", "image": "a.png"})
+    assert caught.value.problem.do == "write <image> once there, or give image 2 images"
+
+
 def test_more_images_than_allowed_are_refused(folder: Path) -> None:
     row = {"input": "?", "image": ["a.png", "b.png"]}
     column = ImageColumn("image", limit=1)

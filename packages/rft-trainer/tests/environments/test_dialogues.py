@@ -52,8 +52,8 @@ def test_no_range_that_is_evaluated_is_in_a_row_to_train_on() -> None:
         assert len(rows) == GAME.width * len(ranges(rows))
 
 
-def test_demonstrated_guesses_are_in_the_range_and_heed_no_answer() -> None:
-    made = guessing_dialogues.guess_number(0, num_demonstrations=4_000)
+def test_heedless_guesses_are_any_number_of_the_range() -> None:
+    made = guessing_dialogues.guess_number(0, num_demonstrations=4_000, share_heedful=0.0)
     places: dict[str, Counter[int]] = {"": Counter(), "higher": Counter(), "lower": Counter()}
     for row in made.demonstrations:
         ((low, high),) = ranges((row,))
@@ -64,6 +64,27 @@ def test_demonstrated_guesses_are_in_the_range_and_heed_no_answer() -> None:
         shares = [counted[place] / counted.total() for place in range(GAME.width)]
         assert shares == pytest.approx([1 / GAME.width] * GAME.width, abs=0.025), told
     assert max(len(row["input"]) for row in made.demonstrations) == 2 * GAME.turns - 1
+
+
+def allowed(row: Row) -> bool:
+    """Whether the guess is a number that the answers before it leave."""
+    ((low, high),) = ranges((row,))
+    said, heard = row["input"][1::2], row["input"][2::2]
+    for guess, answer in zip(said, heard, strict=True):
+        number = int(guess["content"])
+        low, high = (max(low, number + 1), high) if answer["content"] == "higher" else (low, min(high, number - 1))
+    return low <= int(row["output"]) <= high
+
+
+def test_heedful_guesses_are_what_the_answers_leave() -> None:
+    shares: list[float] = []
+    for share in (0.0, guessing_dialogues.SHARE_HEEDFUL, 1.0):
+        made = guessing_dialogues.guess_number(0, num_demonstrations=1_000, share_heedful=share)
+        second = [row for row in made.demonstrations if len(row["input"]) == 3]
+        shares.append(sum(map(allowed, second)) / len(second))
+    blind = 13 / 21  # the mean share of the numbers that are left, before a second guess that heeds nothing
+    heedful = guessing_dialogues.SHARE_HEEDFUL
+    assert shares == pytest.approx([blind, heedful + (1 - heedful) * blind, 1.0], abs=0.04)
 
 
 def games_won(game: Game, heeds: bool, number: int) -> float:
@@ -77,7 +98,7 @@ def games_won(game: Game, heeds: bool, number: int) -> float:
             won += guess == secret
             if guess == secret:
                 break
-            left = [n for n in left if (n > guess) == (secret > guess) and n != guess or (not heeds and n != guess)]
+            left = [n for n in left if n != guess and (not heeds or (n > guess) == (secret > guess))]
     return won / number
 
 

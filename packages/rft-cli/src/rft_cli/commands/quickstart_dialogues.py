@@ -34,15 +34,22 @@ def prepare_calculator(path: Path, seed: int) -> str:
 
 
 def prepare_guess_number(path: Path, seed: int) -> str:
-    """Numbers to be guessed, demonstrations that heed no answer, and an untrained model."""
-    from rft_trainer.environments.guessing_dialogues import GAME, blind_chance, guess_number, heedful_chance
+    """Numbers to be guessed, demonstrations of which most heed no answer, and an untrained model."""
+    from rft_trainer.environments.guessing_dialogues import (
+        GAME,
+        SHARE_HEEDFUL,
+        blind_chance,
+        guess_number,
+        heedful_chance,
+    )
 
     made = _prepare(path, seed, guess_number)
+    any_of_them, allowed = float(blind_chance()), float(heedful_chance())
     return (
-        f"{len(made.train):,} numbers to be guessed, from ranges of {GAME.width}, in {GAME.turns} turns, and "
-        f"{len(made.held_out)} from other ranges held out; any guesses in the range win {float(blind_chance()):.1%} of "
-        f"the games, any guesses that the answers allow {float(heedful_chance()):.1%}; the demonstrated guesses heed no "
-        f"answer; a decoder was built in {path}\n"
+        f"{len(made.train):,} numbers to be guessed in {GAME.turns} turns, from ranges of {GAME.width}, and "
+        f"{len(made.held_out)} from other ranges held out; different guesses in any order win {any_of_them:.1%} of the "
+        f"games, any guesses that the answers allow {allowed:.1%}; of the demonstrated dialogues "
+        f"{SHARE_HEEDFUL:.0%} heed the answers; a decoder was built in {path}\n"
     )
 
 

@@ -38,7 +38,7 @@ def _together(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem
     if size > 1:
         if values["zero_stage"]:
             why = "DeepSpeed lays whole matrices out; FSDP2 spreads the parts of one as ZeRO 3 spreads it whole"
-            do = f"--fsdp --tp_size {size} (and leave zero_stage out), or --zero_stage {values['zero_stage']} --tp_size 1"
+            do = f"--fsdp --tp_size {size} (without zero_stage), or --zero_stage {values['zero_stage']} --tp_size 1"
             yield complain("strategy.tp_blocks", ["tp_size", "zero_stage"], why, do)
         if values["fsdp"]:
             yield from _parts_in_blocks(values, complain)

@@ -52,7 +52,7 @@ class AheadEngine(Engine, Protocol):
         ...
 
     def serve(self, version: int) -> None:
-        """Draw with a published version from now on; none below it is asked for again."""
+        """Draw with a published version from the next draw on; none below it is asked for again."""
         ...
 
     def draw(

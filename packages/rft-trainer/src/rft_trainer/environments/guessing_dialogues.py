@@ -15,7 +15,7 @@ from rft_trainer.environments.dialogues import Dialogues, Row, said, turn_row, u
 
 @dataclass(frozen=True, slots=True)
 class Game:
-    """A whole number from a range of `width` numbers, the range anywhere between `lowest` and `highest`."""
+    """A number from a range of `width` numbers with the same tens, so that a guess is one choice: its last digit."""
 
     width: int = 7
     turns: int = 3
@@ -24,9 +24,9 @@ class Game:
     highest: int = 99
 
     @property
-    def starts(self) -> range:
-        """The smallest numbers of the ranges."""
-        return range(self.lowest, self.highest - self.width + 2)
+    def starts(self) -> list[int]:
+        """The smallest numbers of the ranges: with two digits and 7 numbers 36 of them."""
+        return [n for n in range(self.lowest, self.highest + 1) if n % 10 + self.width <= 10]
 
 
 GAME = Game()

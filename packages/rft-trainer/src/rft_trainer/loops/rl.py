@@ -349,8 +349,8 @@ class Reinforcement:
         with self.timer.phase(Phase.EVAL):
             self.engine.wake()
             result = results[name] = self.evaluator()
-            begun = self.averaged is not None and self.progress.step  # the averages begin as the weights
-            averages = averaged_record(self.averaged()) if begun else {}
+            looks = self.averaged if self.progress.step else None  # the averages begin as the weights
+            averages = averaged_record(looks()) if looks else {}
         lists = {"rewards": result.rewards, "correct": result.correct}
         self.reporter.evaluation(name, result.as_record() | averages, self.progress, **lists)
 
