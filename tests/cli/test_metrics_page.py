@@ -38,7 +38,7 @@ def emitted(
     words.append(("rl", f"--max_unscored_share 1 --reward {bench.reward}:lonely"))
     talk = f"--environment {bench.root}/environment.py:Talker --tool_call_pattern (?P<arguments>[a-c]+)"
     words.append(("rl", f"--reward= --apply_chat_template --generate_max_len 80 {talk}"))
-    words += [("rl", "--max_staleness 1"), ("sft", "--fp16")]
+    words += [("rl", "--max_staleness 1"), ("sft", "--fp16 --enable_ema"), ("rl", "--enable_ema")]
     words.append(("sft", f"--aux_loss_coef 0.1 --pretrain {bench.experts}"))
     for number, (command, more) in enumerate(words):
         path = tmp_path_factory.mktemp("runs") / str(number)

@@ -94,6 +94,7 @@ def killed_and_resumed(server: ForkServer, words: list[str], run: Path, kill: Pr
     assert [row["step"] for row in rows(run)] == [1, 2, 3, 4]
 
 
+@pytest.mark.full
 def test_ranks_of_which_one_is_killed_go_on_to_the_run_that_was_not(
     server: ForkServer, task: TinyTask, two_ranks: Path, runs: Path
 ) -> None:

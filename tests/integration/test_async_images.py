@@ -45,6 +45,7 @@ def test_two_replicas_draw_after_images_what_the_engine_in_the_process_draws(
     assert sum(map(len, drawn(runs / "one"))) == 32
 
 
+@pytest.mark.full
 def test_a_run_with_images_ahead_is_killed_and_goes_on_to_the_run_that_was_not(
     server: ForkServer, images: VisionTask, runs: Path
 ) -> None:

@@ -20,7 +20,7 @@ from rft_dist.testing import run_ranks
 from rft_models.build import build_character_model
 
 PROGRAM = Path(__file__).parents[1] / "support" / "lora_ranks.py"
-pytestmark = pytest.mark.xdist_group("strategies")
+pytestmark = [pytest.mark.xdist_group("strategies"), pytest.mark.full]
 
 
 @pytest.fixture(scope="module")
