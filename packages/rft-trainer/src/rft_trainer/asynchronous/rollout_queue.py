@@ -7,7 +7,7 @@ weights of version n - K and newer, K = `max_staleness`; a version is the number
   trainer's thread                     rollout thread (drawing)               scoring thread (scoring)
   ----------------                     ------------------------               ------------------------
   take(): reserve steps n .. n+K  ──►  wait for work
-  collect(n): wait for its groups      serve(version): replicas load it
+  collect(n): wait for its groups      serve(version): replicas load it as they draw next
      ▲                                 draw(all that may be drawn) ───────►   group whole: decode, reward
      │                                    replicas: own processes   │            │
      │                                    ▲   sample asks (a tool)  │            │
