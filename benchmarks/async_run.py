@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from rft_algos.algorithms import Grpo
-from rft_algos.keyed_random import derive_key, permutation, uniforms
+from rft_algos.keyed_random import derive_key, permutation
 from rft_cli.replica_choice import WORKER
 from rft_dist.collectives import SingleProcess
 from rft_dist.replicated import ReplicatedOptimizer
@@ -66,7 +66,7 @@ class Workload:
 
     def length(self, key: int) -> int:
         """Tokens of the sample with this key: lognormal."""
-        place = uniforms([derive_key(key, "length")], 1)[0].item()
+        place = (derive_key(key, "length") + 2**63) / 2**64
         deviations = NormalDist().inv_cdf(min(max(place, 1e-9), 1 - 1e-9))
         return min(max(1, round(self.median_tokens * math.exp(self.spread * deviations))), self.longest)
 

@@ -119,6 +119,8 @@ class ForkServer:
         """`rft-train ARGV...` in a child, or one a rank; the next one starts when this one was waited for."""
         self._count += 1
         logs = [self._folder / f"{self._count:04d}-{argv[0]}-{rank}.log" for rank in range(num_ranks)]
+        for log in logs:
+            log.touch()  # a child that is killed at once writes none
         request = {
             "argv": list(argv),
             "logs": list(map(str, logs)),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.errors import OptionsError
+from rft_models import row_blocks
 from rft_models.decode import FunctionalDecoder
 from rft_models.decode_general import GeneralDecoder
 from rft_models.families import FAST_DECODE_FAMILIES, PACKED_FAMILIES
@@ -82,10 +83,8 @@ class Session:
         torch.testing.assert_close(torch.log_softmax(found, -1), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "model_type"), EVERY)
-def test_decoding_equals_the_training_forward(kind: type, model_type: str, tiny_model: Build) -> None:
-    policy = make_policy(tiny_model(model_type), None, packed=model_type in PACKED_FAMILIES)
-    session = Session(policy, kind(policy))
+def rows_come_and_go(session: Session) -> None:
+    """Every kind of change of a batch, with steps between."""
     session.prefill([4, 9, 1], [2, 1, 3])
     session.step(3)
     session.keep([0, 2, 4])
@@ -104,6 +103,32 @@ def test_decoding_equals_the_training_forward(kind: type, model_type: str, tiny_
     session.step()
     session.select([3, 3])
     session.step()
+
+
+@pytest.mark.parametrize(("kind", "model_type"), EVERY)
+def test_decoding_equals_the_training_forward(kind: type, model_type: str, tiny_model: Build) -> None:
+    policy = make_policy(tiny_model(model_type), None, packed=model_type in PACKED_FAMILIES)
+    rows_come_and_go(Session(policy, kind(policy)))
+
+
+@pytest.mark.parametrize("model_type", FAST)
+def test_rows_that_are_computed_in_blocks_equal_the_training_forward(
+    model_type: str, tiny_model: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(row_blocks._WORTH, "cpu", 0)
+    policy = make_policy(tiny_model(model_type), None, packed=True)
+    session = Session(policy, FunctionalDecoder(policy))
+    rows_come_and_go(session)
+    session.keep([])
+    session.prefill([20, 11, 3, 2], [1, 1, 3, 2])
+    session.step(2)
+    _, blocks = session.cache.blocks
+    assert [(block.rows.start, block.rows.stop) for block in blocks] == [(0, 1), (1, 2), (2, 5), (5, 7)]
+    assert [block.prompt_columns for block in blocks] == [20, 11, 3, 2]
+    session.prefill([2], [2])
+    session.step(4)
+    session.keep([1, 2, 4, 7, 8])
+    session.step(2)
 
 
 @pytest.mark.parametrize(("kind", "model_type"), [(FunctionalDecoder, "qwen2"), (GeneralDecoder, "gpt2")])

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from rft_algos.errors import PeerError, PreflightError
+from rft_cli.determinism import repeat_exactly
 from rft_cli.launching import Preflight
 from rft_cli.rank_log import logged
 from rft_cli.watched_process import WatchedProcess, first_line, watched_process
@@ -105,7 +106,7 @@ def open_machine(
         share = max(1, usable_cores() // ranks_here)
         if share < torch.get_num_threads():
             torch.set_num_threads(share)
-    torch.use_deterministic_algorithms(device == "cpu")
+    repeat_exactly(device, debug=debug)
     compare = preflight.compare if preflight is not None else None
     watched = Watched(Activity(), limits or WatchSettings(), always_compares=debug)
     with logged(ranks.rank, first_line(ranks, device)) as log:

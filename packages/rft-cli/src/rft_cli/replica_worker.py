@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from rft_cli.determinism import repeat_exactly
 from rft_cli.replica_images import received_media
 from rft_engine.replica_worker import ReplicaModel, named, serve_replica
 from rft_models.load import load_policy
@@ -23,7 +24,7 @@ def make_model(settings: dict[str, Any]) -> ReplicaModel:
         torch.set_num_threads(settings["num_threads"])
     if settings["gives_way"]:
         os.nice(_NICENESS)
-    torch.use_deterministic_algorithms(settings["device"] == "cpu")
+    repeat_exactly(settings["device"])
     load_model_code(settings["model_code"])
     dtype: torch.dtype = getattr(torch, settings["dtype"])
     policy = load_policy(

@@ -126,9 +126,15 @@ class ContinuousBatch(Generic[CacheT]):
                 self._alive_B = self._alive_B & ~self._has_ended(drawn[-1])
                 if len(self._samples) - int(self._alive_B.sum()) >= num_done_to_leave:
                     break
+            if self._is_interrupted():
+                break
         self.num_steps += len(drawn)
         self._record(self._samples, self._ages, drawn)
         self._ages = [age + len(drawn) for age in self._ages]
+
+    def _is_interrupted(self) -> bool:
+        """Whether a segment ends with this step, whatever it was to be."""
+        return False
 
     def _draw_first(self, logits_BV: Tensor, uniforms_B: Tensor) -> Drawn:
         """The first token of rows that enter."""

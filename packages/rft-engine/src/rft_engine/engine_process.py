@@ -20,6 +20,7 @@ from typing import Any
 
 from rft_algos import errors
 from rft_algos.errors import RftError, ServiceError
+from rft_algos.plain import json_bytes
 
 _SLICE_SECONDS = 0.2
 _READ_BYTES = 2**18
@@ -98,7 +99,7 @@ class EngineProcess:
 
     def _exchange(self, operation: str, seconds: float, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
         deadline = time.monotonic() + seconds
-        self._send(json.dumps({"do": operation, **fields}).encode() + b"\n", operation, seconds, deadline)
+        self._send(json_bytes({"do": operation, **fields}) + b"\n", operation, seconds, deadline)
         while True:
             message = json.loads(self._line(operation, seconds, deadline))
             if "error" in message:

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import Any, BinaryIO, Protocol
 
 from rft_algos.errors import RftError
+from rft_algos.plain import json_bytes
 from rft_engine.engine_process import error_fields
 from rft_engine.vllm_requests import EngineFacts, GenerateCall, SampleResult, StepCounts
 
@@ -54,7 +55,7 @@ class RequestWorker:
         self._write({"reply": reply})
 
     def _write(self, message: dict[str, Any]) -> None:
-        self._answers.write(json.dumps(message).encode() + b"\n")
+        self._answers.write(json_bytes(message) + b"\n")
         self._answers.flush()
 
 
@@ -74,7 +75,7 @@ class EngineWorker(RequestWorker):
         for result in self.engine.generate(GenerateCall(**fields), within):
             if isinstance(result, StepCounts):
                 return asdict(result)
-            self._write({"item": asdict(result)})
+            self._write({"item": result})
         raise AssertionError("a generate call ends with its counts")
 
     def do_rpc(self, method: str, arguments: Sequence[Any]) -> list[Any]:

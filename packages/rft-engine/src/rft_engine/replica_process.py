@@ -12,6 +12,7 @@ from typing import Any
 
 from rft_algos.errors import RftError
 from rft_algos.fault_points import declare, fault_point
+from rft_algos.plain import json_bytes
 from rft_engine.engine_process import EngineDied, EngineProcess, error_of
 from rft_engine.interrupt_flag import InterruptFlag
 from rft_engine.replica_records import DrawCall, Drawn
@@ -38,7 +39,7 @@ class WatchedProcess(EngineProcess):
 
     def stream(self, operation: str, seconds: float, **fields: Any) -> Generator[Any, None, Any]:
         """As of `EngineProcess.stream`; the seconds begin anew with every message."""
-        self._send(json.dumps({"do": operation, **fields}).encode() + b"\n", operation, seconds, _after(seconds))
+        self._send(json_bytes({"do": operation, **fields}) + b"\n", operation, seconds, _after(seconds))
         while True:
             message = json.loads(self._line(operation, seconds, _after(seconds)))
             if "error" in message:

@@ -114,7 +114,7 @@ class ReplicaWorker(RequestWorker):
             return flag.reached(number)
 
         for drawn in self.replica.engine.draw(call, interrupted):
-            self._write({"item": asdict(drawn)})
+            self._write({"item": drawn})
         return asdict(self.replica.engine.stats())
 
     def do_sleep(self, level: int) -> None:

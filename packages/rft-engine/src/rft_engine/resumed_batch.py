@@ -30,12 +30,20 @@ class ResumedBatch(ContinuousBatch[CacheT]):
     """A batch in which sample s draws its next token with draw `starts[s]` of its stream."""
 
     max_segment_steps = 16
-    """Few: a trainer may wait for a sample that has ended, and new weights for the end of a segment."""
+    """Few: a trainer may wait for a sample that has ended."""
 
-    def __init__(self, starts: Sequence[int], *arguments: Any, is_tight: bool = False) -> None:
-        """`is_tight`: a row that has ended and goes on for a while, as rows do, would not fit into the cache."""
+    def __init__(
+        self, starts: Sequence[int], interrupted: Callable[[], bool], *arguments: Any, is_tight: bool = False
+    ) -> None:
+        """
+        Args:
+            starts: of each sample.
+            interrupted: whether the call is to end, asked after every step.
+            *arguments: of `ContinuousBatch`.
+            is_tight: a row that has ended and goes on for a while, as rows do, would not fit into the cache.
+        """
         super().__init__(*arguments)
-        self._starts, self._is_tight, self._told = starts, is_tight, set[int]()
+        self._starts, self._interrupted, self._is_tight, self._told = starts, interrupted, is_tight, set[int]()
 
     def _uniforms_of(self, samples: Sequence[int]) -> Tensor:
         num = self._options.max_new_tokens
@@ -52,6 +60,9 @@ class ResumedBatch(ContinuousBatch[CacheT]):
     def cache(self) -> CacheT:
         """What the rows are in."""
         return self._cache
+
+    def _is_interrupted(self) -> bool:
+        return self._interrupted()
 
     def _num_done_to_leave(self, queue: AdmissionQueue) -> int:
         return 1 if self._is_tight else super()._num_done_to_leave(queue)
@@ -93,7 +104,7 @@ class ResumingEngine(NativeEngine[CacheT]):
         call.check(self._max_len, self._model.vocab_size)
         if not call.prefixes:
             return
-        batch, queue, requests, rows = self._begun(call)
+        batch, queue, requests, rows = self._begun(call, interrupted)
         started = time.perf_counter()
         while not (ends := interrupted()):
             with torch.inference_mode():
@@ -112,7 +123,9 @@ class ResumingEngine(NativeEngine[CacheT]):
         seconds = time.perf_counter() - started
         self._stats = stats_of(batch, queue.num_prefill_tokens, batch.cache.max_rows, rows, seconds)
 
-    def _begun(self, call: DrawCall) -> tuple[ResumedBatch[CacheT], AdmissionQueue, list[int], int]:
+    def _begun(
+        self, call: DrawCall, interrupted: Callable[[], bool]
+    ) -> tuple[ResumedBatch[CacheT], AdmissionQueue, list[int], int]:
         """The batch, what waits for it, the request of each of its samples, and the rows that were asked for."""
         same: dict[tuple[int, ...], list[int]] = {}
         for request, context in enumerate(call.contexts()):
@@ -125,6 +138,7 @@ class ResumingEngine(NativeEngine[CacheT]):
             cache = self._fitting_cache(CacheDemand(rows, min(whole, self._max_len), len(prompts), max(lengths)))
             batch = ResumedBatch[CacheT](
                 [call.starts[request] for request in requests],
+                interrupted,
                 self._model,
                 cache,
                 prompts,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rft_algos.errors import ServiceError
+from rft_algos.plain import fields_of
 from rft_engine.device_inventory import Inventory, nvidia_inventory
 from rft_engine.engine_process import EngineDied, EngineProcess
 from rft_engine.own_process_settings import OwnProcessSettings
@@ -69,7 +70,7 @@ class ProcessVllm:
     def generate(self, call: GenerateCall, seconds: float) -> Iterator[SampleResult | StepCounts]:
         """Results as samples finish, then the counts."""
         slack = self._settings.deadlines.other  # the worker gives up first, between two steps, and stays alive
-        messages = self._process.stream("generate", seconds + slack, within=seconds, **asdict(call))
+        messages = self._process.stream("generate", seconds + slack, within=seconds, **fields_of(call))
         try:
             counts = yield from _results(messages)
         except json.JSONDecodeError as error:

@@ -74,12 +74,10 @@ class StaticCache:
         """Position of a token behind the prompt, minus its place: below 0 behind images on three axes."""
         self.prompt_of_row_B = torch.empty(0, dtype=torch.int64)
         self.own_lengths_B = torch.empty(0, dtype=torch.int64)
-        self.group_size = 0
-        """Rows of the prompt that has most of them."""
-        self.place_B: Tensor | None = None
-        """Place of each row in [P, group_size]; None where every prompt has `group_size` rows."""
         self.layout = 0
         """Another number after every change of the rows."""
+        self.blocks: tuple[int, list[Any]] = (-1, [])
+        """Layout and blocks of its rows, see `row_blocks`."""
         self.recording: object = None
         """What reads this memory without asking, see `step_graph`."""
 
@@ -118,7 +116,7 @@ class StaticCache:
         self.position_offsets_P = torch.cat([self.position_offsets_P, torch.zeros_like(lengths_P)])
         self.prompt_of_row_B = torch.cat([self.prompt_of_row_B, numbers_P.repeat_interleave(copies_P)])
         self.own_lengths_B = torch.cat([self.own_lengths_B, torch.zeros(num_rows, dtype=torch.int64)])
-        self._find_places()
+        self.layout += 1
 
     def shift_positions(self, offsets_P: Tensor) -> None:
         """Of the newest prompts, what tokens behind them are shifted by."""
@@ -160,7 +158,7 @@ class StaticCache:
         used_Q, self.prompt_of_row_B = torch.unique_consecutive(self.prompt_of_row_B[rows], return_inverse=True)
         if used_Q.shape[0] < self.prompt_lengths_P.shape[0]:
             self._keep_prompts(used_Q)
-        self._find_places()
+        self.layout += 1
         sources, live = rows[moved:].to(self.keys[0].device), self.longest_own()
         if not sources.shape[0] or not live:
             return
@@ -183,7 +181,7 @@ class StaticCache:
         used_Q, self.prompt_of_row_B = torch.unique_consecutive(prompt_of_row_B, return_inverse=True)
         if used_Q.shape[0] < self.prompt_lengths_P.shape[0]:
             self._keep_prompts(used_Q)
-        self._find_places()
+        self.layout += 1
 
     def _keep_prompts(self, used_Q: Tensor) -> None:
         self.prompt_lengths_P = self.prompt_lengths_P[used_Q]
@@ -192,19 +190,6 @@ class StaticCache:
         index = used_Q.to(self.keys[0].device)
         self.prompt_keys = [layer[index, :, :columns] for layer in self.prompt_keys]
         self.prompt_values = [layer[index, :, :columns] for layer in self.prompt_values]
-
-    def _find_places(self) -> None:
-        self.layout += 1
-        if not self.num_rows:
-            self.group_size, self.place_B = 0, None
-            return
-        counts_P = torch.bincount(self.prompt_of_row_B)
-        self.group_size = int(counts_P.max())
-        first_P = counts_P.cumsum(0) - counts_P
-        rank_B = torch.arange(self.num_rows) - first_P[self.prompt_of_row_B]
-        full = int(counts_P.min()) == self.group_size
-        place_B = self.prompt_of_row_B * self.group_size + rank_B
-        self.place_B = None if full else place_B.to(self.keys[0].device)
 
 
 def _lengthen(layer_PGLD: Tensor, columns: int) -> Tensor:

@@ -22,7 +22,8 @@ from rft_models.families import FAST_DECODE_FAMILIES, STATIC_ROTARY
 from rft_models.linear import FastLinear, linear
 from rft_models.packed_attention import PackedLayout, packed_attention
 from rft_models.patches import is_patched
-from rft_models.step_attention import StepAttention
+from rft_models.row_blocks import blocks_of
+from rft_models.step_attention import BlockAttention, StepAttention
 from rft_models.step_graph import CudaGraphs, RecordedSteps, StepInputs, StepRecorder
 from rft_models.vision.families import text_family
 from rft_models.vision.prompts import see
@@ -211,7 +212,8 @@ class FunctionalDecoder:
         if self._recorded is not None and (logits := self._recorded.step(cache, token_ids_B)) is not None:
             return logits
         cache.clear_next_column()
-        attention = StepAttention(cache, self._num_kv_heads, self._scaling)
+        blocks = blocks_of(cache, self._num_heads * self._head_dim)
+        attention = StepAttention(cache, self._num_kv_heads, self._scaling, blocks)
         logits = self._forward(cache, StepInputs.of(cache, token_ids_B), attention)
         cache.own_lengths_B = cache.own_lengths_B + 1
         return logits
@@ -229,7 +231,7 @@ class FunctionalDecoder:
         if self._recorded is not None:
             self._recorded.refresh()
 
-    def _forward(self, cache: StaticCache, inputs: StepInputs, attention: StepAttention) -> Tensor:
+    def _forward(self, cache: StaticCache, inputs: StepInputs, attention: StepAttention | BlockAttention) -> Tensor:
         """Logits [B, V] of one token a row, whose keys and values go into the cache."""
         row_B = torch.arange(cache.num_rows, device=self._head.weight.device)
         hidden_BD = F.embedding(inputs.token_ids_B, self._embedding)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from rft_models.cache import StaticCache
+from rft_models.row_blocks import RowBlock
 
 
 class StepAttention:
@@ -15,23 +18,40 @@ class StepAttention:
     side. For the prompt part the queries of all samples of a prompt are one matrix, so a prompt's
     keys are read once and not once a sample. Batched products and not a fused kernel: a fused
     kernel pays a fixed cost for every row and head, three times the time of these at 512 rows and
-    100 columns on a CPU.
+    100 columns on a CPU. Rows of very different lengths are computed in blocks, see `row_blocks`.
     """
 
-    def __init__(self, cache: StaticCache, num_kv_heads: int, scaling: float) -> None:
-        self._cache, self._num_kv_heads, self._scaling = cache, num_kv_heads, scaling
-        self._own_columns = int(cache.own_lengths_B.max()) + 1
-        self._masks: dict[int | None, Tensor | None] = {}
+    def __init__(self, cache: StaticCache, num_kv_heads: int, scaling: float, blocks: Sequence[RowBlock]) -> None:
+        """`blocks` are all rows of the cache, in order."""
+        self._num_kv_heads = num_kv_heads
+        self._blocks = [BlockAttention(cache, block, num_kv_heads, scaling) for block in blocks]
 
     def __call__(self, layer: int, query_BHD: Tensor, sliding_window: int | None) -> Tensor:
         """[B, H * D]. The new token's key and value are in the cache already."""
+        if len(self._blocks) == 1:
+            return self._blocks[0](layer, query_BHD, sliding_window)
+        return torch.cat([block(layer, query_BHD[block.rows], sliding_window) for block in self._blocks])
+
+
+class BlockAttention:
+    """`StepAttention` for one block; its B rows and P prompts are those of the block."""
+
+    def __init__(self, cache: StaticCache, block: RowBlock, num_kv_heads: int, scaling: float) -> None:
+        self.rows = block.rows
+        self._cache, self._block, self._num_kv_heads, self._scaling = cache, block, num_kv_heads, scaling
+        self._own_columns = int(cache.own_lengths_B[block.rows].max()) + 1
+        self._masks: dict[int | None, Tensor | None] = {}
+
+    def __call__(self, layer: int, query_BHD: Tensor, sliding_window: int | None) -> Tensor:
+        """[B, H * D]."""
+        block, cache = self._block, self._cache
         num_rows, num_heads, width = query_BHD.shape
         batch, group = num_rows * self._num_kv_heads, num_heads // self._num_kv_heads
-        own = (slice(num_rows), slice(None), slice(self._own_columns))
-        keys = self._cache.keys[layer][own].flatten(0, 1)
-        values = self._cache.values[layer][own].flatten(0, 1)
-        prompt_keys = self._cache.prompt_keys[layer].flatten(0, 1)
-        prompt_values = self._cache.prompt_values[layer].flatten(0, 1)
+        own = (block.rows, slice(None), slice(self._own_columns))
+        shared = (block.prompts, slice(None), slice(block.prompt_columns))
+        keys, values = cache.keys[layer][own].flatten(0, 1), cache.values[layer][own].flatten(0, 1)
+        prompt_keys = cache.prompt_keys[layer][shared].flatten(0, 1)
+        prompt_values = cache.prompt_values[layer][shared].flatten(0, 1)
 
         query = query_BHD.reshape(batch, group, width)
         scores = torch.cat(
@@ -45,46 +65,48 @@ class StepAttention:
         if mask is not None:
             scores.view(num_rows, -1, scores.shape[-1]).add_(mask)
         weights = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
-        columns = prompt_keys.shape[1]
+        columns = block.prompt_columns
         attended = self._to_rows(torch.bmm(self._to_prompts(weights[..., :columns]), prompt_values))
         attended = torch.baddbmm(attended, weights[..., columns:], values)
         return attended.view(num_rows, -1)
 
+    @property
+    def _num_prompts(self) -> int:
+        return self._block.prompts.stop - self._block.prompts.start
+
+    @property
+    def _num_rows(self) -> int:
+        return self.rows.stop - self.rows.start
+
     def _to_prompts(self, tensor: Tensor) -> Tensor:
         """[B * G, g, X] -> [P * G, group_size * g, X]: the rows of a prompt side by side, zeros for absent ones."""
-        cache, (_, group, width) = self._cache, tensor.shape
-        rows = tensor.reshape(cache.num_rows, -1)
-        num_prompts = cache.prompt_lengths_P.shape[0]
-        if cache.place_B is not None:
-            rows = rows.new_zeros(num_prompts * cache.group_size, rows.shape[1]).index_copy_(0, cache.place_B, rows)
-        by_prompt = rows.view(num_prompts, cache.group_size, self._num_kv_heads, group, width)
-        return by_prompt.transpose(1, 2).reshape(num_prompts * self._num_kv_heads, -1, width)
+        block, (_, group, width) = self._block, tensor.shape
+        rows = tensor.reshape(self._num_rows, -1)
+        if block.place_B is not None:
+            places = rows.new_zeros(self._num_prompts * block.group_size, rows.shape[1])
+            rows = places.index_copy_(0, block.place_B, rows)
+        by_prompt = rows.view(self._num_prompts, block.group_size, self._num_kv_heads, group, width)
+        return by_prompt.transpose(1, 2).reshape(self._num_prompts * self._num_kv_heads, -1, width)
 
     def _to_rows(self, tensor: Tensor) -> Tensor:
         """The inverse: [P * G, group_size * g, X] -> [B * G, g, X]."""
-        cache, width = self._cache, tensor.shape[-1]
-        num_prompts = cache.prompt_lengths_P.shape[0]
-        by_prompt = tensor.view(num_prompts, self._num_kv_heads, cache.group_size, -1, width).transpose(1, 2)
+        block, width = self._block, tensor.shape[-1]
+        by_prompt = tensor.view(self._num_prompts, self._num_kv_heads, block.group_size, -1, width).transpose(1, 2)
         group = by_prompt.shape[3]
-        rows = by_prompt.reshape(num_prompts * cache.group_size, -1)
-        if cache.place_B is not None:
-            rows = rows.index_select(0, cache.place_B)
-        return rows.reshape(cache.num_rows * self._num_kv_heads, group, width)
+        rows = by_prompt.reshape(self._num_prompts * block.group_size, -1)
+        if block.place_B is not None:
+            rows = rows.index_select(0, block.place_B)
+        return rows.reshape(self._num_rows * self._num_kv_heads, group, width)
 
     def _mask(self, sliding_window: int | None) -> Tensor | None:
         """[B, 1, prompt columns + own columns], 0 where seen and -inf elsewhere; None where all is seen."""
-        cache = self._cache
-        total = int(cache.prompt_lengths_P.max()) + self._own_columns
+        cache, columns = self._cache, self._block.prompt_columns
+        total = columns + self._own_columns
         window = sliding_window if sliding_window is not None and sliding_window < total else None
         if window not in self._masks:
-            prompt_B1 = cache.prompt_lengths_P[cache.prompt_of_row_B][:, None]
-            own_B1 = cache.own_lengths_B[:, None]
-            column_C = torch.arange(cache.prompt_keys[0].shape[2])
-            own_column_C = torch.arange(self._own_columns)
-            hidden_BC = torch.cat([column_C >= prompt_B1, own_column_C > own_B1], 1)
-            if window is not None:
-                position_BC = torch.cat([column_C.expand(cache.num_rows, -1), prompt_B1 + own_column_C], 1)
-                hidden_BC |= position_BC <= prompt_B1 + own_B1 - window
+            prompt_B1 = cache.prompt_lengths_P[cache.prompt_of_row_B[self.rows]][:, None]
+            own_B1 = cache.own_lengths_B[self.rows][:, None]
+            hidden_BC = hidden_columns(prompt_B1, own_B1, columns, self._own_columns, window)
             self._masks[window] = self._as_scores(hidden_BC)
         return self._masks[window]
 
@@ -94,3 +116,16 @@ class StepAttention:
         like = self._cache.keys[0]
         mask = torch.zeros(hidden_BC.shape, dtype=like.dtype).masked_fill_(hidden_BC, -torch.inf)
         return mask[:, None].to(like.device)
+
+
+def hidden_columns(
+    prompt_B1: Tensor, own_B1: Tensor, prompt_columns: int, own_columns: int, window: int | None
+) -> Tensor:
+    """[B, prompt columns + own columns] bool: what a row does not see, by tokens of its prompt and of its own."""
+    column_C = torch.arange(prompt_columns, device=prompt_B1.device)
+    own_column_C = torch.arange(own_columns, device=prompt_B1.device)
+    hidden_BC = torch.cat([column_C >= prompt_B1, own_column_C > own_B1], 1)
+    if window is not None:
+        position_BC = torch.cat([column_C.expand(prompt_B1.shape[0], -1), prompt_B1 + own_column_C], 1)
+        hidden_BC |= position_BC <= prompt_B1 + own_B1 - window
+    return hidden_BC

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from rft_models.cache import StaticCache
-from rft_models.step_attention import StepAttention
+from rft_models.row_blocks import whole_block
+from rft_models.step_attention import BlockAttention, StepAttention, hidden_columns
 
 _COLUMNS = 64
 _PLAIN_STEPS = 2
@@ -91,31 +92,26 @@ class StepInputs:
         self.own_lengths_B.add_(1)
 
 
-Forward: TypeAlias = Callable[[StaticCache, StepInputs, StepAttention], Tensor]
+Forward: TypeAlias = Callable[[StaticCache, StepInputs, StepAttention | BlockAttention], Tensor]
 """Logits [B, V] of a step; writes the new keys and values into the cache."""
 
 
-class _WideAttention(StepAttention):
+class _WideAttention(BlockAttention):
     """Attention over more own columns than the rows have; the mask is made of lengths on the device."""
 
     def __init__(
         self, cache: StaticCache, num_kv_heads: int, scaling: float, inputs: StepInputs, own_columns: int
     ) -> None:
-        super().__init__(cache, num_kv_heads, scaling)
+        super().__init__(cache, whole_block(cache), num_kv_heads, scaling)
         self._own_columns, self._inputs = own_columns, inputs
 
     def _mask(self, sliding_window: int | None) -> Tensor:
         if (mask := self._masks.get(sliding_window)) is not None:
             return mask
-        like, device = self._cache.keys[0], self._cache.keys[0].device
+        like, columns = self._cache.keys[0], self._block.prompt_columns
         prompt_B1, own_B1 = self._inputs.prompt_lengths_B[:, None], self._inputs.own_lengths_B[:, None]
-        column_C = torch.arange(self._cache.prompt_keys[0].shape[2], device=device)
-        own_column_C = torch.arange(self._own_columns, device=device)
-        hidden_BC = torch.cat([column_C >= prompt_B1, own_column_C > own_B1], 1)
-        if sliding_window is not None:
-            position_BC = torch.cat([column_C.expand(prompt_B1.shape[0], -1), prompt_B1 + own_column_C], 1)
-            hidden_BC |= position_BC <= prompt_B1 + own_B1 - sliding_window
-        mask = torch.zeros(hidden_BC.shape, dtype=like.dtype, device=device).masked_fill_(hidden_BC, -torch.inf)
+        hidden_BC = hidden_columns(prompt_B1, own_B1, columns, self._own_columns, sliding_window)
+        mask = torch.zeros(hidden_BC.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden_BC, -torch.inf)
         self._masks[sliding_window] = mask[:, None]
         return mask[:, None]
 

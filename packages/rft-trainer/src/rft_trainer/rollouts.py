@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from rft_algos.keyed_random import derive_key
+from rft_algos.plain import json_bytes
 from rft_trainer.conversations import Conversations
 from rft_trainer.data.media_store import load_media
 from rft_trainer.ledger import LedgerEntry
@@ -105,14 +106,14 @@ class RolloutCollector:
     def _exchange(self, groups: Sequence[RolloutGroup], prompts: Sequence[Prompt]) -> list[RolloutGroup]:
         """All groups on every rank; images stay where they are, since a rank finds a prompt by its place."""
         bare = [replace(group, prompt=replace(group.prompt, media=None)) for group in groups]
-        parts = self._collectives.gather_bytes(json.dumps([asdict(group) for group in bare]).encode())
+        parts = self._collectives.gather_bytes(json_bytes(bare))
         by_rank = [[group_from_json(row) for row in json.loads(part)] for part in parts]
         found = [by_rank[i % len(by_rank)][i // len(by_rank)] for i in range(len(prompts))]
         return [replace(group, prompt=prompt) for group, prompt in zip(found, prompts, strict=True)]
 
 
 def group_from_json(row: dict[str, Any]) -> RolloutGroup:
-    """A group from `asdict` after JSON."""
+    """A group from its fields after JSON."""
     prompt, rollouts = row["prompt"], row["rollouts"]
     return RolloutGroup(
         prompt=Prompt(**(prompt | {"token_ids": tuple(prompt["token_ids"])})),

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from rft_algos.errors import PeerError, RftError
+from rft_algos.plain import json_bytes
 from rft_trainer.ledger import LedgerEntry
 from rft_trainer.protocols import Collectives
 from rft_trainer.records import Prompt, RolloutGroup
@@ -47,7 +48,7 @@ class RankShare:
         """
         if self._size == 1:
             return list(groups)
-        bare = [asdict(replace(group, prompt=replace(group.prompt, media=None))) for group in groups]
+        bare = [replace(group, prompt=replace(group.prompt, media=None)) for group in groups]
         parts = self._gather({"groups": bare})
         for rank, part in enumerate(parts):
             if "error" in part:
@@ -79,7 +80,7 @@ class RankShare:
 
     def _gather(self, part: Mapping[str, Any]) -> list[dict[str, Any]]:
         assert self._collectives is not None
-        return [json.loads(data) for data in self._collectives.gather_bytes(json.dumps(part).encode())]
+        return [json.loads(data) for data in self._collectives.gather_bytes(json_bytes(part))]
 
 
 def _fields(error: Exception) -> dict[str, str]:

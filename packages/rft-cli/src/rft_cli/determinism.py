@@ -1,0 +1,15 @@
+"""Operations whose results do not depend on the order in which threads finish."""
+
+from __future__ import annotations
+
+import torch
+
+
+def repeat_exactly(device: str, *, debug: bool = False) -> None:
+    """On a CPU only operations that repeat to the bit; on a GPU those cost too much, and whatever is fast.
+
+    With them torch also fills every new tensor with NaN before anything is written there, which a cache of keys and
+    values pays for at each rollout: that is left to `debug`, where reading too early is to be seen.
+    """
+    torch.use_deterministic_algorithms(device == "cpu")
+    torch.utils.deterministic.fill_uninitialized_memory = debug
