@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,13 +19,26 @@ from rft_models.own_models import load_model_code
 _NICENESS = 10
 """Of a replica that shares its cores with the trainer, which others wait for."""
 
+_AUTOGROUP = Path("/proc/self/autogroup")
+
+
+def give_way() -> None:
+    """Let the trainer go first wherever it wants to run.
+
+    Linux with autogroups shares the cores out among sessions first, each with a niceness of its own, and this process
+    is the only one of its session: the niceness of the process alone would change nothing.
+    """
+    os.nice(_NICENESS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        _AUTOGROUP.write_text(f"{_NICENESS}")
+
 
 def make_model(settings: dict[str, Any]) -> ReplicaModel:
     """The architecture in a model directory; its weights come with the first load."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(settings["num_threads"])
     if settings["gives_way"]:
-        os.nice(_NICENESS)
+        give_way()
     repeat_exactly(settings["device"])
     load_model_code(settings["model_code"])
     dtype: torch.dtype = getattr(torch, settings["dtype"])

@@ -42,6 +42,8 @@ class RowBlock:
     """Rows of the prompt that has most of them."""
     place_B: Tensor | None
     """Place of each row in [P, group_size] of the block; None where every prompt has `group_size` rows."""
+    prompt_mask: Tensor | None
+    """[B, 1, prompt_columns], -inf behind the prompt of each row and 0 elsewhere; None where all have one length."""
 
 
 def whole_block(cache: StaticCache) -> RowBlock:
@@ -112,5 +114,15 @@ def _block(cache: StaticCache, first: int, last: int) -> RowBlock:
         first_P = counts_P.cumsum(0) - counts_P
         rank_B = torch.arange(end - start) - first_P[own_prompt_B]
         place_B = (own_prompt_B * group_size + rank_B).to(cache.keys[0].device)
-    columns = int(cache.prompt_lengths_P[first:last].max())
-    return RowBlock(slice(start, end), slice(first, last), columns, group_size, place_B)
+    lengths_P = cache.prompt_lengths_P[first:last]
+    columns, mask = int(lengths_P.max()), None
+    if int(lengths_P.min()) < columns:
+        hidden_BC = torch.arange(columns) >= lengths_P[own_prompt_B, None]
+        mask = as_scores(hidden_BC, cache.keys[0])
+    return RowBlock(slice(start, end), slice(first, last), columns, group_size, place_B, mask)
+
+
+def as_scores(hidden_BC: Tensor, like: Tensor) -> Tensor:
+    """[B, 1, C]: what is added to scores, -inf where hidden and 0 elsewhere."""
+    mask = torch.zeros(hidden_BC.shape, dtype=like.dtype, device=hidden_BC.device)
+    return mask.masked_fill_(hidden_BC, -torch.inf)[:, None].to(like.device)

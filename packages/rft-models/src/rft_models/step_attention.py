@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rft_models.cache import StaticCache
-from rft_models.row_blocks import RowBlock
+from rft_models.row_blocks import RowBlock, as_scores
 
 
 class StepAttention:
@@ -39,7 +39,9 @@ class BlockAttention:
     def __init__(self, cache: StaticCache, block: RowBlock, num_kv_heads: int, scaling: float) -> None:
         self.rows = block.rows
         self._cache, self._block, self._num_kv_heads, self._scaling = cache, block, num_kv_heads, scaling
-        self._own_columns = int(cache.own_lengths_B[block.rows].max()) + 1
+        own_B = cache.own_lengths_B[block.rows]
+        self._own_columns = int(own_B.max()) + 1
+        self._is_even = int(own_B.min()) == self._own_columns - 1
         self._masks: dict[int | None, Tensor | None] = {}
 
     def __call__(self, layer: int, query_BHD: Tensor, sliding_window: int | None) -> Tensor:
@@ -63,7 +65,7 @@ class BlockAttention:
         ).mul_(self._scaling)
         mask = self._mask(sliding_window)
         if mask is not None:
-            scores.view(num_rows, -1, scores.shape[-1]).add_(mask)
+            scores.view(num_rows, -1, scores.shape[-1])[..., : mask.shape[-1]].add_(mask)
         weights = torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
         columns = block.prompt_columns
         attended = self._to_rows(torch.bmm(self._to_prompts(weights[..., :columns]), prompt_values))
@@ -99,23 +101,18 @@ class BlockAttention:
         return rows.reshape(self._num_rows * self._num_kv_heads, group, width)
 
     def _mask(self, sliding_window: int | None) -> Tensor | None:
-        """[B, 1, prompt columns + own columns], 0 where seen and -inf elsewhere; None where all is seen."""
+        """[B, 1, first columns], 0 where seen and -inf elsewhere; None where all is seen."""
         cache, columns = self._cache, self._block.prompt_columns
         total = columns + self._own_columns
         window = sliding_window if sliding_window is not None and sliding_window < total else None
+        if window is None and self._is_even:
+            return self._block.prompt_mask
         if window not in self._masks:
             prompt_B1 = cache.prompt_lengths_P[cache.prompt_of_row_B[self.rows]][:, None]
             own_B1 = cache.own_lengths_B[self.rows][:, None]
             hidden_BC = hidden_columns(prompt_B1, own_B1, columns, self._own_columns, window)
-            self._masks[window] = self._as_scores(hidden_BC)
+            self._masks[window] = as_scores(hidden_BC, cache.keys[0]) if bool(hidden_BC.any()) else None
         return self._masks[window]
-
-    def _as_scores(self, hidden_BC: Tensor) -> Tensor | None:
-        if not bool(hidden_BC.any()):
-            return None
-        like = self._cache.keys[0]
-        mask = torch.zeros(hidden_BC.shape, dtype=like.dtype).masked_fill_(hidden_BC, -torch.inf)
-        return mask[:, None].to(like.device)
 
 
 def hidden_columns(

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rft_models.cache import StaticCache
-from rft_models.row_blocks import whole_block
+from rft_models.row_blocks import as_scores, whole_block
 from rft_models.step_attention import BlockAttention, StepAttention, hidden_columns
 
 _COLUMNS = 64
@@ -111,9 +111,8 @@ class _WideAttention(BlockAttention):
         like, columns = self._cache.keys[0], self._block.prompt_columns
         prompt_B1, own_B1 = self._inputs.prompt_lengths_B[:, None], self._inputs.own_lengths_B[:, None]
         hidden_BC = hidden_columns(prompt_B1, own_B1, columns, self._own_columns, sliding_window)
-        mask = torch.zeros(hidden_BC.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden_BC, -torch.inf)
-        self._masks[sliding_window] = mask[:, None]
-        return mask[:, None]
+        self._masks[sliding_window] = mask = as_scores(hidden_BC, like)
+        return mask
 
 
 @dataclass(slots=True)
