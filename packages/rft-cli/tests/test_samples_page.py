@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rft_cli import end_page, samples_page
+from rft_cli.main import main
 from rft_trainer.data.drawn_images import drawings
 from rft_trainer.run_directory import RunDirectory
 
@@ -80,3 +81,5 @@ def test_the_end_of_a_run_shows_where_the_images_are(
     assert "shapes/a.png (48 x 48, 9 tokens)" in printed
     assert "4 [bold]" in printed
     assert f"sampled answers with their images: {run.path / 'samples.html'}" in printed
+    assert main(["runs", "show", str(run.path)]) == 0
+    assert "samples.html: sampled answers with their images" in capsys.readouterr().out

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ _NICENESS = 10
 """Of a replica that shares its cores with the trainer, which others wait for."""
 
 _AUTOGROUP = Path("/proc/self/autogroup")
+_MOST_TRIES, _TRY_SECONDS = 100, 0.05
 
 
 def give_way() -> None:
@@ -29,8 +30,15 @@ def give_way() -> None:
     is the only one of its session: the niceness of the process alone would change nothing.
     """
     os.nice(_NICENESS)
-    with contextlib.suppress(OSError):  # a kernel without them
-        _AUTOGROUP.write_text(f"{_NICENESS}")
+    for _ in range(_MOST_TRIES):
+        try:
+            _AUTOGROUP.write_text(f"{_NICENESS}")
+        except BlockingIOError:  # one session of the machine at a time, ten in a second
+            time.sleep(_TRY_SECONDS)
+        except OSError:  # a kernel without autogroups
+            return
+        else:
+            return
 
 
 def make_model(settings: dict[str, Any]) -> ReplicaModel:

@@ -11,6 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from rft_cli import samples_page
 from rft_cli.charts import amount, duration, sparkline
 from rft_cli.run_files import RunFiles, is_number, is_run, read_run
 
@@ -123,5 +124,7 @@ def _files(run: RunFiles) -> RenderableType | None:
         table.add_row("checkpoints", Text(", ".join(run.checkpoints)))
     if run.rollout_files:
         table.add_row("rollouts", Text(f"{len(run.rollout_files)} files, the last {run.rollout_files[-1].name}"))
+    if (run.path / samples_page.FILE).is_file():
+        table.add_row("samples", Text(f"{samples_page.FILE}: sampled answers with their images"))
     table.add_row("directory", Text(str(run.path)))
     return table
