@@ -3,7 +3,7 @@
 Every replica draws its own samples of a step; a decode step of B rows takes `fixed + each * B` seconds, whatever a row
 holds. The trainer takes `train` seconds a step: it is thought to grow with the number of replicas. Step n may be
 drawn from version n - K on; on a new version a replica computes its running prefixes again (`prefill` seconds a
-token). Weights travel in no time.
+token). Weights travel in no time. Where trainer and replicas share cores, replicas are slower while it trains.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class _Replica:
     def __init__(self, times: Times) -> None:
         self._times = times
         self._done, self._at, self._pause = 0.0, 0.0, 0.0
+        self.speed = 1.0
+        """Share of its core that it gets; changed after `advance` to that instant."""
         self._ends: list[tuple[float, float, int]] = []
 
     def add(self, now: float, rows: list[tuple[int, int]]) -> list[int]:
@@ -42,7 +44,7 @@ class _Replica:
 
     @property
     def _seconds_a_token(self) -> float:
-        return self._times.fixed + self._times.each * len(self._ends)
+        return (self._times.fixed + self._times.each * len(self._ends)) / self.speed
 
     def next_end(self) -> float:
         """When its next sample ends."""
@@ -82,9 +84,10 @@ class _Simulation:
         staleness: int,
         num_steps: int,
         length: Callable[[int], int],
+        speed: float,
     ) -> None:
         self._times, self._samples, self._staleness, self._num_steps = times, samples, staleness, num_steps
-        self._length = length
+        self._length, self._speed = length, speed
         self._replicas = [_Replica(times) for _ in range(num_replicas)]
         self._missing = {step: num_replicas * samples for step in range(num_steps)}
         self._drawn = self._submitted = 0
@@ -96,6 +99,7 @@ class _Simulation:
         while step < self._num_steps:
             if not self._missing[step] and trained_at == float("inf"):
                 trained_at = now + self._times.train
+                self._run_at(self._speed, now)
             now = min(trained_at, min(replica.next_end() for replica in self._replicas))
             for replica in self._replicas:
                 if now >= trained_at or replica.next_end() <= now + 1e-12:
@@ -103,8 +107,15 @@ class _Simulation:
                         self._missing[ended] -= 1
             if now >= trained_at:
                 step, trained_at = step + 1, float("inf")
+                self._run_at(1.0, now)
                 self._submit(step + self._staleness, now)
         return now
+
+    def _run_at(self, speed: float, now: float) -> None:
+        for replica in self._replicas:
+            for ended in replica.advance(now):
+                self._missing[ended] -= 1
+            replica.speed = speed
 
     def _submit(self, last: int, now: float) -> None:
         """Samples of the steps up to `last`, with an update of the weights."""
@@ -119,7 +130,24 @@ class _Simulation:
                 self._missing[ended] -= 1
 
 
-def simulate(times: Times, num_replicas: int, samples: int, staleness: int, num_steps: int, length: Length) -> float:
-    """Samples a second of all replicas together: `samples` a step each; `length(i)` is that of the i-th sample."""
-    simulation = _Simulation(times, num_replicas, samples, staleness, num_steps, length)
+def simulate(
+    times: Times,
+    num_replicas: int,
+    samples: int,
+    staleness: int,
+    num_steps: int,
+    length: Length,
+    speed: float = 1.0,
+) -> float:
+    """Samples a second of all replicas together.
+
+    Args:
+        times: measured.
+        num_replicas, samples: engines, and samples of a step for each.
+        staleness: K.
+        num_steps: training steps.
+        length: tokens of the i-th sample.
+        speed: share of its core that a replica gets while the trainer trains.
+    """
+    simulation = _Simulation(times, num_replicas, samples, staleness, num_steps, length, speed)
     return num_steps * num_replicas * samples / simulation.seconds()
