@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch.utils import deterministic
 
 
 def repeat_exactly(device: str, *, debug: bool = False) -> None:
@@ -12,4 +15,5 @@ def repeat_exactly(device: str, *, debug: bool = False) -> None:
     values pays for at each rollout: that is left to `debug`, where reading too early is to be seen.
     """
     torch.use_deterministic_algorithms(device == "cpu")
-    torch.utils.deterministic.fill_uninitialized_memory = debug
+    module: Any = deterministic  # its class has the setting
+    module.fill_uninitialized_memory = debug

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, TypeGuard, cast
 
 STALE_SECONDS = 600.0
+SAMPLES_PAGE = "samples.html"
+"""Sampled answers beside the images that they are about, where there are any."""
 _CHANGED = re.compile(r"^(\w+): (.*?)\s+# (?!default)(.*)$")
 
 

@@ -11,9 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rft_cli import samples_page
 from rft_cli.charts import amount, duration, sparkline
-from rft_cli.run_files import RunFiles, is_number, is_run, read_run
+from rft_cli.run_files import SAMPLES_PAGE, RunFiles, is_number, is_run, read_run
 
 CURVES = ("reward/mean", "sft/loss", "policy/kl", "policy/entropy", "completion/length_mean", "policy/gradient_norm")
 """The metrics drawn for one run, where it has them."""
@@ -124,7 +123,7 @@ def _files(run: RunFiles) -> RenderableType | None:
         table.add_row("checkpoints", Text(", ".join(run.checkpoints)))
     if run.rollout_files:
         table.add_row("rollouts", Text(f"{len(run.rollout_files)} files, the last {run.rollout_files[-1].name}"))
-    if (run.path / samples_page.FILE).is_file():
-        table.add_row("samples", Text(f"{samples_page.FILE}: sampled answers with their images"))
+    if (run.path / SAMPLES_PAGE).is_file():
+        table.add_row("samples", Text(f"{SAMPLES_PAGE}: sampled answers with their images"))
     table.add_row("directory", Text(str(run.path)))
     return table

@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rft_cli.run_files import SAMPLES_PAGE
 from rft_trainer.data.image_headers import media_type
 from rft_trainer.durable_files import replace_text
 from rft_trainer.image_records import entries_of, image_path
 from rft_trainer.run_directory import RunDirectory
-
-FILE = "samples.html"
 
 _LARGEST_HELD = 1 << 20
 """Bytes of an image that the page holds; a larger one is a link."""
@@ -39,7 +38,7 @@ def write(directory: RunDirectory) -> Path | None:
     rows = list(directory.read_rollouts(steps[-1]).rows[:_MOST_ROWS]) if steps else []
     if not any(entries_of(row) for row in rows):
         return None
-    file = directory.path / FILE
+    file = directory.path / SAMPLES_PAGE
     replace_text(file, _page(directory, steps[-1], rows))
     return file
 
