@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from rft_models import step_graph
 from rft_models.decode import FunctionalDecoder
 from rft_models.families import FAST_DECODE_FAMILIES
 from rft_models.load import make_policy
@@ -199,3 +200,28 @@ def test_a_recording_goes_with_its_cache(twins: Any) -> None:
     both.prefill([2, 7], [1, 1])
     both.step(4)
     assert both.num_recordings == 2
+
+
+def test_what_lies_on_the_host_is_brought_over_before_the_recording(
+    twins: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair, inside, made = twins(), [False], [0]
+    record, whole_block = pair.tape.record, step_graph.whole_block
+
+    def recording(forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        inside[0] = True
+        try:
+            return record(forward)
+        finally:
+            inside[0] = False
+
+    def outside(cache: Any) -> Any:
+        assert not inside[0], "a copy from the host cannot be recorded"
+        made[0] += 1
+        return whole_block(cache)
+
+    monkeypatch.setattr(pair.tape, "record", recording)
+    monkeypatch.setattr(step_graph, "whole_block", outside)
+    pair.prefill([4, 9], [2, 1])
+    pair.step(6)
+    assert made[0] == pair.num_recordings == 1

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rft_models.cache import StaticCache
-from rft_models.row_blocks import as_scores, whole_block
+from rft_models.row_blocks import RowBlock, as_scores, whole_block
 from rft_models.step_attention import BlockAttention, StepAttention, hidden_columns
 
 _COLUMNS = 64
@@ -100,9 +100,15 @@ class _WideAttention(BlockAttention):
     """Attention over more own columns than the rows have; the mask is made of lengths on the device."""
 
     def __init__(
-        self, cache: StaticCache, num_kv_heads: int, scaling: float, inputs: StepInputs, own_columns: int
+        self,
+        cache: StaticCache,
+        block: RowBlock,
+        num_kv_heads: int,
+        scaling: float,
+        inputs: StepInputs,
+        own_columns: int,
     ) -> None:
-        super().__init__(cache, whole_block(cache), num_kv_heads, scaling)
+        super().__init__(cache, block, num_kv_heads, scaling)
         self._own_columns, self._inputs = own_columns, inputs
 
     def _mask(self, sliding_window: int | None) -> Tensor:
@@ -119,6 +125,8 @@ class _WideAttention(BlockAttention):
 class _Recording:
     replay: Callable[[], Tensor]
     inputs: StepInputs
+    block: RowBlock
+    """Its tensors are read by every replay."""
     layout: int
     weights: int
     own_columns: int
@@ -171,15 +179,16 @@ class RecordedSteps:
     def _record(self, cache: StaticCache, token_ids_B: Tensor) -> _Recording:
         own_columns = cache.clear_columns(_COLUMNS)
         inputs = StepInputs.of(cache, token_ids_B.clone())
+        block = whole_block(cache)  # copies to the device, which a recording may not
 
         def forward() -> Tensor:
-            attention = _WideAttention(cache, self._num_kv_heads, self._scaling, inputs, own_columns)
+            attention = _WideAttention(cache, block, self._num_kv_heads, self._scaling, inputs, own_columns)
             logits = self._forward(cache, inputs, attention)
             inputs.advance()
             return logits
 
         replay = self._recorder.record(forward)
         self.num_recordings += 1
-        recording = _Recording(replay, inputs, cache.layout, self._weights, own_columns)
+        recording = _Recording(replay, inputs, block, cache.layout, self._weights, own_columns)
         cache.recording = recording  # the one before it frees its memory now, so the pool was never empty
         return recording
