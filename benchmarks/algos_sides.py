@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rft_algos import keyed_random
 from rft_algos.algorithms import PolicyAlgorithm
 from rft_algos.choices import Advantage
 from rft_algos.objectives import RolloutBatch, credit
+from rft_core import keyed_random
 
 GROUP_SIZE = 8
 WEIGHTS = (1.0, 1.0)

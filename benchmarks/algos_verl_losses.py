@@ -13,8 +13,8 @@ from verl.workers.config.actor import PolicyLossConfig
 
 from rft_algos import choices, kl, objectives, reductions, surrogates, value
 from rft_algos.algorithms import Aggregation, PolicyAlgorithm
-from rft_algos.keyed_random import derive_key
 from rft_algos.objectives.policy import total_and_count
+from rft_core.keyed_random import derive_key
 
 AGGREGATIONS: dict[Aggregation, str] = {
     "token_mean": "token-mean",

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from rft_algos.algorithms import Grpo
-from rft_algos.keyed_random import derive_key, permutation
 from rft_cli.replica_choice import WORKER
+from rft_core.keyed_random import derive_key, permutation
 from rft_dist.collectives import SingleProcess
 from rft_dist.replicated import ReplicatedOptimizer
 from rft_engine.replica_process import ProcessReplica

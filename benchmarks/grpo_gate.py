@@ -22,7 +22,7 @@ from grpo_sides import make_optimizer, make_trainer, make_updater, our_prompts
 from torch import Tensor
 
 from rft_algos.advantages import group_norm
-from rft_algos.keyed_random import uniforms
+from rft_core.keyed_random import uniforms
 from rft_dist.collectives import SingleProcess
 from rft_dist.replicated import ReplicatedOptimizer, StepOutcome
 from rft_models.load import load_policy

@@ -36,8 +36,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_algos.keyed_random import derive_key
 from rft_cli.engines import native_engine
+from rft_core.keyed_random import derive_key
 from rft_engine.engine_process_weights import read_weight_file, write_weight_file
 from rft_models.adapter_merge import ADAPTER, own_layer
 from rft_models.adapters import AdapterRules, WithoutAdapters

@@ -22,7 +22,6 @@ from names import CONCEPTS
 
 from rft_algos.algorithms import ALIASES as ALGORITHM_ALIASES
 from rft_algos.algorithms import PUBLISHED
-from rft_algos.errors import ExitCode
 from rft_cli.algorithm_choice import words as choice_words
 from rft_cli.config.command_line import ALIASES, OPPOSITES
 from rft_cli.config.errors import SettingsError
@@ -30,6 +29,7 @@ from rft_cli.config.resolve import resolve
 from rft_cli.config.schema import Required, Setting, schema
 from rft_cli.config.values import allowed, as_text
 from rft_cli.settings import COMMANDS
+from rft_core.errors import ExitCode
 from rft_dist.environment import REPORTED, environment_report
 
 ROOT = Path(__file__).parents[1]

@@ -3,7 +3,7 @@
 #
 #   ci/packages.sh                        every package, then the wheels
 #   ci/packages.sh rft-algos rft-engine   these
-#   ci/packages.sh wheels                 build all wheels; compute a GRPO loss with one wheel and torch alone
+#   ci/packages.sh wheels                 build all wheels; compute a GRPO loss with rft-core, rft-algos and torch alone
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -27,7 +27,7 @@ wheels() {
     rm -rf .venv-alone/wheels
     uv build --all-packages --wheel --out-dir .venv-alone/wheels/dist
     uv venv .venv-alone/wheels/venv
-    uv pip install --python .venv-alone/wheels/venv "$(ls .venv-alone/wheels/dist/rft_algos-*.whl)"
+    uv pip install --python .venv-alone/wheels/venv .venv-alone/wheels/dist/rft_core-*.whl .venv-alone/wheels/dist/rft_algos-*.whl
     (cd .venv-alone/wheels && venv/bin/python - <<'LOSS'
 import importlib.util
 
@@ -55,7 +55,7 @@ output = policy_loss(
 )
 output.loss.backward()
 assert logprobs.grad[0] < 0 < logprobs.grad[2], "the right answer must become likelier"
-print(f"GRPO loss {output.loss.item():+.4f} with rft-algos and torch {torch.__version__} alone")
+print(f"GRPO loss {output.loss.item():+.4f} with rft-core, rft-algos and torch {torch.__version__} alone")
 LOSS
     )
 }

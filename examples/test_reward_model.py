@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from rft_algos.errors import RftError
 from rft_cli.reward_probe import main
+from rft_core.errors import RftError
 
 if __name__ == "__main__":
     try:

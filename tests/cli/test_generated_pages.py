@@ -9,10 +9,10 @@ from types import ModuleType
 
 import pytest
 
-from rft_algos import errors
-from rft_algos.errors import ExitCode, RftError
 from rft_cli.config.schema import schema
 from rft_cli.settings import COMMANDS
+from rft_core import errors
+from rft_core.errors import ExitCode, RftError
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.setup import TinyTask
 
-from rft_algos.errors import ExitCode
+from rft_core.errors import ExitCode
 
 
 def rft_train(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:

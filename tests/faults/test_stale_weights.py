@@ -14,7 +14,7 @@ import pytest
 import torch
 from support.stale_runs import PROMPTS, KeptPrefixes, StaleRun, untie, unverified_load
 
-from rft_algos.errors import ServiceError
+from rft_core.errors import ServiceError
 from rft_engine.copied import CopiedNativeEngine
 from rft_models.engine_copy import EngineCopy
 

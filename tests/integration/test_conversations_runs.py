@@ -14,11 +14,11 @@ import torch
 from support.compare import differing_tensors, tensors
 from support.talk_task import SeenTalkTask, TalkTask, make_seen_talk_task, make_talk_task
 
-from rft_algos import fault_points
-from rft_algos.errors import DataError
 from rft_cli.commands import rl
 from rft_cli.config.resolve import resolve
 from rft_cli.main import main
+from rft_core import fault_points
+from rft_core.errors import DataError
 from rft_engine.replica_process import ProcessReplica
 
 pytestmark = [pytest.mark.xdist_group("multi_turn"), pytest.mark.timeout(300)]

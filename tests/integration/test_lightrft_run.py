@@ -15,9 +15,9 @@ import pytest
 from support.compare import read_rows
 from support.trainer_task import TrainerTask, custom_reward_fn, same_model
 
-from rft_algos.errors import CheckpointError, OptionsError, SavedAfterSignal
 from rft_cli.lightrft_api import SPMDPPOTrainer
 from rft_cli.main import main
+from rft_core.errors import CheckpointError, OptionsError, SavedAfterSignal
 from rft_trainer.run_directory import RunDirectory
 
 pytestmark = [pytest.mark.xdist_group("lightrft_api"), pytest.mark.usefixtures("script")]

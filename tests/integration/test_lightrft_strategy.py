@@ -10,8 +10,8 @@ import pytest
 import torch
 from support.trainer_task import TrainerTask, custom_reward_fn, same_model
 
-from rft_algos.errors import OptionsError
 from rft_cli.lightrft_api import SPMDPPOTrainer
+from rft_core.errors import OptionsError
 
 pytestmark = [pytest.mark.xdist_group("lightrft_api"), pytest.mark.usefixtures("script")]
 

@@ -17,10 +17,10 @@ from support.trainer_task import TrainerTask
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rft_algos.errors import ServiceError
 from rft_cli import compose
 from rft_cli.engines import engine_check, native_engine
 from rft_cli.main import main
+from rft_core.errors import ServiceError
 from rft_engine.copied import CopiedNativeEngine
 from rft_engine.settings import DecodingEngineSettings
 from rft_models.adapters import AdapterRules

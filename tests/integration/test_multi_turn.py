@@ -12,10 +12,10 @@ import pytest
 from support.compare import differing_tensors, tensors
 from support.talk_task import OWN, TEMPLATE, TalkTask, make_talk_task
 
-from rft_algos.errors import DataError, ServiceError
 from rft_cli.commands import eval as eval_command
 from rft_cli.commands import rl
 from rft_cli.config.resolve import resolve
+from rft_core.errors import DataError, ServiceError
 from rft_models.chat_turns import TurnRenderer
 from rft_models.text import load_tokenizer
 

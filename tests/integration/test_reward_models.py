@@ -12,11 +12,11 @@ import torch
 from support.compare import read_rows
 from support.reward_bench import RewardServers
 
-from rft_algos.errors import OptionsError
 from rft_cli import bundle
 from rft_cli.commands.rl import prepared
 from rft_cli.config.resolve import resolve
 from rft_cli.main import main
+from rft_core.errors import OptionsError
 from rft_models.build import build_character_model
 from rft_models.reward_files import load_reward_model, new_reward_model
 from rft_models.reward_spec import RewardSpec

@@ -13,9 +13,9 @@ from support.runs import ForkServer
 from support.vision_task import VisionTask, make_vision_task
 from torch import Tensor
 
-from rft_algos.errors import OptionsError
 from rft_cli.main import main
 from rft_cli.media_choice import refuse_beside_images
+from rft_core.errors import OptionsError
 from rft_dist.settings import StrategySettings
 from rft_models.settings import ModelSettings
 from rft_models.vision.codec import load_vision_codec

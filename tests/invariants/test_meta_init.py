@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.meta_ranks import CASES
 
-from rft_algos.errors import DataError, OptionsError
+from rft_core.errors import DataError, OptionsError
 from rft_models.build import build_character_model
 from rft_models.meta_load import load_on_meta
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from policy_side import MAX_LEN, Policy
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_engine.in_step import check_in_step
 from rft_engine.sglang_engine import SglangEngine
 from rft_engine.sglang_settings import SglangSettings

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from rft_algos import fault_points
 from rft_cli.commands import rl, sft
+from rft_core import fault_points
 from rft_models.build import build_character_model
 from rft_trainer.saving import Saver
 from rft_trainer.throughput import Phase, PhaseTimer

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rft_algos.algorithms import Grpo
-from rft_algos.keyed_random import derive_key, permutation
+from rft_core.keyed_random import derive_key, permutation
 from rft_dist.collectives import SingleProcess
 from rft_dist.replicated import ReplicatedOptimizer
 from rft_engine.copied import CopiedNativeEngine

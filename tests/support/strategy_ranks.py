@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rft_algos.algorithms import Grpo
-from rft_algos.keyed_random import integers, uniforms
+from rft_core.keyed_random import integers, uniforms
 from rft_dist.collectives import Collectives
 from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.replicated import ReplicatedOptimizer

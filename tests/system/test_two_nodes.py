@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.setup import TinyTask
 
-from rft_algos.errors import ExitCode
+from rft_core.errors import ExitCode
 
 pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[2]

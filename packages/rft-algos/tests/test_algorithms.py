@@ -6,7 +6,7 @@ import pytest
 
 from rft_algos import choices
 from rft_algos.algorithms import ALIASES, PUBLISHED, DrGrpo, Grpo, PolicyAlgorithm, Sft, by_name
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 
 NAN = float("nan")
 

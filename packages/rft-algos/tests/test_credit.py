@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rft_algos import advantages, choices, surrogates
 from rft_algos.algorithms import PUBLISHED, Grpo, PolicyAlgorithm, by_name
-from rft_algos.errors import OptionsError
 from rft_algos.objectives import (
     Credit,
     RolloutBatch,
@@ -26,6 +25,7 @@ from rft_algos.objectives import (
 from rft_algos.objectives.registry import clip_indicator_of, equation_of
 from rft_algos.objectives.tokens import Tokens
 from rft_algos.reward_shaping import RunningMoments
+from rft_core.errors import OptionsError
 
 D = torch.float64
 LENGTHS = torch.tensor([2, 3, 1, 4, 2, 2])

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_algos import sampling
-from rft_algos.keyed_random import uniforms
 from rft_algos.sampling import (
     draw,
     draw_allowed,
@@ -18,6 +17,7 @@ from rft_algos.sampling import (
     temperature_scaled_logprobs,
     truncated_logprobs,
 )
+from rft_core.keyed_random import uniforms
 
 HALF_EIGHTHS = torch.tensor([[0.125, 0.5, 0.125, 0.25]]).log()
 

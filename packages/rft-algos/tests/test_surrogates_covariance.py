@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.keyed_random import derive_key, uniforms
 from rft_algos.surrogates import (
     clip_cov,
     clip_cov_clipped,
@@ -21,6 +20,7 @@ from rft_algos.surrogates import (
     token_covariances,
 )
 from rft_algos.surrogates.covariance import _draws
+from rft_core.keyed_random import derive_key, uniforms
 
 NAN = math.nan
 

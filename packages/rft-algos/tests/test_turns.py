@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rft_algos import choices
 from rft_algos.advantages import gae
 from rft_algos.algorithms import Grpo, Ppo, ReinforceAlgorithm
-from rft_algos.errors import OptionsError
 from rft_algos.objectives import RolloutBatch, credit
+from rft_core.errors import OptionsError
 
 Token = tuple[bool, float, float]
 TOKENS = st.lists(st.tuples(st.booleans(), st.floats(-2, 2), st.floats(-2, 2)), max_size=8)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from rft_algos.errors import ServiceError
 from rft_cli import engines
 from rft_cli.machine import Machine
+from rft_core.errors import ServiceError
 from rft_dist.collectives import SingleProcess
 from rft_dist.launch import ranks_from_environment
 from rft_engine import vllm_process

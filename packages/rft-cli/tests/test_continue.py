@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rft_algos.errors import CheckpointError, OptionsError
 from rft_cli import run_start
 from rft_cli.checkpointing import Restored, open_store
 from rft_cli.commands import quickstart
 from rft_cli.commands.resume import command_of
+from rft_core.errors import CheckpointError, OptionsError
 from rft_dist.checkpoints.store import CheckpointStore
 from rft_dist.settings import CheckpointSettings
 from rft_trainer.run_directory import RunDirectory

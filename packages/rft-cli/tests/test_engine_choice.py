@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from rft_algos.errors import PreflightError
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_cli.engines import choose_engine, engine_check, make_engine
+from rft_core.errors import PreflightError
 from rft_engine import sglang_engine, vllm_process
 from rft_engine.settings import DecodingEngineSettings
 from rft_engine.sglang_settings import SglangSettings

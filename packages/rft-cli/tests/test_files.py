@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rft_algos.errors import Problem
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.origins import DEFAULT
 from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.settings import COMMANDS, RlSettings
+from rft_core.errors import Problem
 
 
 def settings_of(text: str, *argv: str) -> Resolved[RlSettings]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from rft_algos.errors import Problem
 from rft_cli.algorithm_choice import algorithm_record
 from rft_cli.config.command_line import ALIASES, OPPOSITES
 from rft_cli.config.errors import SettingsError
@@ -17,6 +16,7 @@ from rft_cli.config.resolve import resolve
 from rft_cli.config.schema import schema
 from rft_cli.refused_flags import REFUSED_FLAGS
 from rft_cli.settings import COMMANDS, RlSettings
+from rft_core.errors import Problem
 
 NAMED = sorted(set((Path(__file__).parent / "named_flags.txt").read_text().replace("--", "").split()))
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rft_algos.errors import OptionsError
 from rft_cli.compose_sft import SftData, sft_data
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_cli.prompt_files import hold_out
+from rft_core.errors import OptionsError
 from rft_models.build import build_bpe_tokenizer
 from rft_models.text import HfTextCodec
 from rft_trainer.records import TrainingSample

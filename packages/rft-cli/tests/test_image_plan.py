@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from rft_algos.errors import DataError, OptionsError
 from rft_cli.commands import plan
 from rft_cli.config.resolve import resolve
 from rft_cli.image_plan import ImagePlan, image_plan
 from rft_cli.media_choice import codec_with_images
 from rft_cli.prompt_files import renderer_for
 from rft_cli.tower_plan import activation_term, weight_terms
+from rft_core.errors import DataError, OptionsError
 from rft_dist.resolver_memory import Training
 from rft_models.build import build_character_model, build_character_tokenizer
 from rft_models.tower_sizes import TowerSizes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rft_algos.errors import OptionsError
 from rft_cli.config.resolve import resolve
+from rft_core.errors import OptionsError
 
 IDLE = "has no effect: images_key is empty (default)"
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rft_algos.errors import OptionsError
 from rft_cli import launching
 from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.launching import Preflight, files_of, refuse_one_process, share_of, spawned
+from rft_core.errors import OptionsError
 from rft_dist.environment import ranks_from_environment
 from rft_dist.preflight import Subject
 from rft_dist.spawn import Ended

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rft_algos.errors import OptionsError
 from rft_cli import lightrft_keywords
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_cli.lightrft_api import SPMDPPOTrainer
+from rft_core.errors import OptionsError
 
 MODEL = {"pretrain": "MODEL"}
 

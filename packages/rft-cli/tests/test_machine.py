@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from rft_algos.errors import PeerError
 from rft_cli import machine
 from rft_cli.machine import bfloat16_arithmetic, open_machine, usable_cores
+from rft_core.errors import PeerError
 from rft_dist import rendezvous
 
 

@@ -14,13 +14,13 @@ from types import ModuleType
 
 import pytest
 
-from rft_algos import errors
-from rft_algos.errors import ExitCode, RftError, SavedAfterSignal
 from rft_cli import bundle, command_table, debug_mode, fault_hook
 from rft_cli.config.resolve import resolve
 from rft_cli.config.schema import schema
 from rft_cli.main import main
 from rft_cli.settings import COMMANDS
+from rft_core import errors
+from rft_core.errors import ExitCode, RftError, SavedAfterSignal
 
 Program = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -301,7 +301,7 @@ def test_secrets_of_the_environment_are_not_in_a_bundle(monkeypatch: pytest.Monk
 
 
 def test_names_that_only_sound_like_secrets_are_kept() -> None:
-    from rft_cli.secrets import scrub, scrub_command
+    from rft_core.secrets import scrub, scrub_command
 
     row = {"time/tokens_per_second": 5.0, "input_key": "question", "data/tokens": 12, "label_key": "answer"}
     assert scrub(row) == row

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from rft_algos.errors import OptionsError
 from rft_cli.commands import plan
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_cli.parallel import sharing_words
 from rft_cli.strategies import spreads_weights, strategy_line
+from rft_core.errors import OptionsError
 from rft_dist.resolver_memory import DecoderSizes, Training, estimate
 from rft_dist.settings import StrategySettings
 from rft_models.tensor_sizes import refuse_uneven

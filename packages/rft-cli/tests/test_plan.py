@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rft_algos.errors import DataError, OptionsError, PreflightError
 from rft_cli.commands import plan
 from rft_cli.model_sizes import model_sizes
+from rft_core.errors import DataError, OptionsError, PreflightError
 from rft_dist.resolver_memory import (
     BUCKET_BYTES,
     DecoderSizes,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rft_algos.errors import OptionsError
 from rft_cli.commands import quickstart, rl
 from rft_cli.commands.quickstart_tasks import TASKS
+from rft_core.errors import OptionsError
 from rft_trainer.environments.names import NAMES
 
 TALKS = ("calculator", "guess-number")

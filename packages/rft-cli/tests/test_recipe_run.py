@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from rft_algos import fault_points
-from rft_algos.errors import DataError
 from rft_cli.commands import build, rl
 from rft_cli.commands import eval as eval_command
 from rft_cli.main import main
 from rft_cli.recipes import catalog
 from rft_cli.recipes.stages import final_model, option, read_stage
+from rft_core import fault_points
+from rft_core.errors import DataError
 
 TOY = """
 recipe:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from rft_algos.errors import OptionsError
 from rft_cli import reward_choice
 from rft_cli.config.resolve import resolve
 from rft_cli.main import main
 from rft_cli.reward_names import NamedPlace, function_name, memory_notes, model_places, server_places, weights_of
+from rft_core.errors import OptionsError
 from rft_models.build import build_character_model
 from rft_models.reward_files import new_reward_model
 from rft_models.reward_spec import RewardSpec

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rft_algos.errors import DataError, OptionsError, PreflightError
 from rft_cli.reward_probe import main
+from rft_core.errors import DataError, OptionsError, PreflightError
 from rft_models.build import build_character_model
 from rft_models.reward_files import new_reward_model
 from rft_models.reward_spec import RewardSpec

@@ -8,11 +8,11 @@ import pytest
 
 from rft_algos import choices
 from rft_algos.algorithms import Cpgd, Dapo, DrGrpo, Grpo, PolicyAlgorithm, Ppo
-from rft_algos.errors import OptionsError
 from rft_cli.algorithm_choice import algorithm_record, algorithm_type
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_cli.settings import RlSettings
+from rft_core.errors import OptionsError
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from rft_algos import fault_points
+from rft_core import fault_points
 from rft_dist.checkpoints.background import BackgroundSaves, Copy
 from rft_dist.checkpoints.reader import Checkpoint
 from rft_dist.checkpoints.shards import Shard, whole

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rft_algos.errors import RftError
+from rft_core.errors import RftError
 from rft_dist.checkpoints.background import BackgroundSaves
 from rft_dist.checkpoints.exchange import StoreExchange
 from rft_dist.checkpoints.shards import Shard, Wanted

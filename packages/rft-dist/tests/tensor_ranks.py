@@ -14,7 +14,7 @@ from sharded_ranks import ADAM, CPU, NUM_STEPS, share
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_dist.collectives import Collectives
 from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.replicated import ReplicatedOptimizer

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos import fault_points
-from rft_algos.errors import CheckpointError, StorageError
+from rft_core import fault_points
+from rft_core.errors import CheckpointError, StorageError
 from rft_dist.checkpoints import background
 from rft_dist.checkpoints.background import BackgroundSaves
 from rft_dist.checkpoints.host_copies import HostCopies

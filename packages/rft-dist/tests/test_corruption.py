@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rft_algos.errors import CheckpointError, StorageError
+from rft_core.errors import CheckpointError, StorageError
 from rft_dist.checkpoints.manifest import ManifestFault, canonical_json, parse_manifest
 from rft_dist.checkpoints.operations import BLOCK_BYTES
 from rft_dist.checkpoints.reader import inspect, newest_verified, open_verified

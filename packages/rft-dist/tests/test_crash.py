@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rft_algos import fault_points
-from rft_algos.errors import StorageError
+from rft_core import fault_points
+from rft_core.errors import StorageError
 from rft_dist.checkpoints.layout import run_tag
 from rft_dist.checkpoints.reader import newest_verified
 

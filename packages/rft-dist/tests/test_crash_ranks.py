@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rft_algos import fault_points
-from rft_algos.errors import PeerError, StorageError
+from rft_core import fault_points
+from rft_core.errors import PeerError, StorageError
 from rft_dist.checkpoints.reader import newest_verified
 
 SCENARIOS = ("first save", "save and prune", "same step again")
@@ -205,7 +205,7 @@ def test_ranks_that_do_not_share_a_folder_are_told_so(make_run, memory_path: Pat
 
 
 def test_ranks_that_save_different_steps_are_told_so(small_run) -> None:
-    from rft_algos.errors import CheckpointError
+    from rft_core.errors import CheckpointError
     from rft_dist.checkpoints.testing import run_ranks
 
     def save(exchange):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rft_algos.errors import PreflightError
+from rft_core.errors import PreflightError
 from rft_dist.environment import (
     REPORTED,
     environment_report,

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from rft_algos.errors import PeerError, PreflightError
+from rft_core.errors import PeerError, PreflightError
 from rft_dist.collectives import SingleProcess
 from rft_dist.environment import RankInfo, ranks_from_environment
 from rft_dist.launch import backend_for, start_process_group, stop_process_group

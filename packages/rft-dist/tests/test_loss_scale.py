@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rft_algos.errors import NumericsError
+from rft_core.errors import NumericsError
 from rft_dist.collectives import SingleProcess
 from rft_dist.loss_scale import KEY, LARGEST, LossScaler, Unscaled
 from rft_dist.replicated import ReplicatedOptimizer

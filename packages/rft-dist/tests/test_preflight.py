@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rft_algos.errors import PeerError, PreflightError, RftError
+from rft_core.errors import PeerError, PreflightError, RftError
 from rft_dist import preflight, preflight_facts
 from rft_dist.environment import ranks_from_environment
 from rft_dist.preflight import Report, Subject, compare_ranks

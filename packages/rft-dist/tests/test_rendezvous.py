@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from rft_algos.errors import PeerError, PreflightError
+from rft_core.errors import PeerError, PreflightError
 from rft_dist import rendezvous
 from rft_dist.environment import RankInfo, ranks_from_environment, start_seconds
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rft_algos.errors import CheckpointError, OptionsError
+from rft_core.errors import CheckpointError, OptionsError
 from rft_dist.checkpoints.store import CheckpointStore
 from rft_dist.collectives import SingleProcess
 from rft_dist.replicated import ReplicatedOptimizer, weights_hash

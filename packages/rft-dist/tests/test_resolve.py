@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_algos.errors import CheckpointError, ExitCode
+from rft_core.errors import CheckpointError, ExitCode
 from rft_dist.checkpoints.resolve import resolve_checkpoint
 
 

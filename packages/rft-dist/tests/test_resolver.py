@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rft_algos.errors import PreflightError
+from rft_core.errors import PreflightError
 from rft_dist.environment import ranks_from_environment
 from rft_dist.preflight_start import check_start
 from rft_dist.resolver import Number, RankGrid, Share, Wanted, layouts, resolve_grid

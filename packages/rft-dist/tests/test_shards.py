@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rft_algos.errors import CheckpointError
+from rft_core.errors import CheckpointError
 from rft_dist.checkpoints.reader import Checkpoint
 from rft_dist.checkpoints.shards import (
     Shard,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rft_algos.errors import PreflightError
+from rft_core.errors import PreflightError
 from rft_dist.environment import environment_report, ranks_from_environment
 from rft_dist.slurm import FIRST_PORT, NUM_PORTS, hosts_of, num_tasks_unused, port_of, task_of, tasks_per_node
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rft_algos.errors import CheckpointError, OptionsError, StorageError
+from rft_core.errors import CheckpointError, OptionsError, StorageError
 from rft_dist.checkpoints.manifest import parse_manifest
 from rft_dist.checkpoints.store import CheckpointStore
 from rft_dist.checkpoints.tensor_file import file_pieces, num_file_bytes

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_algos.errors import PeerError
+from rft_core.errors import PeerError
 from rft_dist.watch import cause as causes
 from rft_dist.watch import status as statuses
 from rft_dist.watch import verdict

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rft_algos.errors import OptionsError, PreflightError
+from rft_core.errors import OptionsError, PreflightError
 from rft_dist.strategies.zero_engine import ZeroOptions, load_deepspeed, verify_options
 from rft_dist.testing import run_ranks
 

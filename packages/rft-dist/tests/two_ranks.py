@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from rft_algos.errors import PeerError
+from rft_core.errors import PeerError
 from rft_dist.collectives import Collectives
 from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.replicated import ReplicatedOptimizer, broadcast_weights, weights_hash

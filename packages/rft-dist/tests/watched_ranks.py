@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from rft_algos.errors import DataError, RftError
+from rft_core.errors import DataError, RftError
 from rft_dist.collectives import Collectives
 from rft_dist.launch import Watched, ranks_from_environment, start_process_group, start_watch, stop_process_group
 from rft_dist.settings import WatchSettings

@@ -17,7 +17,7 @@ from sharded_ranks import ADAM, CPU, NUM_STEPS, WIDTH, Tiny, directly, share
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rft_algos.errors import CheckpointError
+from rft_core.errors import CheckpointError
 from rft_dist.checkpoints.shards import Shard
 from rft_dist.collectives import Collectives
 from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group

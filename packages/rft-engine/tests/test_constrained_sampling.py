@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from rft_algos import keyed_random
-from rft_algos.errors import OptionsError, ServiceError
 from rft_algos.token_trie import TokenTrie
+from rft_core import keyed_random
+from rft_core.errors import OptionsError, ServiceError
 from rft_engine.constraint import TrieSampler, check_whole, end_tokens
 from rft_engine.native import NativeEngine
 from rft_engine.records import Completion

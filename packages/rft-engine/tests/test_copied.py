@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from rft_algos.errors import ServiceError
 from rft_algos.token_trie import TokenTrie
+from rft_core.errors import ServiceError
 from rft_engine.copied import CopiedNativeEngine
 from rft_engine.copied_check import check_copy
 from rft_engine.copied_testing import CARRY, FakeCopy, TablePolicy, table_of

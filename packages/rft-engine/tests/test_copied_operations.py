@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from rft_algos.errors import ServiceError
+from rft_core.errors import ServiceError
 from rft_engine.copied import CopiedNativeEngine
 from rft_engine.copied_testing import CARRY, FakeCopy, TablePolicy, table_of
 from rft_engine.native import NativeEngine

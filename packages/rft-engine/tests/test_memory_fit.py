@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.errors import OptionsError, PreflightError
 from rft_algos.token_trie import TokenTrie
+from rft_core.errors import OptionsError, PreflightError
 from rft_engine.memory_fit import CacheDemand, fitting_rows, free_host_memory
 from rft_engine.native import NativeEngine
 from rft_engine.testing import FakeCache, FakeDecodableModel

@@ -7,8 +7,8 @@ from itertools import chain
 import pytest
 import torch
 
-from rft_algos import keyed_random
-from rft_algos.errors import OptionsError
+from rft_core import keyed_random
+from rft_core.errors import OptionsError
 from rft_engine.native import NativeEngine
 from rft_engine.testing import FakeCache, FakeDecodableModel
 

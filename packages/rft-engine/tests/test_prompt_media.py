@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from rft_algos.errors import OptionsError, RftError
+from rft_core.errors import OptionsError, RftError
 from rft_engine.native import NativeEngine
 from rft_engine.prompt_checks import refuse_media
 from rft_engine.testing import FakeDecodableModel

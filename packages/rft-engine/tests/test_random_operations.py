@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from rft_algos.errors import OptionsError, ServiceError
+from rft_core.errors import OptionsError, ServiceError
 from rft_engine.native import NativeEngine
 from rft_engine.protocols import DecodableModel
 from rft_engine.states import EngineState, StateMachine

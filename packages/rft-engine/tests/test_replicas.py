@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.errors import RftError, ServiceError
+from rft_core.errors import RftError, ServiceError
 from rft_engine.engine_process import EngineDied
 from rft_engine.native import NativeEngine
 from rft_engine.records import Completion
@@ -130,7 +130,7 @@ def test_interrupted_samples_go_on_elsewhere_under_other_weights_with_their_own_
 
 def by_hand(prompt: Sequence[int], key: int, seeds: Sequence[int]) -> tuple[int, ...]:
     """Token t from the table of `seeds[t]` with draw t of the key, one at a time."""
-    from rft_algos.keyed_random import uniforms
+    from rft_core.keyed_random import uniforms
 
     found: list[int] = []
     for place, seed in enumerate(seeds):

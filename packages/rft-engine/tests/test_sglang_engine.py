@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from rft_algos import keyed_random, sampling
-from rft_algos.errors import OptionsError, PreflightError, ServiceError
+from rft_algos import sampling
 from rft_algos.token_trie import TokenTrie
+from rft_core import keyed_random
+from rft_core.errors import OptionsError, PreflightError, ServiceError
 from rft_engine import sglang_loader, sglang_testing
 from rft_engine.in_step import check_in_step
 from rft_engine.sglang_engine import SglangEngine

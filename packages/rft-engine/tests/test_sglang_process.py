@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rft_algos.errors import OptionsError, ServiceError
+from rft_core.errors import OptionsError, ServiceError
 from rft_engine.engine_process import EngineDied
 from rft_engine.held_weights import held_tensor
 from rft_engine.in_step import check_in_step

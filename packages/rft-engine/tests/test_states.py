@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rft_algos.errors import OptionsError, ServiceError
+from rft_core.errors import OptionsError, ServiceError
 from rft_engine.native import NativeEngine
 from rft_engine.states import EngineState
 from rft_engine.testing import FakeCache, FakeDecodableModel

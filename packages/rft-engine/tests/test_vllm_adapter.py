@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.errors import ServiceError
+from rft_core.errors import ServiceError
 from rft_engine.vllm_engine import VllmEngine
 from rft_engine.vllm_settings import VllmSettings, llm_arguments
 from rft_engine.vllm_testing import FakeLlm, FakeVllm, fake_tensors, write_fake_model

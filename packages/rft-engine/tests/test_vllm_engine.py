@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.errors import OptionsError, PreflightError, ServiceError
+from rft_core.errors import OptionsError, PreflightError, ServiceError
 from rft_engine.in_step import check_in_step
 from rft_engine.native import NativeEngine
 from rft_engine.own_process_settings import EngineDeadlines

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rft_algos.errors import ServiceError
+from rft_core.errors import ServiceError
 from rft_engine.device_inventory import Device, DeviceProcess, nvidia_inventory, parse_inventory, visible_device
 from rft_engine.vllm_engine import VllmEngine
 from rft_engine.vllm_local import LocalVllm

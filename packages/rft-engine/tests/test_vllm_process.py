@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rft_algos.errors import OptionsError, ServiceError
+from rft_core.errors import OptionsError, ServiceError
 from rft_engine.engine_process import EngineDied, EngineProcess, error_fields
 from rft_engine.in_step import check_in_step
 from rft_engine.own_process_settings import EngineDeadlines

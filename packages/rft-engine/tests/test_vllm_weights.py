@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rft_algos.errors import OptionsError, StorageError
+from rft_core.errors import OptionsError, StorageError
 from rft_engine import engine_process_weights, vllm_transport
 from rft_engine.engine_process_weights import read_header, read_weight_file, shared_directory, write_weight_file
 from rft_engine.held_weights import held_tensor

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 from rft_models import adapter_files
 from rft_models.adapter_settings import AdapterKind
 from rft_models.adapters import AdapterRules, rules_of_config

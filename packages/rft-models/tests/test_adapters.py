@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_models.adapter_dropout import mix
 from rft_models.adapter_settings import AdapterKind
 from rft_models.adapters import AdapterRules, WithoutAdapters, preview

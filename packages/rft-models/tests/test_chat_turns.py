@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 from rft_models.build import build_bpe_tokenizer
 from rft_models.chat_turns import TurnRenderer
 from rft_models.text import HfTextCodec

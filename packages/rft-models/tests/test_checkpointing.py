@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_models.checkpointing import Checkpointing, apply
 from rft_models.load import make_policy
 

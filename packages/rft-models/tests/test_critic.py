@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rft_algos.errors import DataError, OptionsError, PreflightError
-from rft_algos.keyed_random import derive_key
+from rft_core.errors import DataError, OptionsError, PreflightError
+from rft_core.keyed_random import derive_key
 from rft_models.critic import CausalCritic, load_critic, make_critic
 from rft_models.load import load_policy
 from rft_models.value_head import initial_head

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_models import row_blocks
 from rft_models.decode import FunctionalDecoder
 from rft_models.decode_general import GeneralDecoder

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.errors import PreflightError, ServiceError
+from rft_core.errors import PreflightError, ServiceError
 from rft_models import patches
 from rft_models.engine_copy import EngineCopy, is_sharded, needs_copy
 from rft_models.families import FAST_DECODE_FAMILIES, PACKED_FAMILIES

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_models.freezing import FreezeRules, preview
 from rft_models.load import load_policy, make_policy
 from rft_models.policy import CausalPolicy

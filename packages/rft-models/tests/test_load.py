@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rft_algos.errors import DataError, OptionsError, PreflightError, RftError
+from rft_core.errors import DataError, OptionsError, PreflightError, RftError
 from rft_models.load import load_policy, load_reference
 from rft_models.text import load_tokenizer
 

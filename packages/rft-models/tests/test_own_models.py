@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rft_algos.errors import DataError, OptionsError
+from rft_core.errors import DataError, OptionsError
 from rft_models import families, own_models, patches
 from rft_models.critic import load_critic
 from rft_models.load import load_policy

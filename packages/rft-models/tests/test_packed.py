@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_models.attention_interface import attention_function
 from rft_models.load import make_policy
 from rft_models.packed_attention import PackedLayout, packed_attention

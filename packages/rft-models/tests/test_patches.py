@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rft_algos.errors import OptionsError, PreflightError
+from rft_core.errors import OptionsError, PreflightError
 from rft_models import patches
 from rft_models.decode import FunctionalDecoder
 from rft_models.decode_general import GeneralDecoder

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rft_algos.errors import DataError, OptionsError
+from rft_core.errors import DataError, OptionsError
 from rft_models.critic import load_critic
 from rft_models.reward_files import load_reward_model, make_reward_model, new_reward_model, with_weights
 from rft_models.reward_head import AttentionPooling, last_tokens, new_head

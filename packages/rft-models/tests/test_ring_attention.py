@@ -209,7 +209,7 @@ class Config:
 
 
 def test_a_ring_where_heads_do_not_divide() -> None:
-    from rft_algos.errors import OptionsError
+    from rft_core.errors import OptionsError
 
     assert [takes_ring("auto", Config(*heads), 2, "m") for heads in ((4, 2), (4, 1), (3, 3), (4, None))] == [
         False,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.errors import OptionsError, PreflightError
+from rft_core.errors import OptionsError, PreflightError
 from rft_models.checkpointing import Checkpointing
 from rft_models.load import make_policy
 from rft_models.policy import CausalPolicy

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rft_algos.errors import OptionsError, PreflightError
+from rft_core.errors import OptionsError, PreflightError
 from rft_models.adapters import AdapterRules
 from rft_models.load import make_policy
 from rft_models.policy import CausalPolicy

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from rft_algos.errors import DataError, RftError
+from rft_core.errors import DataError, RftError
 from rft_models.attention_choice import describe_attention
 from rft_models.freezing import FreezeRules, preview
 from rft_models.load import load_policy

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rft_algos.errors import OptionsError, PreflightError
+from rft_core.errors import OptionsError, PreflightError
 from rft_models.adapters import AdapterRules
 from rft_models.backbone import own_attention
 from rft_models.build import build_character_tokenizer

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rft_algos.errors import PreflightError, RftError
+from rft_core.errors import PreflightError, RftError
 from rft_models.backbone import own_attention
 from rft_models.checkpointing import Checkpointing
 from rft_models.load import load_policy

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from rft_algos.errors import DataError, OptionsError, RftError
+from rft_core.errors import DataError, OptionsError, RftError
 from rft_models.vision.build import build_vision_model
 from rft_models.vision.images import PixelRules, open_image
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rft_algos.errors import DataError, RftError
+from rft_core.errors import DataError, RftError
 from rft_models.load import load_policy, refuse_other_kinds
 from rft_models.meta_load import load_on_meta
 from rft_models.model_facts import model_facts

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_models.vision.codec import HfVisionCodec, load_vision_codec
 from rft_models.vision.images import PixelRules
 

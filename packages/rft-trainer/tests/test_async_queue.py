@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from rft_algos import fault_points
-from rft_algos.errors import SavedAfterSignal, ServiceError
-from rft_algos.keyed_random import derive_key
+from rft_core import fault_points
+from rft_core.errors import SavedAfterSignal, ServiceError
+from rft_core.keyed_random import derive_key
 from rft_trainer.asynchronous.drafts import Draft
 from rft_trainer.asynchronous.testing import FakeDrawn
 from rft_trainer.asynchronous.testing_runs import (
@@ -77,7 +77,7 @@ def test_every_prompt_is_trained_once_in_order_and_within_the_window(
 
 def test_tokens_are_those_of_the_versions_that_they_are_labelled_with(tmp_path: Path) -> None:
     """Every token again, from the table of its version with its own draw: the spans and log-probs are true."""
-    from rft_algos.keyed_random import uniforms
+    from rft_core.keyed_random import uniforms
 
     run = Run(tmp_path / "run", 2, pause=0.002).go()
     num_mixed = 0

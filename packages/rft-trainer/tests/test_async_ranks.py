@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from rft_algos import fault_points
-from rft_algos.errors import PeerError, SavedAfterSignal
-from rft_algos.keyed_random import derive_key
+from rft_core import fault_points
+from rft_core.errors import PeerError, SavedAfterSignal
+from rft_core.keyed_random import derive_key
 from rft_trainer.asynchronous.ranks import RankShare
 from rft_trainer.asynchronous.testing_runs import (
     EVERY_ENTRY,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rft_algos.errors import OptionsError
-from rft_algos.keyed_random import derive_key
+from rft_core.errors import OptionsError
+from rft_core.keyed_random import derive_key
 from rft_trainer.conversation_report import conversation_metrics
 from rft_trainer.conversations import ConversationLimits, Conversations, waves
 from rft_trainer.environments.episodes import Episode, OwnEpisodes, Reply

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from rft_algos import fault_points
-from rft_algos.errors import OptionsError
-from rft_algos.keyed_random import derive_key, uniforms
+from rft_core import fault_points
+from rft_core.errors import OptionsError
+from rft_core.keyed_random import derive_key, uniforms
 from rft_trainer.asynchronous.conversation_drafts import ConversationDraft
 from rft_trainer.asynchronous.conversation_samples import ConversationSamples
 from rft_trainer.asynchronous.rollout_queue import AheadRules, RolloutQueue

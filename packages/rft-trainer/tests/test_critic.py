@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rft_algos.algorithms import Aggregation
-from rft_algos.keyed_random import integers, uniforms
+from rft_core.keyed_random import integers, uniforms
 from rft_trainer.critic import CriticUpdater, ValueAnnotator, ValueObjective, explained_variance
 from rft_trainer.metrics import MetricTotals
 from rft_trainer.packing import pack

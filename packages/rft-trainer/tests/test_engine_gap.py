@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.keyed_random import uniforms
+from rft_core.keyed_random import uniforms
 from rft_trainer.engine_gap import FULL, HALF, Draw, Gap, Limits, Measured, limits_of, measure_gap, scored_tokens
 from rft_trainer.testing import BigramEngine, BigramPolicy, FakeCompletion
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rft_algos.errors import NumericsError
+from rft_core.errors import NumericsError
 from rft_trainer.finite import refuse_non_finite_samples, refuse_non_finite_weights
 from rft_trainer.records import Rollout
 from rft_trainer.rewards.records import RewardStatus

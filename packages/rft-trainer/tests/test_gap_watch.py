@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from rft_algos.algorithms import Grpo
-from rft_algos.errors import ServiceError
-from rft_algos.keyed_random import uniforms
+from rft_core.errors import ServiceError
+from rft_core.keyed_random import uniforms
 from rft_trainer.gap_watch import GapWatch
 from rft_trainer.metrics import MetricTotals
 from rft_trainer.objective import PolicyObjective

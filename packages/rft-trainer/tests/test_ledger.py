@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rft_algos.errors import CheckpointError, OptionsError
+from rft_core.errors import CheckpointError, OptionsError
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.ledger import EntryState, Ledger, LedgerEntry
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_trainer.packing import assign_to_ranks, count, cut_by_tokens, cut_in_order, own_micro_batches, pack
 from rft_trainer.records import TrainingSample
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.keyed_random import uniforms
+from rft_core.keyed_random import uniforms
 from rft_trainer.annotate import LogprobAnnotator
 from rft_trainer.critic import ValueAnnotator
 from rft_trainer.packing import pack

@@ -15,8 +15,8 @@ import torch
 from rft_algos import choices
 from rft_algos.algorithms import Grpo, PolicyAlgorithm, Ppo, ReinforceAlgorithm, ReMaxAlgorithm
 from rft_algos.controllers import AdaptiveKl, EntropyTarget
-from rft_algos.errors import NumericsError, SavedAfterSignal, ServiceError
-from rft_algos.keyed_random import derive_key, permutation
+from rft_core.errors import NumericsError, SavedAfterSignal, ServiceError
+from rft_core.keyed_random import derive_key, permutation
 from rft_trainer.annotate import LogprobAnnotator
 from rft_trainer.averaged_evaluation import AveragedEvaluator
 from rft_trainer.credit import CreditAssigner, ScoreRules

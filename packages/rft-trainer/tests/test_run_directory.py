@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rft_algos import fault_points
-from rft_algos.errors import CheckpointError, DataError, OptionsError
+from rft_core import fault_points
+from rft_core.errors import CheckpointError, DataError, OptionsError
 from rft_trainer.run_directory import RunDirectory
 from rft_trainer.run_names import run_name
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rft_algos.errors import PeerError, StorageError
+from rft_core.errors import PeerError, StorageError
 from rft_trainer.saving import Progress, Saver, SaveSchedule
 from rft_trainer.testing import BigramPolicy, OneRank
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rft_algos.errors import CheckpointError, SavedAfterSignal
-from rft_algos.keyed_random import derive_key, permutation
+from rft_core.errors import CheckpointError, SavedAfterSignal
+from rft_core.keyed_random import derive_key, permutation
 from rft_trainer.best_weights import BestWeights
 from rft_trainer.ledger import Ledger
 from rft_trainer.loops.sft import EarlyStop, SupervisedRun, TokenLikelihood, mean_loss

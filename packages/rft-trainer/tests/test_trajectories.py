@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from rft_algos import fault_points
-from rft_algos.errors import DataError, StorageError
+from rft_core import fault_points
+from rft_core.errors import DataError, StorageError
 from rft_trainer.records import Prompt, Rollout, RolloutGroup
 from rft_trainer.rewards.records import RewardStatus
 from rft_trainer.trajectories import TrajectorySaver

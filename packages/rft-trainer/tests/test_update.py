@@ -10,7 +10,7 @@ import torch
 
 from rft_algos.algorithms import Aggregation, Grpo
 from rft_algos.choices import Gspo, PpoClip, Surrogate
-from rft_algos.keyed_random import integers, uniforms
+from rft_core.keyed_random import integers, uniforms
 from rft_trainer.metrics import MetricTotals
 from rft_trainer.objective import PolicyObjective
 from rft_trainer.packing import count

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 
 
 def check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.advantages.groups import group_mean, grouped, is_constant, num_groups
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 
 _ROUNDING = 1e-9
 """Means within this of a bound count as the bound: the order in which rewards are added must not decide."""

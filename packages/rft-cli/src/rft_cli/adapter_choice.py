@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rft_algos.errors import CheckpointError, DataError
 from rft_cli.checkpointing import Restored
 from rft_cli.model_choice import freezing_of
+from rft_core.errors import CheckpointError, DataError
 from rft_models import adapter_files
 from rft_models.adapter_settings import AdapterSettings
 from rft_models.adapters import AdapterRules, refuse_beside

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rft_algos.errors import ServiceError
+from rft_core.errors import ServiceError
 
 Provider = Callable[[], Iterable[tuple[str, Tensor]]]
 

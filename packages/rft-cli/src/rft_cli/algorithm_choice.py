@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from rft_algos import choices
 from rft_algos.algorithms import ALIASES, PUBLISHED, Aggregation, KlPlace, PolicyAlgorithm, by_name
 from rft_algos.choices import Correction, Surrogate
-from rft_algos.errors import OptionsError
 from rft_cli.settings import RlSettings
+from rft_core.errors import OptionsError
 from rft_trainer.settings import AlgorithmSettings
 
 Choice = TypeVar("Choice", choices.Advantage, choices.Surrogate, choices.Correction)

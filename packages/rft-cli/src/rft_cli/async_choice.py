@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rft_algos.algorithms import PolicyAlgorithm
-from rft_algos.errors import OptionsError
 from rft_cli.compose_data import RlData
 from rft_cli.engines import choose_engine
 from rft_cli.environment_choice import ChosenEnvironment
 from rft_cli.machine import choose_device
 from rft_cli.settings import RlSettings
+from rft_core.errors import OptionsError
 from rft_engine.replicas import ReplicaEngine
 from rft_models.text import HfTextCodec
 from rft_trainer.asynchronous.rollout_queue import AheadRules, RolloutQueue

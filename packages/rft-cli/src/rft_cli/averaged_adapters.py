@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from rft_algos.errors import OptionsError
 from rft_cli.exporting_adapter import MERGED_LIMIT, differs, load_adapted, logprob_difference, whole_or_not_at_all
+from rft_core.errors import OptionsError
 from rft_dist import ema
 from rft_dist.checkpoints.reader import Checkpoint
 from rft_models import adapter_files

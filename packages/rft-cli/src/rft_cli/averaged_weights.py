@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_dist import ema
 from rft_dist.checkpoints.blocks import BlockReader
 from rft_dist.checkpoints.reader import Checkpoint

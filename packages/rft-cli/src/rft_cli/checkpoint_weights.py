@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rft_algos.errors import CheckpointError, OptionsError
+from rft_core.errors import CheckpointError, OptionsError
 from rft_dist.checkpoints.reader import Checkpoint
 from rft_dist.checkpoints.resolve import resolve_checkpoint
 from rft_dist.settings import CheckpointSettings

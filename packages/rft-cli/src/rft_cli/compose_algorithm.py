@@ -12,7 +12,6 @@ from torch import Tensor
 
 from rft_algos.algorithms import PolicyAlgorithm
 from rft_algos.controllers import AdaptiveKl, EntropyTarget
-from rft_algos.errors import OptionsError
 from rft_cli.adapter_choice import adapt_critic
 from rft_cli.checkpointing import Restored
 from rft_cli.critic_strategy import SpreadCritic, spread_critic
@@ -20,6 +19,7 @@ from rft_cli.machine import Machine
 from rft_cli.model_choice import checkpointing_of
 from rft_cli.reward_names import weights_of
 from rft_cli.settings import RlSettings
+from rft_core.errors import OptionsError
 from rft_models.critic import CausalCritic, load_critic
 from rft_models.policy import CausalPolicy
 from rft_models.text import HfTextCodec

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rft_algos.algorithms import PolicyAlgorithm
-from rft_algos.errors import OptionsError
 from rft_cli.algorithm_choice import algorithm_record
 from rft_cli.media_choice import refuse_beside_images, row_images
 from rft_cli.prompt_files import Prepared, as_prompts, read_held_out, read_training
 from rft_cli.settings import EvalSettings, RlSettings
+from rft_core.errors import OptionsError
 from rft_models.model_facts import model_facts
 from rft_models.text import HfTextCodec
 from rft_trainer.batch_plan import BatchPlan, plan_batches

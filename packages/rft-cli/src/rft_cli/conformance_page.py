@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rft_algos.errors import OptionsError, PreflightError, Problem, RftError, ServiceError
 from rft_cli.conformance import DrawResult, EngineResult
+from rft_core.errors import OptionsError, PreflightError, Problem, RftError, ServiceError
 from rft_models.text import HfTextCodec
 from rft_trainer.engine_gap import VERDICTS, Gap, Limits, Measured, TokenGap
 from rft_trainer.records import Prompt

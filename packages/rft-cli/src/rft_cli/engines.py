@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import torch
 
-from rft_algos.errors import PreflightError
 from rft_cli.adapter_sync import adds_adapters, alone_adapters
 from rft_cli.agreed_weights import AgreedWeights, TogetherEngine
 from rft_cli.machine import Machine
+from rft_core.errors import PreflightError
 from rft_engine.copied import CopiedNativeEngine
 from rft_engine.copied_check import check_copy
 from rft_engine.hf import HfEngine

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
-from rft_algos.errors import DataError
 from rft_cli.compose_data import RlData
+from rft_core.errors import DataError
 from rft_models.chat_turns import TurnRenderer
 from rft_models.model_facts import model_facts
 from rft_models.text import HfTextCodec

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rft_algos.errors import DataError
 from rft_cli.averaged_adapters import export_averaged, has_adapters
 from rft_cli.averaged_weights import WeightsOrAverages, take_averages
+from rft_core.errors import DataError
 from rft_dist.checkpoints.blocks import BlockReader, table_of_files
 from rft_dist.checkpoints.reader import Checkpoint
 from rft_dist.checkpoints.resolve import resolve_checkpoint

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 from rft_dist.checkpoints.resolve import resolve_checkpoint
 from rft_models import adapter_files
 from rft_models.adapters import AdapterRules, rules_of_config

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from rft_algos import fault_points
-from rft_algos.errors import OptionsError
+from rft_core import fault_points
+from rft_core.errors import OptionsError
 
 VARIABLE = "RFT_FAULT"
 EXIT_STATUS = 86

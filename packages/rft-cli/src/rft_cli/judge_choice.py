@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rft_algos.errors import DataError, OptionsError
 from rft_cli.engines import native_engine
 from rft_cli.machine import Machine
 from rft_cli.model_choice import weights_dtype
 from rft_cli.seeing_rewards import sees_images
 from rft_cli.settings import EvalSettings, RlSettings
+from rft_core.errors import DataError, OptionsError
 from rft_models.load import load_reference
 from rft_models.model_facts import model_facts
 from rft_models.reward_images import shared_images_of

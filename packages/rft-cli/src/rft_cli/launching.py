@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rft_algos.errors import OptionsError
 from rft_cli.config.resolve import Resolved
 from rft_cli.reward_names import named_models
+from rft_core.errors import OptionsError
 from rft_dist.environment import SPAWNED, RankInfo, ranks_from_environment, timeout_seconds
 from rft_dist.preflight import Report, Subject, compare_ranks
 from rft_dist.preflight_facts import file_facts, machine_facts, model_facts, settings_facts

@@ -30,11 +30,11 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor
 
-from rft_algos.errors import OptionsError
 from rft_algos.objectives import RolloutBatch
 from rft_cli import lightrft_keywords, run_start
 from rft_cli.commands import rl
 from rft_cli.lightrft_strategy import Generation, Strategy
+from rft_core.errors import OptionsError
 from rft_models.own_models import any_patch_by_hand
 from rft_models.patches import register_patch, unregister_patch
 from rft_models.policy import CausalPolicy

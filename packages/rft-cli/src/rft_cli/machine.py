@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
-from rft_algos.errors import PeerError, PreflightError
 from rft_cli.determinism import repeat_exactly
 from rft_cli.launching import Preflight
 from rft_cli.rank_log import logged
 from rft_cli.watched_process import WatchedProcess, first_line, watched_process
+from rft_core.errors import PeerError, PreflightError
 from rft_dist.collectives import Collectives
 from rft_dist.environment import requested_backend
 from rft_dist.launch import RankInfo, Watched, meet_ranks, ranks_from_environment, start_process_group

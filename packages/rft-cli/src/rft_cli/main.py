@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rft_algos.errors import OptionsError, Problem, RftError
 from rft_cli import command_table, debug_mode
 from rft_cli.command_table import COMMANDS, Command
+from rft_core.errors import OptionsError, Problem, RftError
 
 if TYPE_CHECKING:
     from rft_cli.config.resolve import Resolved
@@ -30,7 +30,7 @@ _PRINT_CONFIG = ("--print_config", "--print-config")
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run `rft-train ARGV...` and return its exit code (`rft_algos.errors.ExitCode`, 1, or 130)."""
+    """Run `rft-train ARGV...` and return its exit code (`rft_core.errors.ExitCode`, 1, or 130)."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in (*_HELP, "help"):
         print(overview())
@@ -170,7 +170,7 @@ def _unexpected(error: BaseException, words: list[str]) -> Problem:
     import traceback
 
     from rft_cli import bundle
-    from rft_cli.secrets import scrub_text
+    from rft_core.secrets import scrub_text
 
     path = bundle.write(error, words)
     frames = traceback.extract_tb(error.__traceback__)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rft_algos.errors import OptionsError
 from rft_cli.model_choice import codec_of
+from rft_core.errors import OptionsError
 from rft_dist.settings import StrategySettings
 from rft_models.own_models import load_model_code
 from rft_models.settings import ModelSettings, WeightsSettings

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 from rft_dist.resolver_memory import DecoderSizes
 from rft_models.directories import existing_directory, read_json
 

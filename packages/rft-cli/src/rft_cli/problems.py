@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import TextIO
 
-from rft_algos.errors import Problem, RftError
 from rft_cli.config.errors import SettingsError
+from rft_core.errors import Problem, RftError
 
 JSON_FLAGS = ("--json_errors", "--json-errors")
 _ROWS = (("where", "where"), ("why", "why"), ("state", "state"), ("do", "do"), ("bundle", "details"))

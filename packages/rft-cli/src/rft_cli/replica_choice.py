@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_algos.errors import PreflightError
 from rft_cli.agreed_weights import AgreedWeights
 from rft_cli.engines import EngineChoice, choose_engine
 from rft_cli.machine import Machine, usable_cores
 from rft_cli.settings import RlSettings
+from rft_core.errors import PreflightError
 from rft_engine.draw_round import Replica
 from rft_engine.engine_replica import EngineReplica
 from rft_engine.replica_process import ProcessReplica

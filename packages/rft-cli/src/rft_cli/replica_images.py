@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rft_algos.errors import ServiceError
+from rft_core.errors import ServiceError
 from rft_models.vision.records import ImageInputs, Media
 
 

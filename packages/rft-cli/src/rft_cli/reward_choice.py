@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from rft_algos.errors import OptionsError
 from rft_cli.judge_choice import judge_line, make_judge, remote_judge
 from rft_cli.machine import Machine, choose_device
 from rft_cli.model_choice import weights_dtype
@@ -17,6 +16,7 @@ from rft_cli.model_sizes import model_sizes
 from rft_cli.reward_names import NamedPlace, function_name, heads_of, model_places, server_places, weights_of
 from rft_cli.seeing_rewards import refuse_blind_rewards, sees_images
 from rft_cli.settings import EvalSettings, RlSettings
+from rft_core.errors import OptionsError
 from rft_models.reward_files import load_reward_model
 from rft_models.reward_model import RewardModel
 from rft_models.reward_text import RewardTextScorer

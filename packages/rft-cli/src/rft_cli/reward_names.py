@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from rft_algos.errors import OptionsError
 from rft_cli.model_sizes import model_sizes
+from rft_core.errors import OptionsError
 from rft_dist.resolver_memory import GIB
 from rft_trainer.rewards.http_json import checked_url
 from rft_trainer.settings import RewardSettings

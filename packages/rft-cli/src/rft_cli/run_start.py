@@ -15,12 +15,12 @@ from typing import Any, Protocol
 
 import torch
 
-from rft_algos.errors import CheckpointError
 from rft_cli import bundle
 from rft_cli.checkpointing import Restored
 from rft_cli.config.resolve import Resolved
 from rft_cli.machine import Machine
 from rft_cli.panel import LivePanel
+from rft_core.errors import CheckpointError
 from rft_dist.checkpoints.layout import published
 from rft_dist.checkpoints.manifest import ManifestFault
 from rft_dist.checkpoints.reader import read_manifest

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import yaml
 
-from rft_algos.errors import DataError
 from rft_cli.config.schema import schema
+from rft_core.errors import DataError
 
 
 def read_values(config: Path) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rft_cli.run_files import SAMPLES_PAGE
+from rft_core.durable_files import replace_text
 from rft_trainer.data.image_headers import media_type
-from rft_trainer.durable_files import replace_text
 from rft_trainer.image_records import entries_of, image_path
 from rft_trainer.run_directory import RunDirectory
 

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rft_algos.errors import RftError, SavedAfterSignal
 from rft_cli import problems
 from rft_cli.rank_log import RankLog
-from rft_cli.secrets import scrub_command, scrub_text
+from rft_core.errors import RftError, SavedAfterSignal
+from rft_core.secrets import scrub_command, scrub_text
 from rft_dist.launch import RankInfo, Watched, start_watch, stop_process_group
 from rft_dist.watch.watch import Watch
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from rft_algos.errors import CheckpointError, OptionsError
+from rft_core.errors import CheckpointError, OptionsError
 from rft_dist import ema, loss_scale
 from rft_dist.ema import MovingAverage
 

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rft_algos.errors import PeerError
-from rft_algos.fault_points import declare, fault_point
+from rft_core.errors import PeerError
+from rft_core.fault_points import declare, fault_point
 from rft_dist.watch.activity import Activity, Call
 
 _BEFORE = {

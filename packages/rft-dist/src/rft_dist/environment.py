@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rft_algos.errors import PreflightError
+from rft_core.errors import PreflightError
 from rft_dist.slurm import SlurmTask, task_of
 
 DEFAULT_TIMEOUT_SECONDS = 600.0

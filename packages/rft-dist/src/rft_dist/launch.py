@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
-from rft_algos.errors import PeerError, PreflightError
+from rft_core.errors import PeerError, PreflightError
 from rft_dist.alone import is_alone
 from rft_dist.collectives import Collectives, SingleProcess, TorchCollectives
 from rft_dist.environment import (

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rft_algos.errors import NumericsError
+from rft_core.errors import NumericsError
 
 KEY = "loss_scale"
 """The scaler among the tensors of an optimizer's state."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rft_algos.errors import PeerError, PreflightError
+from rft_core.errors import PeerError, PreflightError
 from rft_dist.environment import RankInfo
 from rft_dist.preflight_reach import KeyValueStore, unreachable_next
 

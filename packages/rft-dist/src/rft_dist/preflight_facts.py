@@ -10,7 +10,18 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("rft_algos", "rft_models", "rft_dist", "rft_engine", "rft_trainer", "rft_cli", "rft_kernels", "rft_genrec")
+PACKAGES = (
+    "rft_core",
+    "rft_algos",
+    "rft_models",
+    "rft_dist",
+    "rft_engine",
+    "rft_trainer",
+    "rft",
+    "rft_cli",
+    "rft_kernels",
+    "rft_genrec",
+)
 LIBRARIES = ("torch", "transformers", "safetensors", "numpy", "tokenizers", "triton", "vllm", "deepspeed")
 
 WHOLE_BYTES = 256 * 2**20

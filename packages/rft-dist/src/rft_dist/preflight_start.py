@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rft_algos.errors import PreflightError
+from rft_core.errors import PreflightError
 from rft_dist.environment import SPAWNED, RankInfo, origin_of
 from rft_dist.preflight_variables import refuse_contradictions
 from rft_dist.resolver import Launcher, Number, RankGrid, Share, Wanted, resolve_grid

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from rft_algos.errors import PreflightError
+from rft_core.errors import PreflightError
 from rft_dist.environment import RankInfo
 from rft_dist.resolver import RankGrid
 from rft_dist.slurm import task_of

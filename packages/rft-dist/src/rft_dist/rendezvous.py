@@ -17,8 +17,8 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from rft_algos.errors import PeerError
-from rft_algos.fault_points import declare, fault_point
+from rft_core.errors import PeerError
+from rft_core.fault_points import declare, fault_point
 from rft_dist.environment import SPAWNED, START_TIMEOUT, RankInfo
 
 _CONNECT = declare("launch.store.connect", "before this rank opens the store at which the ranks meet")

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from rft_algos.errors import PeerError
+from rft_core.errors import PeerError
 from rft_dist.adamw import LocalAdamW, StepOutcome, clip, total_norm, trained_parameters
 from rft_dist.collectives import Collectives
 from rft_dist.loss_scale import KEY, LossScaler, Unscaled

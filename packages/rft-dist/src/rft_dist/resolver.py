@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rft_algos.errors import PreflightError
+from rft_core.errors import PreflightError
 
 Launcher = Literal["plan", "torchrun", "srun", "--nproc", "by hand"]
 

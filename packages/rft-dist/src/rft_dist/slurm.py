@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rft_algos.errors import PreflightError
+from rft_core.errors import PreflightError
 
 FIRST_PORT, NUM_PORTS = 20000, 12000
 """Ports chosen from job numbers: below Linux' range for outgoing connections (from 32768 on)."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from rft_algos.errors import ExitCode
+from rft_core.errors import ExitCode
 from rft_dist.environment import SPAWNED
 
 GRACE_SECONDS = 5.0

@@ -18,7 +18,7 @@ from typing import Generic, TypeAlias
 import torch
 from torch import Tensor
 
-from rft_algos import keyed_random
+from rft_core import keyed_random
 from rft_engine.admission import AdmissionQueue, PromptCopies
 from rft_engine.lists import integers
 from rft_engine.protocols import CacheT, DecodableModel

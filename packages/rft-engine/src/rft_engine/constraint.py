@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from rft_algos import sampling
-from rft_algos.errors import OptionsError, ServiceError
 from rft_algos.token_trie import ROOT, TokenTrie
+from rft_core.errors import OptionsError, ServiceError
 from rft_engine.lists import integers
 from rft_engine.records import Completion
 from rft_engine.sampling import SamplingOptions

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rft_algos.errors import ServiceError
+from rft_core.errors import ServiceError
 from rft_engine.native import NativeEngine
 from rft_engine.protocols import CacheT, DecodableModel
 from rft_engine.states import EngineState, StateMachine

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rft_algos.errors import ServiceError
+from rft_core.errors import ServiceError
 from rft_engine.copied import CopiedNativeEngine
 from rft_engine.in_step import PolicyLogprobs, ProbeGap, check_in_step
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from rft_algos.errors import RftError, ServiceError
+from rft_core.errors import RftError, ServiceError
 from rft_engine.replica_dealing import deal
 from rft_engine.replica_process import is_lost
 from rft_engine.replica_records import DrawCall, Drawn

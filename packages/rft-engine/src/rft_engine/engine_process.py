@@ -18,9 +18,9 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rft_algos import errors
-from rft_algos.errors import RftError, ServiceError
-from rft_algos.plain import json_bytes
+from rft_core import errors
+from rft_core.errors import RftError, ServiceError
+from rft_core.json_records import json_bytes
 
 _SLICE_SECONDS = 0.2
 _READ_BYTES = 2**18

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_algos.errors import StorageError
+from rft_core.errors import StorageError
 
 _CODES = {
     torch.float64: "F64",

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, BinaryIO, Protocol
 
-from rft_algos.errors import RftError
-from rft_algos.plain import json_bytes
+from rft_core.errors import RftError
+from rft_core.json_records import json_bytes
 from rft_engine.engine_process import error_fields
 from rft_engine.vllm_requests import EngineFacts, GenerateCall, SampleResult, StepCounts
 

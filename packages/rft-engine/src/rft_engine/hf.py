@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rft_algos import keyed_random
 from rft_algos.token_trie import TokenTrie
+from rft_core import keyed_random
 from rft_engine.constraint import TrieSampler, check_constraint, check_whole
 from rft_engine.lists import floats, integers
 from rft_engine.prompt_checks import check_budgets, check_keys, check_media, check_prompts

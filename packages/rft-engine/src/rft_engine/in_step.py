@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from rft_algos import keyed_random
-from rft_algos.errors import ServiceError
+from rft_core import keyed_random
+from rft_core.errors import ServiceError
 from rft_engine.records import Completion
 from rft_engine.vllm_requests import EngineFacts
 

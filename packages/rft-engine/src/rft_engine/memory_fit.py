@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
 
-from rft_algos.errors import PreflightError
+from rft_core.errors import PreflightError
 
 FreeMemory: TypeAlias = Callable[[torch.device], int | None]
 """Bytes that may be taken on a device; None = unknown."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from rft_algos.errors import OptionsError, ServiceError
+from rft_core.errors import OptionsError, ServiceError
 
 Transport = Literal["auto", "direct", "file", "ipc", "nccl"]
 

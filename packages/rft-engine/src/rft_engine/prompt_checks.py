@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 
 
 def check_keys(prompts: Sequence[Sequence[int]], sample_keys: Sequence[Sequence[int]]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor
 
-from rft_algos.errors import ServiceError
+from rft_core.errors import ServiceError
 from rft_engine.engine_process_weights import read_weight_file, shared_directory, write_weight_file
 
 _PREFIX = "rft-images-of-"

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rft_algos.errors import RftError
-from rft_algos.fault_points import declare, fault_point
-from rft_algos.plain import json_bytes
+from rft_core.errors import RftError
+from rft_core.fault_points import declare, fault_point
+from rft_core.json_records import json_bytes
 from rft_engine.engine_process import EngineDied, EngineProcess, error_of
 from rft_engine.interrupt_flag import InterruptFlag
 from rft_engine.replica_records import DrawCall, Drawn

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from rft_algos.errors import ServiceError
+from rft_core.errors import ServiceError
 from rft_engine.engine_process_weights import read_weight_file
 from rft_engine.engine_worker import RequestWorker, serve_with
 from rft_engine.interrupt_flag import InterruptFlag

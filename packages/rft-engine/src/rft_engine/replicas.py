@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from rft_algos.errors import RftError
+from rft_core.errors import RftError
 from rft_engine.draw_round import DrawRound, Replica
 from rft_engine.prompt_checks import check_budgets, check_keys, check_media, check_prompts, refusal
 from rft_engine.records import Completion, EngineStats

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_algos import keyed_random
+from rft_core import keyed_random
 from rft_engine.admission import AdmissionQueue
 from rft_engine.batch import ContinuousBatch
 from rft_engine.lists import floats, integers

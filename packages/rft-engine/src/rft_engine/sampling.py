@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from rft_algos import sampling
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from rft_algos.errors import ServiceError
+from rft_core.errors import ServiceError
 from rft_engine.engine_process_weights import read_header, shared_directory
 from rft_engine.sampling import SamplingOptions
 from rft_engine.sglang_runtime import SglangRoot, SglangRuntime

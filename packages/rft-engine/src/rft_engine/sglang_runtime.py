@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from rft_algos.errors import PreflightError
+from rft_core.errors import PreflightError
 from rft_engine.sglang_settings import set_environment
 from rft_engine.sglang_surface import version
 

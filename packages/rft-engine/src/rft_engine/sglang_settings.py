@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_engine.own_process_settings import OwnProcessSettings
 from rft_engine.sampling import SamplingOptions
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_algos import keyed_random
+from rft_core import keyed_random
 from rft_engine.engine_process_weights import read_weight_file
 from rft_engine.sglang_settings import end_tokens
 from rft_engine.sglang_surface import signature, unknown_fields

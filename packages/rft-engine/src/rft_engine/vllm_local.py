@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rft_algos.errors import ServiceError
+from rft_core.errors import ServiceError
 from rft_engine.device_inventory import Inventory, nvidia_inventory
 from rft_engine.own_process_settings import OwnProcessSettings
 from rft_engine.vllm_adapter import loads_adapter

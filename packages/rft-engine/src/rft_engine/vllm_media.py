@@ -11,7 +11,7 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from rft_algos.errors import PreflightError, ServiceError
+from rft_core.errors import PreflightError, ServiceError
 from rft_engine.own_process_settings import OwnProcessSettings
 from rft_engine.protocols import PromptMedia
 

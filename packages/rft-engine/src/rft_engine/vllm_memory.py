@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from rft_algos.errors import ServiceError
+from rft_core.errors import ServiceError
 from rft_engine.device_inventory import Device, DeviceProcess, Inventory, visible_device
 from rft_engine.own_process_settings import OwnProcessSettings
 

@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rft_algos.errors import ServiceError
-from rft_algos.plain import fields_of
+from rft_core.errors import ServiceError
+from rft_core.json_records import fields_of
 from rft_engine.device_inventory import Inventory, nvidia_inventory
 from rft_engine.engine_process import EngineDied, EngineProcess
 from rft_engine.own_process_settings import OwnProcessSettings

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
-from rft_algos.errors import OptionsError, ServiceError
+from rft_core.errors import OptionsError, ServiceError
 from rft_engine.records import Completion
 
 _ROUNDING = 1e-3  # nats above 0 that a log-probability of nearly 1 may have

@@ -14,7 +14,7 @@ import importlib.util
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from rft_algos.errors import PreflightError
+from rft_core.errors import PreflightError
 from rft_engine.vllm_adapter import adapter_request
 from rft_engine.vllm_settings import set_environment
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_engine.own_process_settings import OwnProcessSettings
 from rft_engine.vllm_adapter import adapter_arguments
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_engine.engine_process_weights import shared_directory, write_weight_file
 from rft_engine.own_process_settings import OwnProcessSettings
 from rft_engine.vllm_handles import encode_update

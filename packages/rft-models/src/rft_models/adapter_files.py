@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 from rft_models.adapter_values import Files
 from rft_models.directories import read_json
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 
 ALL_LINEAR = "all-linear"
 _NEAR = 4

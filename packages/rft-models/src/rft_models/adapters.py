@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rft_algos.errors import DataError, OptionsError, PreflightError
-from rft_algos.keyed_random import derive_key
+from rft_core.errors import DataError, OptionsError, PreflightError
+from rft_core.keyed_random import derive_key
 from rft_models.adapter_dropout import KeyedDropout, RowKeys
 from rft_models.adapter_files import fingerprint
 from rft_models.adapter_merge import ADAPTER, MergeFacts, folded, is_adapted, is_adapter_tensor, plain

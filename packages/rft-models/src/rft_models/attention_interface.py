@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_models.packed_attention import RowLayout, softcapped_attention
 
 IMPLEMENTATION = "rft_packed"

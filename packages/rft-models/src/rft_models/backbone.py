@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rft_algos.errors import OptionsError, PreflightError
+from rft_core.errors import OptionsError, PreflightError
 from rft_models.attention_interface import IMPLEMENTATION, no_mask
 from rft_models.packed_attention import PackedLayout, PiecedLayout, RowLayout
 from rft_models.sequence_split import RowSplit, SequenceMode, SequenceRanks, takes_ring

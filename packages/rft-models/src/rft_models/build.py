@@ -7,15 +7,14 @@ weights are a function of the seed and each parameter's name; nothing else draws
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from rft_algos.errors import OptionsError
-from rft_algos.keyed_random import derive_key
+from rft_core.errors import OptionsError
+from rft_core.keyed_random import derive_key, keyed_normal
 from rft_models.directories import no_progress_bars
 
 PAD_TOKEN = "<pad>"
@@ -121,12 +120,6 @@ def draw_weights(model: torch.nn.Module, *, seed: int, std: float = 0.02) -> Non
             parameter.copy_(keyed_normal(parameter.shape, derive_key(seed, f"weight:{name}")) * std)
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-
-
-def keyed_normal(shape: Sequence[int], key: int) -> Tensor:
-    """Float32 draws from N(0, 1) that depend on the key alone."""
-    generator = torch.Generator().manual_seed(key & 0x7FFF_FFFF_FFFF_FFFF)
-    return torch.randn(tuple(shape), generator=generator, dtype=torch.float32)
 
 
 def build_character_tokenizer(alphabet: str) -> Any:

@@ -21,7 +21,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 from rft_models.text import HfTextCodec
 
 Messages = Sequence[Mapping[str, Any]]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 
 _KEPT = (
     "aten.mm",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_models.cache import GrowingCache, check_room, dynamic_layers, keys_and_values_bytes
 from rft_models.families import ATTENTION_LAYERS
 from rft_models.vision.prompts import see

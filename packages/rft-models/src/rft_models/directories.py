@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 
 
 def existing_directory(directory: str | Path) -> Path:

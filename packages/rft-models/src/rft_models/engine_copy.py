@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rft_algos.errors import PreflightError, ServiceError
+from rft_core.errors import PreflightError, ServiceError
 from rft_models import patches
 from rft_models.cache import DecodeCache
 from rft_models.decode import FunctionalDecoder, decoder_for

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 
 _PARTS = ("visual", "vision_tower", "multi_modal_projector", "language_model")
 """Parts of vision-language models, which may be named without the "model." before them."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rft_algos.errors import PreflightError
+from rft_core.errors import PreflightError
 from rft_models.fused_loss import LossOutputs, TokenObjective, linear_loss
 from rft_models.head_sums import VocabularyShard
 from rft_models.linear import linear

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 
-from rft_algos.errors import DataError, OptionsError
+from rft_core.errors import DataError, OptionsError
 from rft_models import checkpointing, patches
 from rft_models.attention_choice import choose_attention
 from rft_models.attention_interface import IMPLEMENTATION, register

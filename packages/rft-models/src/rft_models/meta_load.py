@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_models import patches
 from rft_models.attention_choice import choose_attention
 from rft_models.checkpointing import Checkpointing

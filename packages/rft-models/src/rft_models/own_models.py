@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_models import families, patches
 
 _FROM_FILES: dict[Path, list[tuple[str, patches.Patch]]] = {}

@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 
 Patch = Callable[[Any], Any]
 """Changes the model that it is given; returns None, or another model to take its place."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_algos.errors import OptionsError, PreflightError
+from rft_core.errors import OptionsError, PreflightError
 from rft_models.adapter_merge import plain
 
 _WHY = "weights in 4 bits are multiplied by kernels of bitsandbytes on a CUDA GPU"

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_algos.errors import DataError, OptionsError
+from rft_core.errors import DataError, OptionsError
 from rft_models.attention_choice import choose_attention
 from rft_models.checkpointing import Checkpointing
 from rft_models.classifiers import HEAD, classifiers, decoder_class, edit_config, has_no_token_head

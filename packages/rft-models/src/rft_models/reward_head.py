@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rft_algos.errors import OptionsError
-from rft_algos.keyed_random import derive_key
-from rft_models.build import keyed_normal
+from rft_core.errors import OptionsError
+from rft_core.keyed_random import derive_key, keyed_normal
 from rft_models.reward_spec import RewardSpec
 
 _FIRST_SCALE = math.log(1 / 0.07)

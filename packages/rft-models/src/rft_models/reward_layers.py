@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 
 
 def end_behind(decoder: Any, layer: int, where: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 from rft_models.reward_images import shared_images_of
 from rft_models.reward_model import RewardModel
 from rft_models.text import HfTextCodec

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_algos.errors import OptionsError, PreflightError
+from rft_core.errors import OptionsError, PreflightError
 from rft_models.directories import checked_model_directory
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_models.packed_attention import PiecedLayout
 from rft_models.ring_attention import ring_attention
 from rft_models.ring_layout import RingRow, inverse

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rft_algos.errors import PreflightError
+from rft_core.errors import PreflightError
 from rft_models.backbone import Backbone, Probe, difference, refuse_difference, tolerance
 
 

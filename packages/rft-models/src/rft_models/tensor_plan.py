@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rft_algos.errors import PreflightError
+from rft_core.errors import PreflightError
 from rft_models.adapter_merge import ADAPTER, is_adapted
 from rft_models.backbone import Probe, refuse_difference
 from rft_models.head_sums import Collectives, VocabularyShard

@@ -7,7 +7,7 @@ from math import gcd
 from pathlib import Path
 from typing import Any
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_models.directories import existing_directory, read_json
 
 

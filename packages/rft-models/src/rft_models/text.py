@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 
 _CLASSES_OF_THE_FILE = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Tokenizer classes that add nothing to tokenizer.json."""

@@ -10,9 +10,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from rft_algos.errors import DataError, OptionsError
-from rft_algos.keyed_random import derive_key
-from rft_models.build import keyed_normal
+from rft_core.errors import DataError, OptionsError
+from rft_core.keyed_random import derive_key, keyed_normal
 from rft_models.directories import read_json
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*")

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 
 
 @dataclass(frozen=True, slots=True)

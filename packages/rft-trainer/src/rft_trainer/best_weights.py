@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from rft_algos.errors import CheckpointError
+from rft_core.errors import CheckpointError
 
 
 class BestWeights:

@@ -13,9 +13,9 @@ from torch import Tensor
 from rft_algos import kl, objectives, reward_shaping
 from rft_algos.algorithms import PolicyAlgorithm
 from rft_algos.controllers import AdaptiveKl, EntropyTarget
-from rft_algos.keyed_random import derive_key
 from rft_algos.objectives import Coefficients, Credit, Metrics, RolloutBatch
 from rft_algos.reward_shaping import RunningMoments
+from rft_core.keyed_random import derive_key
 from rft_trainer.records import Rollout, RolloutGroup, TrainingSample
 from rft_trainer.samples import build_samples, flat_rewards, flat_rollouts
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
-from rft_algos.keyed_random import derive_key
+from rft_core.keyed_random import derive_key
 from rft_trainer.conversations import Conversations
 from rft_trainer.finite import refuse_non_finite_samples
 from rft_trainer.protocols import Collectives, Engine, ResponseDecoder

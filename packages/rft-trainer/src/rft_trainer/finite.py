@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from rft_algos.errors import NumericsError
+from rft_core.errors import NumericsError
 from rft_trainer.protocols import Collectives
 from rft_trainer.records import Rollout
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rft_algos.errors import ServiceError
+from rft_core.errors import ServiceError
 from rft_trainer.protocols import Collectives
 from rft_trainer.records import TokenBatch, TrainingSample
 

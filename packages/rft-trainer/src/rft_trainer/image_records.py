@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from rft_core.durable_files import replace_bytes, storage_errors
 from rft_trainer.data.image_headers import image_kind
 from rft_trainer.data.images import RowImage
 from rft_trainer.data.media_store import StoredMedia
-from rft_trainer.durable_files import replace_bytes, storage_errors
 from rft_trainer.records import Prompt
 
 FOLDER = "images"

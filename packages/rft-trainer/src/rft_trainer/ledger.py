@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rft_algos.errors import CheckpointError, OptionsError
+from rft_core.errors import CheckpointError, OptionsError
 
 _VERSION = 1
 

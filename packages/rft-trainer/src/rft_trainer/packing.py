@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_trainer.data.media_store import load_media
 from rft_trainer.protocols import Collectives
 from rft_trainer.records import Counts, TokenBatch, TrainingSample

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rft_algos.keyed_random import derive_key
-from rft_algos.plain import json_bytes
+from rft_core.json_records import json_bytes
+from rft_core.keyed_random import derive_key
 from rft_trainer.conversations import Conversations
 from rft_trainer.data.media_store import load_media
 from rft_trainer.ledger import LedgerEntry

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rft_algos.errors import CheckpointError, DataError, OptionsError, StorageError
-from rft_trainer.durable_files import (
+from rft_core.durable_files import (
     LineAppender,
     Records,
     encode_record,
@@ -27,6 +26,7 @@ from rft_trainer.durable_files import (
     replace_text,
     storage_errors,
 )
+from rft_core.errors import CheckpointError, DataError, OptionsError, StorageError
 
 _MARKS = ("config.yaml", "metrics.jsonl", "evals.jsonl", "summary.json", "checkpoints", "rollouts")
 _ROLLOUT_FILE = re.compile(r"step_(\d{6,})\.jsonl")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rft_algos.errors import RftError
-from rft_trainer.durable_files import last_record
+from rft_core.durable_files import last_record
+from rft_core.errors import RftError
 from rft_trainer.run_directory import RunDirectory
 
 UNFINISHED = "unfinished"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_algos.keyed_random import derive_key, permutation
+from rft_core.keyed_random import derive_key, permutation
 from rft_trainer.records import Rollout, RolloutGroup, TrainingSample
 
 

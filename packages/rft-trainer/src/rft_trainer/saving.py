@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 
 from torch import Tensor
 
-from rft_algos.errors import CheckpointError, PeerError, RftError
+from rft_core.errors import CheckpointError, PeerError, RftError
 from rft_trainer.finite import refuse_non_finite_weights
 from rft_trainer.protocols import CheckpointWriter, Collectives, Optimizer, SavablePolicy
 from rft_trainer.stopping import agree

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from rft_algos.keyed_random import uniforms
+from rft_core.keyed_random import uniforms
 
 
 class BigramPolicy(nn.Module):

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rft_algos.errors import DataError
-from rft_trainer.durable_files import Records, encode_record, read_records, replace_text, storage_errors
+from rft_core.durable_files import Records, encode_record, read_records, replace_text, storage_errors
+from rft_core.errors import DataError
 from rft_trainer.image_records import keep_images
 from rft_trainer.records import RolloutGroup
 from rft_trainer.report import rollout_row

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from rft_algos.errors import OptionsError
-from rft_algos.keyed_random import derive_key
+from rft_core.errors import OptionsError
+from rft_core.keyed_random import derive_key
 from rft_trainer.environments.episodes import Episode, Reply
 from rft_trainer.environments.records import Answer, EnvironmentPrompt
 from rft_trainer.environments.tool_calls import ParsedTurn, ToolCallFormat

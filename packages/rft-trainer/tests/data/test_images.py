@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 from rft_trainer.data.drawn_images import KINDS, QUESTIONS, drawings
 from rft_trainer.data.image_control import shuffle_images
 from rft_trainer.data.images import ImageColumn, RowImage

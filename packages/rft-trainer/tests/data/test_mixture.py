@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rft_algos.errors import DataError, OptionsError
+from rft_core.errors import DataError, OptionsError
 from rft_trainer.data.mixture import Mixture
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=4)

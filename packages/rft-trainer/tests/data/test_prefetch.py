@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_trainer.data.prefetch import Prefetcher
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 from rft_trainer.data.prompts import Message, PromptRow, content_hash, prompts_from_rows
 from rft_trainer.data.rows import Row, SkipLog
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rft_algos import fault_points
-from rft_algos.errors import DataError, OptionsError
+from rft_core import fault_points
+from rft_core.errors import DataError, OptionsError
 from rft_trainer.data import json_rows
 from rft_trainer.data.readers import read_rows, resolve_files
 from rft_trainer.data.rows import SkipLog

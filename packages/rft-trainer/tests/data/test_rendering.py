@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos.errors import DataError, OptionsError
+from rft_core.errors import DataError, OptionsError
 from rft_trainer.data.prompts import Message, PromptRow
 from rft_trainer.data.rendering import PromptRenderer, fill_template, select_by_length
 

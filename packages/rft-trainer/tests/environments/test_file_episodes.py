@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_algos.errors import DataError, OptionsError
+from rft_core.errors import DataError, OptionsError
 from rft_trainer.environments.episodes import Episode
 from rft_trainer.environments.processes import FileEpisodes
 from rft_trainer.environments.records import AssistantTurn, EnvironmentPrompt, ToolCall

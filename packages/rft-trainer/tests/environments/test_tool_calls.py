@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_trainer.environments.records import ToolCall
 from rft_trainer.environments.tool_calls import MAX_CALLS, ToolCallFormat
 

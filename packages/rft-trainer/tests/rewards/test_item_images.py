@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rft_algos.errors import ServiceError
+from rft_core.errors import ServiceError
 from rft_trainer.data.drawn_images import drawings
 from rft_trainer.data.image_headers import image_size
 from rft_trainer.data.images import RowImage

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rft_algos.errors import OptionsError, ServiceError
+from rft_core.errors import OptionsError, ServiceError
 from rft_trainer.rewards.http_json import Endpoint
 from rft_trainer.rewards.judge import JudgeReward, asked_text
 from rft_trainer.rewards.judge_template import JudgeTemplate, Verdict

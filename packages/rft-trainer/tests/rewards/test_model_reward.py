@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_trainer.rewards.combined import CombinedReward, Part
 from rft_trainer.rewards.exact import ExactReward
 from rft_trainer.rewards.model_reward import ModelReward

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_algos.errors import ServiceError
+from rft_core.errors import ServiceError
 from rft_trainer.rewards.pool import Job, WorkerPool
 from rft_trainer.rewards.records import RewardStatus
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_trainer.rewards.records import RewardItem, RewardStatus, Score
 from rft_trainer.rewards.registry import reward_by_name, reward_names
 

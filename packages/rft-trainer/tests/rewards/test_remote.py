@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rft_algos.errors import OptionsError, ServiceError
+from rft_core.errors import OptionsError, ServiceError
 from rft_trainer.rewards.http_json import TOKEN, Endpoint, RequestFailure, checked_url
 from rft_trainer.rewards.records import RewardItem, RewardStatus
 from rft_trainer.rewards.remote import RemoteReward

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rft_algos.errors import OptionsError, PreflightError
+from rft_core.errors import OptionsError, PreflightError
 from rft_trainer.run_directory import RunDirectory
 from rft_trainer.sinks.jsonl import JsonlSink
 from rft_trainer.sinks.protocol import RunInfo, Sink, Sinks, evaluation_scalars, scalars

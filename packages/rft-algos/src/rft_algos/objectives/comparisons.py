@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from rft_algos import advantages, choices, corrections
-from rft_algos.errors import OptionsError
 from rft_algos.objectives.registry import implements
+from rft_core.errors import OptionsError
 
 if TYPE_CHECKING:
     from rft_algos.objectives.credit import RolloutBatch

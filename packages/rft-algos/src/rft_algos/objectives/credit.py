@@ -28,13 +28,13 @@ from torch import Tensor
 
 from rft_algos import advantages, choices, corrections, rewards, selection, surrogates
 from rft_algos.algorithms import PolicyAlgorithm
-from rft_algos.errors import OptionsError
-from rft_algos.keyed_random import derive_key
 from rft_algos.objectives.policy import Metrics, check_lengths, total_and_count
 from rft_algos.objectives.registry import equation_of
 from rft_algos.objectives.tokens import KL_ESTIMATORS
 from rft_algos.reward_shaping import RunningMoments
 from rft_algos.segments import all_true, slot_counts, slots
+from rft_core.errors import OptionsError
+from rft_core.keyed_random import derive_key
 
 _BY_TOKEN = (choices.Returns, choices.Gae, choices.ProcessGroupNorm)
 """Advantages that belong to tokens from the start; those of the others belong to sequences."""

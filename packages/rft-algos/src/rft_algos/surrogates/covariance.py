@@ -14,10 +14,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rft_algos.keyed_random import threefry2x32
 from rft_algos.selection import largest, share
 from rft_algos.surrogates.ppo import ppo_clip, ppo_clipped
 from rft_algos.surrogates.reinforce import importance_weighted
+from rft_core.keyed_random import threefry2x32
 
 
 def token_covariances(logprobs_T: Tensor, advantages_T: Tensor, loss_mask_T: Tensor) -> Tensor:

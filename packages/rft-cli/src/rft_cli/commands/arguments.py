@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rft_algos.errors import OptionsError
 from rft_cli.config.nearest import nearest
+from rft_core.errors import OptionsError
 
 
 @dataclass(frozen=True, slots=True)

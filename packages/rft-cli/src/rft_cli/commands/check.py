@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from rft_algos.errors import OptionsError
 from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.settings import RlSettings, SftSettings
+from rft_core.errors import OptionsError
 
 COMMANDS = ("rl", "sft", "eval", "generate")
 USAGE = """usage: rft-train check [rl|sft|eval|generate] [OPTIONS]

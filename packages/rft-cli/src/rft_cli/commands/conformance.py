@@ -12,8 +12,6 @@ from typing import cast
 import torch
 from rich.console import Console
 
-from rft_algos.errors import DataError, OptionsError
-from rft_algos.keyed_random import derive_key, integers
 from rft_cli.commands.generate import prompts_of
 from rft_cli.config.resolve import resolve
 from rft_cli.conformance import ClosingEngine, EngineResult, as_record, compare, draws, next_token_logits
@@ -24,6 +22,8 @@ from rft_cli.model_choice import codec_of, weights_dtype
 from rft_cli.prompt_files import renderer_for
 from rft_cli.run_start import environment
 from rft_cli.settings import ConformanceSettings
+from rft_core.errors import DataError, OptionsError
+from rft_core.keyed_random import derive_key, integers
 from rft_engine.settings import ComparedEnginesSettings, DecodingEngineSettings
 from rft_models.load import load_policy
 from rft_models.model_facts import model_facts

@@ -6,7 +6,6 @@ import json
 from contextlib import ExitStack
 from pathlib import Path
 
-from rft_algos.errors import OptionsError
 from rft_algos.intervals import mean_interval, wilson_interval
 from rft_cli.compose_data import response_limits
 from rft_cli.config.resolve import Resolved, resolve
@@ -19,6 +18,7 @@ from rft_cli.prompt_files import as_prompts, read_held_out
 from rft_cli.reward_choice import build_reward
 from rft_cli.run_values import as_words, read_values
 from rft_cli.settings import EvalSettings
+from rft_core.errors import OptionsError
 from rft_dist.checkpoints.resolve import resolve_checkpoint
 from rft_models.load import load_policy
 from rft_models.text import HfTextCodec

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rft_algos.errors import OptionsError
 from rft_cli.commands import arguments
+from rft_core.errors import OptionsError
 
 USAGE = """usage: rft-train export RUN DIR [--adapter] [--ema] [--dtype float32|bfloat16|float16]
 

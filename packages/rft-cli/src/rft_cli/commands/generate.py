@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rft_algos.errors import OptionsError
-from rft_algos.keyed_random import derive_key
 from rft_cli.commands.eval import words_of_run
 from rft_cli.config.resolve import resolve
 from rft_cli.engines import make_engine
@@ -14,6 +12,8 @@ from rft_cli.machine import open_machine
 from rft_cli.media_choice import codec_with_images, given_images, row_images
 from rft_cli.model_choice import weights_dtype
 from rft_cli.prompt_files import as_prompts, renderer_for
+from rft_core.errors import OptionsError
+from rft_core.keyed_random import derive_key
 from rft_models.load import load_policy
 from rft_models.text import HfTextCodec
 from rft_trainer.data.prompts import PromptRow, prompts_from_rows

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from rft_algos.errors import OptionsError
 from rft_cli.adapter_plan import adapter_weights
 from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.launching import share_of
 from rft_cli.model_sizes import IMAGES_NOT_COUNTED, max_positions, model_sizes
 from rft_cli.reward_names import memory_notes
+from rft_core.errors import OptionsError
 from rft_dist.resolver import Number, RankGrid, Share, Wanted, resolve_grid
 from rft_dist.resolver_memory import GIB, SHARDINGS, Sharding, Term, Training, estimate, host_peak, peaks
 from rft_models.tensor_sizes import refuse_uneven_model

@@ -15,10 +15,10 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rft_algos.errors import OptionsError
 from rft_cli.commands.quickstart_tasks import TASKS, Task
 from rft_cli.config.nearest import nearest
 from rft_cli.run_files import read_run
+from rft_core.errors import OptionsError
 from rft_trainer.run_directory import RunDirectory
 from rft_trainer.run_names import run_name
 

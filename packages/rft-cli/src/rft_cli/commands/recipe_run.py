@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rft_algos.errors import CheckpointError, DataError, OptionsError
 from rft_cli.command_table import COMMANDS
 from rft_cli.commands.arguments import Arguments
 from rft_cli.config.resolve import resolve
 from rft_cli.recipes.catalog import Recipe
 from rft_cli.recipes.stages import Stage, option
 from rft_cli.run_files import as_object
+from rft_core.errors import CheckpointError, DataError, OptionsError
 
 DATA_VARIABLE = "RFT_DATA_DIR"
 RECORD = "stages.json"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rft_algos.errors import DataError, OptionsError
 from rft_cli.commands import arguments
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.nearest import nearest
@@ -13,6 +12,7 @@ from rft_cli.config.resolve import merge
 from rft_cli.recipes import catalog
 from rft_cli.recipes.catalog import Recipe
 from rft_cli.settings import COMMANDS
+from rft_core.errors import DataError, OptionsError
 
 USAGE = """usage: rft-train recipes                                  list the recipes
        rft-train recipes show NAME                        the file as it is

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from rft_algos.errors import OptionsError
 from rft_cli.commands import quickstart
 from rft_cli.run_files import as_object, read_text
+from rft_core.errors import OptionsError
 from rft_trainer.run_directory import RunDirectory
 
 USAGE = """usage: rft-train resume RUN [OPTIONS]

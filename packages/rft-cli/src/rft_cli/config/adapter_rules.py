@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rft_algos.errors import Problem
 from rft_cli.config.strategy_rules import Complain
+from rft_core.errors import Problem
 
 NEEDS_RANK = ("lora_alpha", "lora_dropout", "target_modules", "lora_type")
 """Settings that act only beside `lora_rank`."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rft_algos.errors import Problem
 from rft_cli.config.origins import Origin
 from rft_cli.config.values import as_text
+from rft_core.errors import Problem
 from rft_trainer.environments.names import WHAT_THERE_IS, has_processes, is_known, nearest_name
 
 Values = Mapping[str, Any]

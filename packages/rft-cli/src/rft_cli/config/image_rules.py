@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rft_algos.errors import Problem
 from rft_cli.config.origins import Origin
 from rft_cli.config.strategy_rules import Complain
 from rft_cli.config.values import as_text
+from rft_core.errors import Problem
 
 _OF_ROWS = ("mixed_mm_data", "shuffle_images")
 _OF_ANY = ("limit_mm_image_per_prompt", "max_pixels", "min_pixels")

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, overload
 
-from rft_algos.errors import Problem
 from rft_cli.config import command_line, errors, rules, yaml_file
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.origins import DEFAULT, Given, Origin
@@ -19,7 +18,6 @@ from rft_cli.config.schema import REQUIRED, Setting, build, schema
 from rft_cli.config.values import NotAllowed, convert
 from rft_cli.recipes import catalog
 from rft_cli.refused_flags import REFUSED_FLAGS
-from rft_cli.secrets import looks_like_key
 from rft_cli.settings import (
     BuildModelSettings,
     ConformanceSettings,
@@ -28,6 +26,8 @@ from rft_cli.settings import (
     RlSettings,
     SftSettings,
 )
+from rft_core.errors import Problem
+from rft_core.secrets import looks_like_key
 
 S = TypeVar("S")
 

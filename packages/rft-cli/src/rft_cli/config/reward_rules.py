@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rft_algos.errors import Problem
 from rft_cli.config.strategy_rules import Complain
+from rft_core.errors import Problem
 
 _MODELS = ("reward_pretrain", "remote_rm_url", "judge_pretrain", "judge_url")
 _OF_THE_JUDGE = (

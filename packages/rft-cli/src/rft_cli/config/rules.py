@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from rft_algos.algorithms import PolicyAlgorithm
-from rft_algos.errors import OptionsError, Problem
 from rft_cli.config.adapter_rules import NEEDS_RANK, adapter_problems
 from rft_cli.config.environment_rules import environment_problems, idle_environment_settings
 from rft_cli.config.image_rules import idle_image_settings, image_problems
@@ -19,6 +18,7 @@ from rft_cli.config.reward_rules import idle_reward_settings, reward_problems
 from rft_cli.config.schema import build
 from rft_cli.config.strategy_rules import strategy_problems
 from rft_cli.config.values import as_text
+from rft_core.errors import OptionsError, Problem
 from rft_engine.settings import KNOWN_ENGINES, ComparedEnginesSettings
 
 Values = Mapping[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from rft_algos.errors import Problem
+from rft_core.errors import Problem
 
 Complain = Callable[[str, list[str], str, str], Problem]
 """(code, names of the settings, why, remedy) -> the problem, with values and origins filled in."""

@@ -26,11 +26,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rft_algos.errors import Problem
 from rft_cli.config import yaml_file
 from rft_cli.config.nearest import nearest
 from rft_cli.config.origins import Origin
 from rft_cli.recipes.stages import Stage, read_stage
+from rft_core.errors import Problem
 
 DIRECTORY = Path(__file__).parent
 SUFFIXES = (".yaml", ".yml")

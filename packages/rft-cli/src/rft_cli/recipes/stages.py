@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 
 COMMANDS = ("build", "sft", "rl", "eval", "generate")
 """What a stage can run: commands whose work is found again in one place."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rft_algos.fault_points import declare, fault_point
+from rft_core.fault_points import declare, fault_point
 from rft_dist.checkpoints.host_copies import RESERVE_BYTES, HostCopies, available_bytes
 from rft_dist.checkpoints.shards import Shard, wholes
 from rft_dist.checkpoints.storage_errors import gib

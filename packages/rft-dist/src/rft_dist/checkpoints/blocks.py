@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from rft_algos.errors import CheckpointError
+from rft_core.errors import CheckpointError
 from rft_dist.checkpoints.layout import STATE
 from rft_dist.checkpoints.shards import Shard, ShardSink, Wanted, fits, flat_offset
 from rft_dist.checkpoints.tensor_file import DTYPES

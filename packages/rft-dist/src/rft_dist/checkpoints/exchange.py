@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
-from rft_algos.errors import CheckpointError, OptionsError, PeerError, Problem, RftError, StorageError
+from rft_core.errors import CheckpointError, OptionsError, PeerError, Problem, RftError, StorageError
 from rft_dist.environment import ranks_from_environment
 from rft_dist.rendezvous import another_client
 

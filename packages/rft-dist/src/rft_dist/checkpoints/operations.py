@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from rft_algos.fault_points import declare, fault_point
+from rft_core.fault_points import declare, fault_point
 
 BLOCK_BYTES = 2**20
 """Each block of this size has its own CRC-32 in the manifest, so that damage is located."""

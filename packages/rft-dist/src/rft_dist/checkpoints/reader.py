@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rft_algos.errors import CheckpointError
+from rft_core.errors import CheckpointError
 from rft_dist.checkpoints.blocks import BlockReader, table_of_files
 from rft_dist.checkpoints.layout import (
     MANIFEST,

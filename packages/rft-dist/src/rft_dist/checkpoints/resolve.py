@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from rft_algos.errors import CheckpointError
+from rft_core.errors import CheckpointError
 from rft_dist.checkpoints.layout import CHECKPOINTS, published
 from rft_dist.checkpoints.manifest import ManifestFault
 from rft_dist.checkpoints.reader import (

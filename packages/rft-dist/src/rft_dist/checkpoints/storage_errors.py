@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 
-from rft_algos.errors import StorageError
+from rft_core.errors import StorageError
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _REMEDIES = {

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rft_algos.errors import CheckpointError
+from rft_core.errors import CheckpointError
 from rft_dist.checkpoints.exchange import Exchange, together
 from rft_dist.checkpoints.layout import MODEL, pin_path, published, step_name
 from rft_dist.checkpoints.manifest import Manifest, ManifestFault

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rft_algos.errors import PeerError
+from rft_core.errors import PeerError
 
 WAIT_SECONDS = 60.0
 

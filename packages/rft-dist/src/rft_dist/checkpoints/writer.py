@@ -30,7 +30,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rft_algos.errors import CheckpointError, RftError, StorageError
+from rft_core.errors import CheckpointError, RftError, StorageError
 from rft_dist.checkpoints.blocks import from_json, merged
 from rft_dist.checkpoints.exchange import Exchange, together
 from rft_dist.checkpoints.layout import (

@@ -28,7 +28,7 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_dist.adamw import LocalAdamW, StepOutcome, clip, is_optional, squared_norm, trained_parameters
 from rft_dist.alone import join_alone
 from rft_dist.checkpoints.shards import Shard, Wanted, whole, wholes

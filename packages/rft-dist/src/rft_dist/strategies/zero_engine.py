@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rft_algos.errors import OptionsError, PreflightError
+from rft_core.errors import OptionsError, PreflightError
 from rft_dist.alone import join_alone
 
 _BUCKET_NUMEL = 2**24

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rft_algos.errors import CheckpointError
+from rft_core.errors import CheckpointError
 from rft_dist import ema
 from rft_dist.adamw import compare_states
 from rft_dist.checkpoints.shards import Shard, Wanted, assign_by_bytes, flat_offset, flat_shards, flat_wanted, whole

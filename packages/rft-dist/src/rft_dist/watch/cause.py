@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rft_algos.errors import PeerError, RftError
+from rft_core.errors import PeerError, RftError
 
 FAILURE = "failure"
 """A rank raised an error; the other kinds are what the others saw of it."""

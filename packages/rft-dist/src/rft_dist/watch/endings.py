@@ -6,7 +6,7 @@ import ctypes
 import sys
 import threading
 
-from rft_algos.errors import PeerError
+from rft_core.errors import PeerError
 
 
 class StoppedByPeer(BaseException):

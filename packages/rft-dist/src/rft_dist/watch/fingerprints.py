@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-from rft_algos.errors import PeerError
+from rft_core.errors import PeerError
 from rft_dist.watch.activity import Activity, Call
 from rft_dist.watch.verdict import mismatch
 

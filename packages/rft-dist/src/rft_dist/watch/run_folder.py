@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rft_algos.errors import RftError
+from rft_core.errors import RftError
 from rft_dist.watch.cause import Cause
 
 ERROR_FILE = "error.json"

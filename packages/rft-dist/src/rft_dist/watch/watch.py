@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-from rft_algos.errors import ExitCode, PeerError
+from rft_core.errors import ExitCode, PeerError
 from rft_dist.settings import WatchSettings
 from rft_dist.watch import cause as causes
 from rft_dist.watch import verdict

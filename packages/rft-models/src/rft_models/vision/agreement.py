@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_models.directories import existing_directory, read_json
 from rft_models.vision.codec import MARKER, HfVisionCodec, load_vision_codec
 from rft_models.vision.families import is_vision

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_models.build import draw_weights
 from rft_models.directories import no_progress_bars
 from rft_models.vision.families import VISION_FAMILIES

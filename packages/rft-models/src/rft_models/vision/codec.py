@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 from rft_models.directories import existing_directory, read_json
 from rft_models.text import HfTextCodec, load_tokenizer
 from rft_models.vision.families import VISION_FAMILIES, VisionFamily, is_unknown_vision, is_vision, unknown_family

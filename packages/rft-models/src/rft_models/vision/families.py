@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)

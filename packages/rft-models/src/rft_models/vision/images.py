@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
-from rft_algos.errors import DataError, OptionsError
+from rft_core.errors import DataError, OptionsError
 
 ImageSource: TypeAlias = Any
 """A path (str or Path), the bytes of a file, a "data:image/...;base64,..." text, or a PIL image."""

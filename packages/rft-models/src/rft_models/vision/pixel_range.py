@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_models.vision.families import VisionFamily
 from rft_models.vision.images import PixelRules
 

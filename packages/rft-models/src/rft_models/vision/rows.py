@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rft_algos.errors import DataError, PreflightError
+from rft_core.errors import DataError, PreflightError
 from rft_models.vision.positions import positions_of
 from rft_models.vision.records import ImageInputs, Media
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rft_algos.errors import ServiceError
+from rft_core.errors import ServiceError
 from rft_trainer.asynchronous.drafts import GroupDraft
 from rft_trainer.ledger import LedgerEntry
 

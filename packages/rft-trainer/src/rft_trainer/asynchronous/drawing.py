@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rft_algos.fault_points import declare, fault_point
+from rft_core.fault_points import declare, fault_point
 from rft_trainer.asynchronous.board import LOOK_SECONDS, Board, Errand
 from rft_trainer.asynchronous.drafts import GroupDraft
 from rft_trainer.asynchronous.protocols import AheadEngine, SampleDraft

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rft_algos.errors import PeerError, RftError
-from rft_algos.plain import json_bytes
+from rft_core.errors import PeerError, RftError
+from rft_core.json_records import json_bytes
 from rft_trainer.ledger import LedgerEntry
 from rft_trainer.protocols import Collectives
 from rft_trainer.records import Prompt, RolloutGroup

@@ -38,8 +38,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rft_algos.errors import CheckpointError
-from rft_algos.fault_points import declare, fault_point
+from rft_core.errors import CheckpointError
+from rft_core.fault_points import declare, fault_point
 from rft_trainer.asynchronous.board import Board, Errand
 from rft_trainer.asynchronous.drafts import GroupDraft, oldest_version
 from rft_trainer.asynchronous.drawing import POINT_GROUP_DRAWN, DrawLoop

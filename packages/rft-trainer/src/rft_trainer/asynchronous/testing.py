@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rft_algos.keyed_random import uniforms
+from rft_core.keyed_random import uniforms
 from rft_trainer.testing import BigramEngine, BigramPolicy, FakeCompletion
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from rft_algos.algorithms import Grpo
-from rft_algos.errors import PeerError
-from rft_algos.keyed_random import derive_key, permutation
+from rft_core.errors import PeerError
+from rft_core.keyed_random import derive_key, permutation
 from rft_trainer.asynchronous.rollout_queue import AheadRules, RolloutQueue
 from rft_trainer.asynchronous.testing import BigramAheadEngine
 from rft_trainer.credit import CreditAssigner, ScoreRules

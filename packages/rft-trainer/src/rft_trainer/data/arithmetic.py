@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rft_algos.errors import OptionsError
-from rft_algos.keyed_random import derive_key, permutation, uniforms
+from rft_core.errors import OptionsError
+from rft_core.keyed_random import derive_key, permutation, uniforms
 from rft_trainer.data.prompts import PromptRow
 
 NUM_OPERANDS = 100

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rft_algos.errors import DataError, OptionsError
+from rft_core.errors import DataError, OptionsError
 from rft_trainer.data.data_files import no_rows, open_data_file, unreadable
 from rft_trainer.data.rows import Row, shown
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 from rft_trainer.data.rows import Row, shown
 
 Content = str | tuple[str | None, ...]

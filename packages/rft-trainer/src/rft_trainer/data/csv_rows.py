@@ -6,7 +6,7 @@ import csv
 import io
 from pathlib import Path
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 from rft_trainer.data.data_files import BYTE_ORDER_MARK, decode_text, no_rows, open_data_file
 from rft_trainer.data.rows import Row, SkipLog, shown
 

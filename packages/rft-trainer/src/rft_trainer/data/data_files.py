@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from rft_algos.errors import DataError
-from rft_algos.fault_points import declare, fault_point
+from rft_core.errors import DataError
+from rft_core.fault_points import declare, fault_point
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _OPEN = declare("data.open", "before a data file is opened")

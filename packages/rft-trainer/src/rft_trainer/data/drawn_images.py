@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rft_algos.keyed_random import derive_key, uniforms
+from rft_core.keyed_random import derive_key, uniforms
 
 SIZE = 48
 KINDS = ("count", "colour", "bars", "number")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rft_algos.errors import DataError
-from rft_algos.keyed_random import derive_key, permutation
+from rft_core.errors import DataError
+from rft_core.keyed_random import derive_key, permutation
 from rft_trainer.data.prompts import PromptRow
 
 

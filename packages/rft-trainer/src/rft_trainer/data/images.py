@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 from rft_trainer.data.image_headers import KINDS, image_kind, image_size
 from rft_trainer.data.rows import Row, shown
 

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 from rft_trainer.data.data_files import BYTE_ORDER_MARK, decode_text, no_rows, open_data_file
 from rft_trainer.data.rows import Row, SkipLog, shown
 

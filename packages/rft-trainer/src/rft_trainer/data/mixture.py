@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rft_algos.errors import DataError, OptionsError
-from rft_algos.keyed_random import derive_key, permutation, uniforms
+from rft_core.errors import DataError, OptionsError
+from rft_core.keyed_random import derive_key, permutation, uniforms
 
 
 class Mixture:

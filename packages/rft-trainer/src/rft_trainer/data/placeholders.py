@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 from rft_trainer.data.content_parts import Content, count_image_parts, texts_of
 from rft_trainer.data.images import MARKER, ImageColumn
 from rft_trainer.data.rows import Row

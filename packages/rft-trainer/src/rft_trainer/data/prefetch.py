@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 
 Batch = TypeVar("Batch")
 Prepared = TypeVar("Prepared")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 from rft_trainer.data.content_parts import Content, as_template_content, content_of
 from rft_trainer.data.images import ImageColumn, RowImage, images_of
 from rft_trainer.data.placeholders import check_column, check_images, check_mixture, check_no_column

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from rft_algos.errors import DataError, OptionsError
+from rft_core.errors import DataError, OptionsError
 from rft_trainer.data.arrow_rows import is_saved_dataset, read_parquet, read_saved_dataset
 from rft_trainer.data.csv_rows import read_csv
 from rft_trainer.data.json_rows import read_json, read_jsonl

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rft_algos.errors import DataError, OptionsError
+from rft_core.errors import DataError, OptionsError
 from rft_trainer.data.images import MARKER
 from rft_trainer.data.media_store import MediaStore, StoredMedia
 from rft_trainer.data.placeholders import count_places, put_in_front

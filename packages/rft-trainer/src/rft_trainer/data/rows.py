@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 
 _SHOWN_CHARACTERS = 80
 

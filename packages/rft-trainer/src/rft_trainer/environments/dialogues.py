@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from rft_algos.keyed_random import derive_key, permutation, uniforms
+from rft_core.keyed_random import derive_key, permutation, uniforms
 from rft_trainer.environments.tool_calls import CLOSE, OPEN
 
 Row = dict[str, Any]

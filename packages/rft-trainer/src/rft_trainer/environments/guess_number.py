@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rft_algos.keyed_random import integers
+from rft_core.keyed_random import integers
 from rft_trainer.environments.records import Answer, AssistantTurn, EnvironmentPrompt, Message
 
 HINTS = ("lower", "higher")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from rft_algos.keyed_random import derive_key, permutation, uniforms
+from rft_core.keyed_random import derive_key, permutation, uniforms
 from rft_trainer.environments.dialogues import Dialogues, Row, said, turn_row, user
 
 

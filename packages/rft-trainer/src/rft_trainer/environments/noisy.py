@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rft_algos.keyed_random import derive_key, integers
+from rft_core.keyed_random import derive_key, integers
 from rft_trainer.environments.calculator import Calculator
 from rft_trainer.environments.guess_number import HINTS, GuessNumber
 from rft_trainer.environments.records import Answer, AssistantTurn, EnvironmentPrompt, Message

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-from rft_algos.errors import DataError
+from rft_core.errors import DataError
 from rft_trainer.environments.episodes import Episode, Reply, oldest_kept
 from rft_trainer.environments.records import Answer
 from rft_trainer.rewards.pool import Job, Outcome, WorkerPool

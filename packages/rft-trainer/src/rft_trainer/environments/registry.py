@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_trainer.environments.calculator import Calculator
 from rft_trainer.environments.episodes import EpisodeRunner, OwnEpisodes
 from rft_trainer.environments.guess_number import GuessNumber

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_trainer.environments.records import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

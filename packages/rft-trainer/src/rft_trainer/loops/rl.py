@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rft_algos.errors import NumericsError, SavedAfterSignal, ServiceError
-from rft_algos.fault_points import declare, fault_point
+from rft_core.errors import NumericsError, SavedAfterSignal, ServiceError
+from rft_core.fault_points import declare, fault_point
 from rft_trainer.annotate import LogprobAnnotator
 from rft_trainer.asynchronous.rollout_queue import RolloutQueue
 from rft_trainer.averaged_evaluation import AveragedEvaluator, averaged_record

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from rft_algos.algorithms import Sft
-from rft_algos.errors import NumericsError, SavedAfterSignal
-from rft_algos.fault_points import declare, fault_point
 from rft_algos.objectives import LossOutput, supervised_loss, token_weights
+from rft_core.errors import NumericsError, SavedAfterSignal
+from rft_core.fault_points import declare, fault_point
 from rft_trainer.averaged_evaluation import InPlace
 from rft_trainer.best_weights import BestWeights
 from rft_trainer.evaluation import Evaluator

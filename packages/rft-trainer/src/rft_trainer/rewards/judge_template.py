@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 
 PLACES = ("prompt", "response", "label", "task_instruction")
 

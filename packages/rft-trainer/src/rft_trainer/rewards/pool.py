@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rft_algos import fault_points
-from rft_algos.errors import DataError, OptionsError, RftError, ServiceError
+from rft_core import fault_points
+from rft_core.errors import DataError, OptionsError, RftError, ServiceError
 from rft_trainer.rewards.process import ScoringProcess
 from rft_trainer.rewards.records import RewardStatus
 

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 
-from rft_algos import fault_points
+from rft_core import fault_points
 
 _START = fault_points.declare("reward.start", "a scoring process is about to be started")
 

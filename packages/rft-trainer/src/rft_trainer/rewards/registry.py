@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_trainer.rewards.exact import ExactReward
 from rft_trainer.rewards.file_reward import FileReward
 from rft_trainer.rewards.in_process import IN_PROCESS

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rft_algos.errors import ServiceError
+from rft_core.errors import ServiceError
 from rft_trainer.data.images import MARKER
 from rft_trainer.rewards.http_json import Endpoint, RequestFailure
 from rft_trainer.rewards.item_images import HeldImages, data_uri, files_of, probe_image

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 
 EXTRAS = ("prompts", "prompt_ids", "finish_reasons", "num_tokens", "images")
 """Keyword-only parameters that a reward function may ask for: lists, one entry a response. That of `images` is a list

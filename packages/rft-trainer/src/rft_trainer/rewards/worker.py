@@ -22,7 +22,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import BinaryIO
 
-from rft_algos.errors import RftError
+from rft_core.errors import RftError
 
 Handler = Callable[[Mapping[str, object]], object]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from rft_algos.errors import PreflightError
+from rft_core.errors import PreflightError
 
 
 def import_extra(module: str, *, extra: str, flag: str) -> ModuleType:

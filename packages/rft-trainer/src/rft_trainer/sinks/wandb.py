@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rft_algos.errors import OptionsError
+from rft_core.errors import OptionsError
 from rft_trainer.sinks.extras import import_extra
 from rft_trainer.sinks.protocol import RunInfo, evaluation_scalars, scalars
 

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos import fault_points
-from rft_algos.errors import StorageError
-from rft_trainer.durable_files import (
+from rft_core import fault_points
+from rft_core.durable_files import (
     LineAppender,
     encode_record,
     last_record,
     read_records,
     replace_text,
 )
+from rft_core.errors import StorageError
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rft_algos import fault_points
-from rft_algos.fault_points import declare, declared, fault_point, install
+from rft_core import fault_points
+from rft_core.fault_points import declare, declared, fault_point, install
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from rft_algos import errors
-from rft_algos.errors import ExitCode, OptionsError, Problem, RftError
+from rft_core import errors
+from rft_core.errors import ExitCode, OptionsError, Problem, RftError
 
 FIELDS = {
     "code": "batch.not_a_multiple",

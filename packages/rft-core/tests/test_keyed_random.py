@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rft_algos import keyed_random
-from rft_algos.keyed_random import derive_key, integers, permutation, threefry2x32, uniforms
+from rft_core import keyed_random
+from rft_core.keyed_random import derive_key, integers, permutation, threefry2x32, uniforms
 
 
 def words(*values: int) -> list[torch.Tensor]:

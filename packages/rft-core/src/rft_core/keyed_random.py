@@ -60,3 +60,9 @@ def permutation(key: int, num: int) -> Tensor:
 def integers(key: int, num: int, low: int, high: int) -> Tensor:
     """[num] int64, uniform in [low, high)."""
     return (uniforms([key], num)[0] * (high - low)).floor().to(torch.int64) + low
+
+
+def keyed_normal(shape: Sequence[int], key: int) -> Tensor:
+    """Float32 draws from N(0, 1) that depend on the key alone."""
+    generator = torch.Generator().manual_seed(key & 0x7FFF_FFFF_FFFF_FFFF)
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float32)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 import pytest
 
-from rft_algos.plain import fields_of, json_bytes
+from rft_core.json_records import fields_of, json_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,14 @@ import errno
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from rft_algos.errors import StorageError
-from rft_algos.fault_points import declare, fault_point
+from rft_core.errors import StorageError
+from rft_core.fault_points import declare, fault_point
 
 _APPEND = declare("run.append", "before a line is appended to a file of the run directory")
 _APPENDED = declare("run.appended", "after a line was written, before it is made durable")
@@ -30,7 +30,7 @@ NON_FINITE = "non_finite"
 
 
 @contextmanager
-def storage_errors(action: str, path: Path) -> Iterator[None]:
+def storage_errors(action: str, path: Path) -> Generator[None]:
     """Turn what the operating system refuses into a `StorageError` that names the path and the reason."""
     try:
         yield
@@ -63,9 +63,11 @@ def encode_record(record: Mapping[str, Any]) -> str:
 
 def _plain(value: Any, name: str, names: list[str]) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, f"{name}/{key}" if name else str(key), names) for key, item in value.items()}
+        entries = cast("Mapping[Any, Any]", value)
+        return {str(key): _plain(item, f"{name}/{key}" if name else str(key), names) for key, item in entries.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{name}/{number}", names) for number, item in enumerate(value)]
+        items = cast("Sequence[Any]", value)
+        return [_plain(item, f"{name}/{number}", names) for number, item in enumerate(items)]
     if isinstance(value, float) and not math.isfinite(value):
         names.append(name)
         return None
@@ -239,4 +241,4 @@ def _decoded(line: bytes) -> dict[str, Any] | None:
         value = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
