@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rft_algos.algorithms import PolicyAlgorithm
-from rft_algos.choices import Advantage
+from rft_algos.algorithms.components import Advantage
+from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.objectives import RolloutBatch, credit
 from rft_core import keyed_random
 

@@ -9,7 +9,8 @@ from typing import Any
 from algos_sides import Batch, Case, Results
 from trl import GRPOTrainer
 
-from rft_algos import corrections, selection
+from rft_algos.losses import off_policy
+from rft_algos.packed import token_selection
 
 PEER = "trl"
 PACKAGES = ("trl", "torch", "transformers")
@@ -34,12 +35,12 @@ def _entropy_mask(batch: Batch) -> Case:
     def as_many() -> Results:
         (kept_BT,) = peer()
         assert kept_BT is not None
-        return (selection.largest(batch.entropy_T, batch.mask_T, int(kept_BT.sum())),)
+        return (token_selection.largest(batch.entropy_T, batch.mask_T, int(kept_BT.sum())),)
 
     return Case(
         name="high_entropy_tokens",
         peer_name="get_high_entropy_mask",
-        ours=lambda: (selection.high_entropy_tokens(batch.entropy_T, batch.mask_T, fraction=0.2),),
+        ours=lambda: (token_selection.high_entropy_tokens(batch.entropy_T, batch.mask_T, fraction=0.2),),
         peer=peer,
         gate=(as_many, peer),
         departure="a quantile between tokens may keep one more: compared at the number that it keeps",
@@ -56,7 +57,7 @@ def _off_policy_mask(batch: Batch) -> Case:
 
     def ours() -> Results:
         difference_T = batch.behaviour_logprobs_T - batch.logprobs_T
-        return (corrections.off_policy_sequence_mask(difference_T, batch.advantages_T, mask_T, ids_T, delta),)
+        return (off_policy.off_policy_sequence_mask(difference_T, batch.advantages_T, mask_T, ids_T, delta),)
 
     def peer() -> Results:
         kept_N1 = GRPOTrainer.get_off_policy_mask(advantages_N1, now_BT, behaviour_BT, mask_BT, delta)

@@ -13,8 +13,11 @@ from torch import Tensor
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 from verl.utils import torch_functional
 
-from rft_algos import advantages, choices, corrections, kl, rewards
-from rft_algos.objectives.policy import total_and_count
+from rft_algos import advantages
+from rft_algos.algorithms import components
+from rft_algos.losses import kl, off_policy
+from rft_algos.objectives.policy_loss import total_and_count
+from rft_algos.rewards import kl_penalty
 
 PEER = "verl"
 PACKAGES = ("verl", "torch", "tensordict", "numpy")
@@ -43,7 +46,7 @@ def _advantages(batch: Batch) -> Iterator[Case]:
     rewards_N, groups_N, ids_T = batch.rewards_N, batch.group_ids_N, batch.segment_ids_T
 
     def outcome(
-        name: str, peer_name: str, choice: choices.Advantage, bare_N: Callable[[], Tensor], **options: Any
+        name: str, peer_name: str, choice: components.Advantage, bare_N: Callable[[], Tensor], **options: Any
     ) -> Case:
         whitens = options.pop("whitens", False)
         options |= {} if "reward_baselines" in options else {"index": batch.index_N}
@@ -63,17 +66,23 @@ def _advantages(batch: Batch) -> Iterator[Case]:
         )
 
     grouped = (
-        ("group_norm", "grpo", choices.GroupNorm(), advantages.group_norm, {}),
-        ("group_norm", "grpo_vectorized", choices.GroupNorm(), advantages.group_norm, {}),
-        ("group_centred", "grpo", choices.GroupCentred(), advantages.group_centred, {"norm_adv_by_std_in_grpo": False}),
-        ("leave_one_out", "rloo", choices.LeaveOneOut(), advantages.leave_one_out, {}),
-        ("leave_one_out", "rloo_vectorized", choices.LeaveOneOut(), advantages.leave_one_out, {}),
-        ("gpg", "gpg", choices.Gpg(), advantages.gpg, {}),
-        ("best_of_group", "grpo_passk", choices.BestOfGroup(), advantages.best_of_group, {"config": {}}),
+        ("group_norm", "grpo", components.GroupNorm(), advantages.group_norm, {}),
+        ("group_norm", "grpo_vectorized", components.GroupNorm(), advantages.group_norm, {}),
+        (
+            "group_centred",
+            "grpo",
+            components.GroupCentred(),
+            advantages.group_centred,
+            {"norm_adv_by_std_in_grpo": False},
+        ),
+        ("leave_one_out", "rloo", components.LeaveOneOut(), advantages.leave_one_out, {}),
+        ("leave_one_out", "rloo_vectorized", components.LeaveOneOut(), advantages.leave_one_out, {}),
+        ("gpg", "gpg", components.Gpg(), advantages.gpg, {}),
+        ("best_of_group", "grpo_passk", components.BestOfGroup(), advantages.best_of_group, {"config": {}}),
         (
             "group_centred, whitened",
             "reinforce_plus_plus_baseline",
-            choices.GroupCentred(),
+            components.GroupCentred(),
             advantages.group_centred,
             {"whitens": True},
         ),
@@ -83,17 +92,17 @@ def _advantages(batch: Batch) -> Iterator[Case]:
         if batch.suffix:
             return
     lengths_N = batch.lengths_N
-    yield outcome("opo", "opo", choices.Opo(), lambda: advantages.opo(rewards_N, groups_N, lengths_N))
+    yield outcome("opo", "opo", components.Opo(), lambda: advantages.opo(rewards_N, groups_N, lengths_N))
     greedy_N = batch.greedy_rewards_N
     yield outcome(
-        "remax", "remax", choices.ReMax(), lambda: advantages.remax(rewards_N, greedy_N), reward_baselines=greedy_N
+        "remax", "remax", components.ReMax(), lambda: advantages.remax(rewards_N, greedy_N), reward_baselines=greedy_N
     )
     parts_NK, weights_K = batch.components_NK, torch.tensor(WEIGHTS)
     columns = [f"part_{k}" for k in range(len(WEIGHTS))]
     yield outcome(
         "gdpo, whitened",
         "gdpo",
-        choices.Gdpo(over_batch=False),
+        components.Gdpo(over_batch=False),
         lambda: advantages.gdpo(parts_NK, groups_N, weights_K),
         whitens=True,
         config={"gdpo_reward_keys": columns, "gdpo_reward_weights": WEIGHTS},
@@ -116,7 +125,7 @@ def _over_time(batch: Batch) -> Iterator[Case]:
     yield Case(
         name=f"gae, whitened{batch.suffix}",
         peer_name="gae",
-        ours=batch.credited(choices.Gae(), normalise=True),
+        ours=batch.credited(components.Gae(), normalise=True),
         bare=gae,
         peer=lambda: core_algos.compute_gae_advantage_return(rewards_BT, values_BT, mask_BT, 1.0, 0.95),
         bytes_per_token=4 + 4 + 4,
@@ -131,7 +140,7 @@ def _over_time(batch: Batch) -> Iterator[Case]:
     yield Case(
         name="reinforce, whitened",
         peer_name="reinforce_plus_plus",
-        ours=lambda: (*batch.credited(choices.Returns(), normalise=True)()[:1], None),
+        ours=lambda: (*batch.credited(components.Returns(), normalise=True)()[:1], None),
         bare=returns,
         peer=lambda: core_algos.compute_reinforce_plus_plus_outcome_advantage(
             rewards_BT, mask_BT, config=SimpleNamespace(gamma=1.0)
@@ -159,7 +168,7 @@ def _corrections(batch: Batch) -> Iterator[Case]:
         batch.segment_ids_T,
     )
     old_BT, behaviour_BT = batch.padded(old_T), batch.padded(behaviour_T)
-    c, k = corrections, 0.9998
+    c, k = off_policy, 0.9998
     tokens, sequences = {"rollout_is": "token"}, {"rollout_is": "sequence"}
     geometric = {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": f"{k}_{1 / k}"}
     listed: tuple[tuple[str, Callable[[Tensor], Tensor], dict[str, Any]], ...] = (
@@ -180,8 +189,8 @@ def _corrections(batch: Batch) -> Iterator[Case]:
 
     def ours(equation: Callable[[Tensor], Tensor]) -> Results:
         weights_T = equation(old_T - behaviour_T)
-        corrections.mismatch_metrics(old_T, behaviour_T, mask_T, ids_T)
-        corrections.mismatch_maxima(old_T, behaviour_T, mask_T)
+        off_policy.mismatch_metrics(old_T, behaviour_T, mask_T, ids_T)
+        off_policy.mismatch_maxima(old_T, behaviour_T, mask_T)
         total_and_count(weights_T, mask_T)
         total_and_count(weights_T == 0, mask_T)
         return (weights_T,)
@@ -211,7 +220,7 @@ def _token_rewards(batch: Batch) -> Case:
         name="k1, token_rewards",
         peer_name="compute_rewards",
         ours=lambda: (
-            rewards.token_rewards(batch.rewards_N, kl.k1(old_T - reference_T), mask_T, ids_T, coefficient=0.05),
+            kl_penalty.token_rewards(batch.rewards_N, kl.k1(old_T - reference_T), mask_T, ids_T, coefficient=0.05),
         ),
         peer=lambda: (core_algos.compute_rewards(batch.rewards_BT, old_BT, reference_BT, 0.05),),
         bytes_per_token=4 * 3,

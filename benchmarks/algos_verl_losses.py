@@ -11,9 +11,12 @@ from verl.trainer.ppo import core_algos
 from verl.workers.config import ActorConfig
 from verl.workers.config.actor import PolicyLossConfig
 
-from rft_algos import choices, kl, objectives, reductions, surrogates, value
-from rft_algos.algorithms import Aggregation, PolicyAlgorithm
-from rft_algos.objectives.policy import total_and_count
+from rft_algos import objectives, surrogates
+from rft_algos.algorithms import components
+from rft_algos.algorithms.published import Aggregation, PolicyAlgorithm
+from rft_algos.losses import aggregation as reductions
+from rft_algos.losses import kl, value
+from rft_algos.objectives.policy_loss import total_and_count
 from rft_core.keyed_random import derive_key
 
 AGGREGATIONS: dict[Aggregation, str] = {
@@ -56,7 +59,7 @@ class _Losses:
         }
 
     def ours(
-        self, surrogate: choices.Surrogate, aggregation: Aggregation, select: Callable[[], Tensor] | None = None
+        self, surrogate: components.Surrogate, aggregation: Aggregation, select: Callable[[], Tensor] | None = None
     ) -> Run:
         """The loss by a record, with all that it gives back."""
         record = PolicyAlgorithm(surrogate=surrogate, aggregation=aggregation)
@@ -126,7 +129,7 @@ def _policy_losses(batch: Batch) -> Iterator[Case]:
 
     def case(
         name: str,
-        choice: choices.Surrogate,
+        choice: components.Surrogate,
         aggregation: Aggregation,
         equation: Callable[[Tensor], Tensor],
         options: dict[str, Any],
@@ -146,14 +149,14 @@ def _policy_losses(batch: Batch) -> Iterator[Case]:
 
     yield case(
         "dual_clip, vanilla",
-        choices.DualClip(),
+        components.DualClip(),
         mean,
         lambda x: s.dual_clip(x - old_T, advantages_T, 0.2, 0.2),
         bounds(0.2, 0.2),
     )
     yield case(
         "gspo",
-        choices.Gspo(),
+        components.Gspo(),
         by_sequence,
         lambda x: s.gspo(x - old_T, advantages_T, mask_T, ids_T),
         bounds(3e-4, 4e-4),
@@ -162,66 +165,66 @@ def _policy_losses(batch: Batch) -> Iterator[Case]:
         return
     yield case(
         "gspo_token, gspo",
-        choices.GspoToken(),
+        components.GspoToken(),
         by_sequence,
         lambda x: s.gspo_token(x - old_T, advantages_T, mask_T, ids_T),
         bounds(3e-4, 4e-4),
     )
     yield case(
         "gmpo, geo_mean",
-        choices.Gmpo(),
+        components.Gmpo(),
         by_sequence,
         lambda x: s.gmpo(x - old_T, advantages_T, mask_T, ids_T),
         bounds(0.4, 0.4),
     )
     yield case(
         "cispo",
-        choices.Cispo(low=0.2, high=0.2),
+        components.Cispo(low=0.2, high=0.2),
         mean,
         lambda x: s.cispo(x, x - old_T, advantages_T, 0.2, 0.2),
         bounds(0.2, 0.2),
     )
-    yield case("sapo", choices.Sapo(), by_sequence, lambda x: s.sapo(x - old_T, advantages_T), {})
+    yield case("sapo", components.Sapo(), by_sequence, lambda x: s.sapo(x - old_T, advantages_T), {})
     yield case(
         "dppo_tv",
-        choices.Dppo(divergence="tv", low=0.05, high=0.05),
+        components.Dppo(divergence="tv", low=0.05, high=0.05),
         mean,
         lambda x: s.dppo_tv(x, old_T, advantages_T, 0.05, 0.05),
         moved,
     )
     yield case(
         "dppo_kl",
-        choices.Dppo(divergence="kl", low=0.05, high=0.05),
+        components.Dppo(divergence="kl", low=0.05, high=0.05),
         mean,
         lambda x: s.dppo_kl(x, old_T, advantages_T, 0.05, 0.05),
         moved,
     )
-    yield case("reinforce, gpg", choices.Reinforce(), mean, lambda x: s.reinforce(x, advantages_T), {})
-    yield case("dro", choices.Dro(tau=0.1), mean, lambda x: s.dro(x, x - old_T, advantages_T, 0.1), dro)
+    yield case("reinforce, gpg", components.Reinforce(), mean, lambda x: s.reinforce(x, advantages_T), {})
+    yield case("dro", components.Dro(tau=0.1), mean, lambda x: s.dro(x, x - old_T, advantages_T, 0.1), dro)
 
 
 def _selective_losses(batch: Batch) -> Iterator[Case]:
     both = _Losses(batch)
     logprobs_T, mask_T, advantages_T = batch.logprobs_T, batch.mask_T, batch.advantages_T
 
-    def select(choice: choices.ClipCov | choices.KlCov) -> Tensor:
+    def select(choice: components.ClipCov | components.KlCov) -> Tensor:
         cov_T = surrogates.token_covariances(logprobs_T, advantages_T, mask_T)
-        if isinstance(choice, choices.KlCov):
+        if isinstance(choice, components.KlCov):
             return surrogates.select_kl_cov(cov_T, mask_T, fraction=choice.fraction)
         return surrogates.select_clip_cov(cov_T, mask_T, fraction=choice.fraction, key=KEY)
 
-    def ours(choice: choices.ClipCov | choices.KlCov) -> Run:
+    def ours(choice: components.ClipCov | components.KlCov) -> Run:
         return both.ours(choice, "token_mean", lambda: select(choice))
 
     def clip_cov_peer(fraction: float) -> Run:
         options = PolicyLossConfig(loss_mode="clip_cov", clip_cov_ratio=fraction, clip_cov_lb=1.0, clip_cov_ub=5.0)
         return both.peer("clip_cov", "token_mean", policy_loss=options, **bounds(0.2, 0.2))
 
-    all_candidates = choices.ClipCov(fraction=0.9)
+    all_candidates = components.ClipCov(fraction=0.9)
     yield Case(
         name="clip_cov, selection",
         peer_name="clip_cov",
-        ours=ours(choices.ClipCov()),
+        ours=ours(components.ClipCov()),
         peer=clip_cov_peer(2e-4),
         gate=(lambda: (None, ours(all_candidates)()[1]), clip_cov_peer(0.9)),
         departure="draws with the global generator, and never a clipped token: gradients with all candidates drawn",
@@ -231,7 +234,7 @@ def _selective_losses(batch: Batch) -> Iterator[Case]:
     yield Case(
         name="kl_cov, selection",
         peer_name="kl_cov",
-        ours=ours(choices.KlCov()),
+        ours=ours(components.KlCov()),
         peer=both.peer("kl_cov", "token_mean", policy_loss=options),
         bytes_per_token=4 * 4,
     )

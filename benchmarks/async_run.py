@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from rft_algos.algorithms import Grpo
+from rft_algos.algorithms.published import Grpo
 from rft_cli.replica_choice import WORKER
 from rft_core.keyed_random import derive_key, permutation
 from rft_dist.collectives import SingleProcess

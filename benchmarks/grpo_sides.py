@@ -30,8 +30,8 @@ from grpo_case import (
     text_reward,
 )
 
-from rft_algos.algorithms import Grpo
-from rft_algos.choices import GroupNorm, PpoClip
+from rft_algos.algorithms.components import GroupNorm, PpoClip
+from rft_algos.algorithms.published import Grpo
 from rft_dist.collectives import SingleProcess
 from rft_dist.replicated import ReplicatedOptimizer, StepOutcome
 from rft_engine.native import NativeEngine

@@ -80,7 +80,7 @@ class Case:
 
 def cases() -> list[Case]:
     """Every estimator whole, every surrogate on group_norm, and what else changes the objective."""
-    from rft_algos.algorithms import PUBLISHED
+    from rft_algos.algorithms.published import PUBLISHED
 
     base = "--init_kl_coef 0"
     rows = [Case(record.name, "algorithm", f"--advantage_estimator {record.name}") for record in PUBLISHED]

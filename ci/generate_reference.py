@@ -11,17 +11,19 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from module_tables import module_table
 from names import CONCEPTS
 
-from rft_algos.algorithms import ALIASES as ALGORITHM_ALIASES
-from rft_algos.algorithms import PUBLISHED
+from rft_algos.algorithms.published import ALIASES as ALGORITHM_ALIASES
+from rft_algos.algorithms.published import PUBLISHED
 from rft_cli.algorithm_choice import words as choice_words
 from rft_cli.config.command_line import ALIASES, OPPOSITES
 from rft_cli.config.errors import SettingsError
@@ -44,15 +46,19 @@ def pages() -> dict[Path, str]:
         text = path.read_text()
         if "<!-- generated:" in text:
             found[path] = filled(text)
+    for path in [*ROOT.glob("packages/*/README.md"), ROOT / "kernels" / "README.md"]:
+        (source,) = (path.parent / "src").glob("rft*")
+        found[path] = filled(path.read_text(), {"modules": partial(module_table, source)})
     return found
 
 
-def filled(text: str) -> str:
+def filled(text: str, parts: Mapping[str, Callable[[], str]] | None = None) -> str:
     """The page with every generated part written anew."""
+    by_name = PARTS | dict(parts or {})
 
     def part(match: re.Match[str]) -> str:
         name = match[1]
-        return f"<!-- generated: {name} -->\n{PARTS[name]()}\n<!-- end: {name} -->"
+        return f"<!-- generated: {name} -->\n{by_name[name]()}\n<!-- end: {name} -->"
 
     return re.sub(r"<!-- generated: ([\w-]+) -->.*?<!-- end: \1 -->", part, text, flags=re.S)
 

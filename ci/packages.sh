@@ -32,7 +32,7 @@ wheels() {
 import importlib.util
 
 import torch
-from rft_algos.algorithms import Grpo
+from rft_algos.algorithms.published import Grpo
 from rft_algos.objectives import advantages, policy_loss
 
 absent = ("numpy", "transformers", "rft_trainer", "rft_cli", "pydantic")

@@ -13,11 +13,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from rft_algos.algorithms import PolicyAlgorithm
-from rft_algos.choices import Clipped, Surrogate
+from rft_algos.algorithms.components import Clipped, Surrogate
+from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.objectives import implements
-from rft_algos.objectives.tokens import Tokens
-from rft_algos.surrogates import ratio
+from rft_algos.objectives.surrogate_equations import Tokens
+from rft_algos.packed import importance_ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ def tanh_shoulder(choice: TanhShoulder, tokens: Tokens) -> Tensor:
 
     e is `high` where A > 0, else `low`. At r = 1 value and slope are those of the ratio itself.
     """
-    change = ratio(tokens.log_ratio) - 1.0
+    change = importance_ratio(tokens.log_ratio) - 1.0
     high, low = change.new_full((), choice.high), change.new_full((), choice.low)
     reach = torch.where(tokens.advantages > 0, high, low)
     gains = tokens.advantages * change > 0

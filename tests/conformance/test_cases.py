@@ -11,7 +11,9 @@ import torch
 from conformance.adapters import base, composed, ours
 from conformance.compare import distances, flat
 from conformance.make_cases import read
-from rft_algos import advantages, corrections, kl, preference, reductions, reward_shaping, surrogates, value
+from rft_algos import advantages, surrogates
+from rft_algos.losses import aggregation, kl, off_policy, preference, value
+from rft_algos.rewards import shaping
 
 CASES = {case["id"]: case for case in read()}
 COMPOSED = [name for name, case in CASES.items() if (case["kind"], case["name"]) in composed.COMPUTE]
@@ -47,11 +49,11 @@ PUBLISHED: dict[Any, dict[str, Any]] = {
     surrogates.dppo_kl: {"max_ratio": 20.0},
     surrogates.select_clip_cov: {"low": 1.0, "high": 5.0, "fraction": 2e-4},
     surrogates.select_kl_cov: {"fraction": 2e-3},
-    corrections.truncate_tokens: {"cap": 2.0},
-    corrections.truncate_sequences: {"cap": 2.0},
-    corrections.mask_tokens: {"low": 0.5, "high": 5.0},
+    off_policy.truncate_tokens: {"cap": 2.0},
+    off_policy.truncate_sequences: {"cap": 2.0},
+    off_policy.mask_tokens: {"low": 0.5, "high": 5.0},
     preference.kto: {"desirable_weight": 1.0, "undesirable_weight": 1.0},
-    reward_shaping.cosine_length_reward: {
+    shaping.cosine_length_reward: {
         "correct_short": 2.0,
         "correct_long": 1.0,
         "wrong_short": -10.0,
@@ -105,7 +107,7 @@ def test_defaults_are_the_published_settings(function: Any) -> None:
 
 def test_every_equation_has_cases() -> None:
     modules = {advantages: advantages.__all__, surrogates: surrogates.__all__}
-    others = (corrections, kl, preference, reductions, reward_shaping, value)
+    others = (off_policy, kl, preference, aggregation, shaping, value)
     modules |= {m: [n for n, v in vars(m).items() if getattr(v, "__module__", "") == m.__name__] for m in others}
     names = {name for exported in modules.values() for name in exported if not name.startswith("_")}
     names = {name for name in names if not name.endswith(("_clipped", "_kept", "dual_clipped"))}

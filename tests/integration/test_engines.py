@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from rft_algos.token_trie import TokenTrie
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError, PreflightError, ServiceError
 from rft_engine.hf import HfEngine
 from rft_engine.native import NativeEngine

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rft_algos.algorithms import Grpo
+from rft_algos.algorithms.published import Grpo
 from rft_core.keyed_random import derive_key, permutation
 from rft_dist.collectives import SingleProcess
 from rft_dist.replicated import ReplicatedOptimizer

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rft_algos.algorithms import Grpo
+from rft_algos.algorithms.published import Grpo
 from rft_core.keyed_random import integers, uniforms
 from rft_dist.collectives import Collectives
 from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group

@@ -9,7 +9,7 @@ import pytest
 import torch
 from policy_side import MAX_LEN, Policy
 
-from rft_algos.token_trie import TokenTrie
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError
 from rft_engine.in_step import check_in_step
 from rft_engine.native import NativeEngine

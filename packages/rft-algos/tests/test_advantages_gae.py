@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rft_algos.advantages import decoupled_gae, discounted_returns, gae, length_adaptive_lambda
-from rft_algos.segments import segment_lengths
+from rft_algos.packed.segments import segment_lengths
 
 Token = tuple[bool, float, float]
 Sequences = list[list[Token]]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos.advantages.groups import (
+from rft_algos.advantages.group_statistics import (
     centred,
     group_mean,
     group_numbers,

@@ -4,8 +4,8 @@ from dataclasses import FrozenInstanceError, fields, replace
 
 import pytest
 
-from rft_algos import choices
-from rft_algos.algorithms import ALIASES, PUBLISHED, DrGrpo, Grpo, PolicyAlgorithm, Sft, by_name
+from rft_algos.algorithms import components
+from rft_algos.algorithms.published import ALIASES, PUBLISHED, DrGrpo, Grpo, PolicyAlgorithm, Sft, by_name
 from rft_core.errors import OptionsError
 
 NAN = float("nan")
@@ -149,42 +149,42 @@ def test_a_value_that_cannot_be_used_is_refused_with_one_remedy(field: str, valu
 @pytest.mark.parametrize(
     ("choice", "numbers", "remedy"),
     [
-        (choices.GroupNorm, {"epsilon": 0.0}, "epsilon=1.0"),
-        (choices.BatchStd, {"epsilon": NAN}, "epsilon=1.0"),
-        (choices.BestOfGroup, {"epsilon": -1.0}, "epsilon=1.0"),
-        (choices.Gdpo, {"epsilon": float("inf")}, "epsilon=1.0"),
-        (choices.ProcessGroupNorm, {"epsilon": 0.0}, "epsilon=1.0"),
-        (choices.PassAtK, {"k": 0}, "k=4"),
-        (choices.CpgdWeighted, {"weighting": "sdt"}, 'weighting="std"'),
-        (choices.CpgdWeighted, {"max_weight": 0.0}, "max_weight=1.0"),
-        (choices.CpgdWeighted, {"epsilon": 0.0}, "epsilon=1.0"),
-        (choices.Returns, {"gamma": 1.1}, "gamma=1.0"),
-        (choices.Returns, {"gamma": -0.1}, "gamma=1.0"),
-        (choices.Gae, {"gamma": 1.1}, "gamma=1.0"),
-        (choices.Gae, {"lambd": -0.1}, "lambd=1.0"),
-        (choices.PpoClip, {"low": 1.0}, "low=0.2"),
-        (choices.PpoClip, {"low": 0.0}, "low=0.2"),
-        (choices.PpoClip, {"high": 0.0}, "high=1.0"),
-        (choices.DualClip, {"dual": 1.0}, "dual=3.0"),
-        (choices.DualClip, {"low": 2.0}, "low=0.2"),
-        (choices.Gmpo, {"high": -1.0}, "high=1.0"),
-        (choices.Cispo, {"low": 1.5}, "low=0.2"),
-        (choices.Cispo, {"high": 0.0}, "high=1.0"),
-        (choices.Sapo, {"tau_positive": 0.0}, "tau_positive=1.0"),
-        (choices.Sapo, {"tau_negative": 0.0}, "tau_negative=1.0"),
-        (choices.Dppo, {"divergence": "js"}, "divergence="),
-        (choices.Dppo, {"low": 0.0}, "low=1.0"),
-        (choices.ClipCov, {"covariance_high": 1.0}, "covariance_high=5.0"),
-        (choices.ClipCov, {"fraction": 0.0}, "fraction=0.2"),
-        (choices.ClipCov, {"low": 0.0}, "low=0.2"),
-        (choices.KlCov, {"coefficient": 0.0}, "coefficient=1.0"),
-        (choices.KlCov, {"fraction": 1.0}, "fraction=0.2"),
-        (choices.Dro, {"tau": 0.0}, "tau=1.0"),
-        (choices.TruncateTokens, {"cap": 0.9}, "cap=2.0"),
-        (choices.TruncateSequences, {"cap": NAN}, "cap=2.0"),
-        (choices.MaskTokens, {"low": 1.1}, "low=0.5"),
-        (choices.MaskSequences, {"high": 0.9}, "high=5.0"),
-        (choices.MaskGeometric, {"low": -0.1}, "low=0.5"),
+        (components.GroupNorm, {"epsilon": 0.0}, "epsilon=1.0"),
+        (components.BatchStd, {"epsilon": NAN}, "epsilon=1.0"),
+        (components.BestOfGroup, {"epsilon": -1.0}, "epsilon=1.0"),
+        (components.Gdpo, {"epsilon": float("inf")}, "epsilon=1.0"),
+        (components.ProcessGroupNorm, {"epsilon": 0.0}, "epsilon=1.0"),
+        (components.PassAtK, {"k": 0}, "k=4"),
+        (components.CpgdWeighted, {"weighting": "sdt"}, 'weighting="std"'),
+        (components.CpgdWeighted, {"max_weight": 0.0}, "max_weight=1.0"),
+        (components.CpgdWeighted, {"epsilon": 0.0}, "epsilon=1.0"),
+        (components.Returns, {"gamma": 1.1}, "gamma=1.0"),
+        (components.Returns, {"gamma": -0.1}, "gamma=1.0"),
+        (components.Gae, {"gamma": 1.1}, "gamma=1.0"),
+        (components.Gae, {"lambd": -0.1}, "lambd=1.0"),
+        (components.PpoClip, {"low": 1.0}, "low=0.2"),
+        (components.PpoClip, {"low": 0.0}, "low=0.2"),
+        (components.PpoClip, {"high": 0.0}, "high=1.0"),
+        (components.DualClip, {"dual": 1.0}, "dual=3.0"),
+        (components.DualClip, {"low": 2.0}, "low=0.2"),
+        (components.Gmpo, {"high": -1.0}, "high=1.0"),
+        (components.Cispo, {"low": 1.5}, "low=0.2"),
+        (components.Cispo, {"high": 0.0}, "high=1.0"),
+        (components.Sapo, {"tau_positive": 0.0}, "tau_positive=1.0"),
+        (components.Sapo, {"tau_negative": 0.0}, "tau_negative=1.0"),
+        (components.Dppo, {"divergence": "js"}, "divergence="),
+        (components.Dppo, {"low": 0.0}, "low=1.0"),
+        (components.ClipCov, {"covariance_high": 1.0}, "covariance_high=5.0"),
+        (components.ClipCov, {"fraction": 0.0}, "fraction=0.2"),
+        (components.ClipCov, {"low": 0.0}, "low=0.2"),
+        (components.KlCov, {"coefficient": 0.0}, "coefficient=1.0"),
+        (components.KlCov, {"fraction": 1.0}, "fraction=0.2"),
+        (components.Dro, {"tau": 0.0}, "tau=1.0"),
+        (components.TruncateTokens, {"cap": 0.9}, "cap=2.0"),
+        (components.TruncateSequences, {"cap": NAN}, "cap=2.0"),
+        (components.MaskTokens, {"low": 1.1}, "low=0.5"),
+        (components.MaskSequences, {"high": 0.9}, "high=5.0"),
+        (components.MaskGeometric, {"low": -0.1}, "low=0.5"),
     ],
 )
 def test_a_number_of_a_choice_outside_its_range_is_refused(choice: type, numbers: dict[str, object], remedy: str):
@@ -196,14 +196,14 @@ def test_a_number_of_a_choice_outside_its_range_is_refused(choice: type, numbers
 @pytest.mark.parametrize(
     "choice",
     [
-        choices.Returns(gamma=0.0),
-        choices.Returns(gamma=1.0),
-        choices.Gae(lambd=0.0),
-        choices.Gae(lambd=1.0),
-        choices.PassAtK(k=1),
-        choices.TruncateTokens(cap=1.0),
-        choices.MaskTokens(low=0.0, high=1.0),
-        choices.MaskTokens(low=1.0),
+        components.Returns(gamma=0.0),
+        components.Returns(gamma=1.0),
+        components.Gae(lambd=0.0),
+        components.Gae(lambd=1.0),
+        components.PassAtK(k=1),
+        components.TruncateTokens(cap=1.0),
+        components.MaskTokens(low=0.0, high=1.0),
+        components.MaskTokens(low=1.0),
     ],
 )
 def test_a_number_at_the_edge_of_its_range_is_taken(choice: object):
@@ -211,12 +211,12 @@ def test_a_number_at_the_edge_of_its_range_is_taken(choice: object):
 
 
 def test_published_numbers_of_choices_that_no_record_shows():
-    assert choices.DualClip() == choices.DualClip(low=0.2, high=0.2, dual=3.0)
-    assert choices.TruncateTokens() == choices.TruncateTokens(cap=2.0)
-    assert choices.TruncateSequences() == choices.TruncateSequences(cap=2.0)
-    assert choices.MaskTokens() == choices.MaskTokens(low=0.5, high=5.0)
-    assert choices.MaskSequences() == choices.MaskSequences(low=0.0, high=3.0)
-    assert choices.MaskGeometric() == choices.MaskGeometric(low=0.999, high=1.001)
+    assert components.DualClip() == components.DualClip(low=0.2, high=0.2, dual=3.0)
+    assert components.TruncateTokens() == components.TruncateTokens(cap=2.0)
+    assert components.TruncateSequences() == components.TruncateSequences(cap=2.0)
+    assert components.MaskTokens() == components.MaskTokens(low=0.5, high=5.0)
+    assert components.MaskSequences() == components.MaskSequences(low=0.0, high=3.0)
+    assert components.MaskGeometric() == components.MaskGeometric(low=0.999, high=1.001)
 
 
 def test_fixed_length_takes_its_length():
@@ -233,8 +233,8 @@ def test_fixed_length_takes_its_length():
 
 def test_rewards_of_steps_and_a_penalty_in_the_reward_do_not_go_together():
     with pytest.raises(OptionsError, match="kl_place"):
-        Grpo(advantage=choices.ProcessGroupNorm(), kl_place="reward")
-    assert Grpo(advantage=choices.ProcessGroupNorm(), kl_place="none").advantage.needs_steps
+        Grpo(advantage=components.ProcessGroupNorm(), kl_place="reward")
+    assert Grpo(advantage=components.ProcessGroupNorm(), kl_place="none").advantage.needs_steps
 
 
 @pytest.mark.parametrize(
@@ -253,14 +253,14 @@ def test_what_an_algorithm_needs_follows_from_its_choices():
     assert not plain.has_other_terms
     assert Grpo(entropy_coef=0.01).needs_entropy
     assert Grpo(high_entropy_fraction=0.2).needs_old_entropy
-    assert Grpo(correction=choices.MaskTokens()).needs_old_logprobs
+    assert Grpo(correction=components.MaskTokens()).needs_old_logprobs
     assert Grpo(kl_place="reward", kl_coef=0.1).has_other_terms is False
     others = (
         Grpo(),
         replace(plain, entropy_coef=0.1),
         replace(plain, drift_coef=0.1),
-        replace(plain, surrogate=choices.Dro()),
-        replace(plain, surrogate=choices.KlCov()),
+        replace(plain, surrogate=components.Dro()),
+        replace(plain, surrogate=components.KlCov()),
     )
     assert all(record.has_other_terms for record in others)
 
@@ -296,10 +296,10 @@ def test_coefficients_are_zero_where_their_term_is_absent():
 
 
 def test_a_second_clip_just_above_one_is_taken():
-    assert choices.DualClip(dual=1.1).dual == 1.1
+    assert components.DualClip(dual=1.1).dual == 1.1
 
 
 def test_a_word_like_no_other_is_refused_with_one_that_is_allowed():
     with pytest.raises(OptionsError) as caught:
-        choices.check_choice("place", "###", ("loss", "reward", "none"))
+        components.check_choice("place", "###", ("loss", "reward", "none"))
     assert caught.value.problem.do in ('place="loss"', 'place="reward"', 'place="none"')

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.beams import Beams, Expansion, expand
-from rft_algos.token_trie import ROOT, TokenTrie
+from rft_algos.decoding.beam_search import Beams, Expansion, expand
+from rft_algos.decoding.token_trie import ROOT, TokenTrie
 
 VOCAB = 9
 

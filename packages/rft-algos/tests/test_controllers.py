@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos.controllers import AdaptiveKl, EntropyTarget, FixedCoefficient
+from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget, FixedCoefficient
 
 POSITIVE = st.floats(1e-3, 1e3)
 

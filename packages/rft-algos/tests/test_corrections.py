@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos import corrections, reductions
-from rft_algos.corrections import (
+from rft_algos.losses import aggregation, off_policy
+from rft_algos.losses.off_policy import (
     effective_sample_size,
     mask_sequences,
     mask_sequences_geometric,
@@ -224,9 +224,9 @@ def test_extreme_ratios_make_finite_weights(name: str, extreme: float):
 
 def test_a_dropped_sequence_leaves_the_denominator_as_it_was():
     log_rho, mask, ids = doubles(9.0, 0.0, 0.0), torch.tensor([True] * 3), torch.tensor([0, 1, 1])
-    weights = reductions.token_mean(mask, 3, dtype=torch.float64)
+    weights = aggregation.token_mean(mask, 3, dtype=torch.float64)
     losses = doubles(5.0, 2.0, 4.0) * mask_sequences_geometric(log_rho, mask, ids, 0.5, 2.0)
-    assert float(reductions.weighted_sum(weights, losses)) == pytest.approx(6.0 / 3, rel=1e-12)
+    assert float(aggregation.weighted_sum(weights, losses)) == pytest.approx(6.0 / 3, rel=1e-12)
 
 
 def plain_metrics(x: list[float], mask: list[bool], ids: list[int]) -> dict[str, tuple[float, float]]:
@@ -331,6 +331,6 @@ def test_effective_sample_size():
 
 
 def test_every_public_function_is_in_one_of_these_tests():
-    names = {n for n, f in vars(corrections).items() if inspect.isfunction(f) and f.__module__ == corrections.__name__}
+    names = {n for n, f in vars(off_policy).items() if inspect.isfunction(f) and f.__module__ == off_policy.__name__}
     public = {n for n in names if not n.startswith("_")}
     assert public == {*SEQUENCES, *TOKENS, "mismatch_metrics", "mismatch_maxima", "effective_sample_size"}

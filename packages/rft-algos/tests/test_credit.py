@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos import advantages, choices, surrogates
-from rft_algos.algorithms import PUBLISHED, Grpo, PolicyAlgorithm, by_name
+from rft_algos import advantages, surrogates
+from rft_algos.algorithms import components
+from rft_algos.algorithms.published import PUBLISHED, Grpo, PolicyAlgorithm, by_name
 from rft_algos.objectives import (
     Credit,
     RolloutBatch,
@@ -23,8 +24,8 @@ from rft_algos.objectives import (
     token_weights,
 )
 from rft_algos.objectives.registry import clip_indicator_of, equation_of
-from rft_algos.objectives.tokens import Tokens
-from rft_algos.reward_shaping import RunningMoments
+from rft_algos.objectives.surrogate_equations import Tokens
+from rft_algos.rewards.shaping import RunningMoments
 from rft_core.errors import OptionsError
 
 D = torch.float64
@@ -82,7 +83,7 @@ def batch_for(name: str) -> RolloutBatch:
 
 def test_pass_at_k_refuses_rewards_that_are_not_0_or_1():
     with pytest.raises(OptionsError, match=r"0\.5"):
-        credit(Grpo(advantage=choices.PassAtK(), kl_place="none"), batch())
+        credit(Grpo(advantage=components.PassAtK(), kl_place="none"), batch())
 
 
 COMPARISONS = {
@@ -112,7 +113,7 @@ def test_an_advantage_of_sequences_stands_at_each_of_their_loss_tokens(name: str
 def test_pass_at_k_takes_its_k():
     b = batch(rewards_N=torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0], dtype=D))
     for k in (1, 2):
-        record = Grpo(advantage=choices.PassAtK(k=k), kl_place="none")
+        record = Grpo(advantage=components.PassAtK(k=k), kl_place="none")
         expected = advantages.pass_at_k(b.rewards_N, b.group_ids_N, k=k)
         assert torch.equal(credit(record, b).advantages_T, spread(expected, b))
 
@@ -121,15 +122,18 @@ def test_pass_at_k_takes_its_k():
 def test_epsilon_of_the_choice_is_used(epsilon: float):
     b = batch()
     pairs = (
-        (choices.GroupNorm(epsilon=epsilon), advantages.group_norm(b.rewards_N, b.group_ids_N, epsilon=epsilon)),
-        (choices.BatchStd(epsilon=epsilon), advantages.batch_std(b.rewards_N, b.group_ids_N, epsilon=epsilon)),
-        (choices.BestOfGroup(epsilon=epsilon), advantages.best_of_group(b.rewards_N, b.group_ids_N, epsilon=epsilon)),
+        (components.GroupNorm(epsilon=epsilon), advantages.group_norm(b.rewards_N, b.group_ids_N, epsilon=epsilon)),
+        (components.BatchStd(epsilon=epsilon), advantages.batch_std(b.rewards_N, b.group_ids_N, epsilon=epsilon)),
         (
-            choices.Gdpo(epsilon=epsilon, over_batch=False),
+            components.BestOfGroup(epsilon=epsilon),
+            advantages.best_of_group(b.rewards_N, b.group_ids_N, epsilon=epsilon),
+        ),
+        (
+            components.Gdpo(epsilon=epsilon, over_batch=False),
             advantages.gdpo(b.components_NK, b.group_ids_N, torch.ones(2, dtype=D), epsilon=epsilon),
         ),
         (
-            choices.CpgdWeighted(weighting="std", epsilon=epsilon),
+            components.CpgdWeighted(weighting="std", epsilon=epsilon),
             advantages.cpgd(b.rewards_N, b.group_ids_N, weighting="std", epsilon=epsilon),
         ),
     )
@@ -139,7 +143,7 @@ def test_epsilon_of_the_choice_is_used(epsilon: float):
 
 def test_gdpo_weighs_the_parts_after_each_is_normalised():
     b = batch(component_weights_K=torch.tensor([0.9, 0.1], dtype=D))
-    record = Grpo(advantage=choices.Gdpo(over_batch=False), kl_place="none")
+    record = Grpo(advantage=components.Gdpo(over_batch=False), kl_place="none")
     parts = [advantages.group_norm(b.components_NK[:, k], GROUPS) for k in (0, 1)]  # type: ignore[index]
     torch.testing.assert_close(credit(record, b).advantages_T, spread(0.9 * parts[0] + 0.1 * parts[1], b))
 
@@ -154,7 +158,7 @@ def test_gdpo_normalises_the_sum_over_sequences_however_long_they_are():
 
 def test_cpgd_takes_its_largest_weight():
     rewards = torch.tensor([1.0, 0.0, 0.5] + [0.1] * 3, dtype=D)
-    record = Grpo(advantage=choices.CpgdWeighted(max_weight=1.5), kl_place="none")
+    record = Grpo(advantage=components.CpgdWeighted(max_weight=1.5), kl_place="none")
     b = batch(rewards_N=rewards)
     expected = advantages.cpgd(rewards, GROUPS, weighting="clip_filter", max_weight=1.5)
     assert torch.equal(credit(record, b).advantages_T, spread(expected, b))
@@ -203,7 +207,7 @@ def test_the_penalty_needs_the_reference():
 
 def test_returns_sum_penalties_and_the_reward_at_the_end():
     b = batch()
-    record = replace(published("reinforce++"), advantage=choices.Returns(gamma=0.9), normalise_advantages=False)
+    record = replace(published("reinforce++"), advantage=components.Returns(gamma=0.9), normalise_advantages=False)
     found = credit(replace(record, kl_coef=0.2), b).advantages_T
     x = (b.old_logprobs_T - b.reference_logprobs_T).tolist()
     # the second sequence: tokens 2, 3 and a masked 4, reward 0
@@ -217,7 +221,7 @@ def test_returns_sum_penalties_and_the_reward_at_the_end():
 
 def test_gae_takes_values_gamma_and_lambda_and_gives_returns():
     b = batch()
-    record = replace(published("gae"), advantage=choices.Gae(gamma=0.9, lambd=0.8), kl_place="none")
+    record = replace(published("gae"), advantage=components.Gae(gamma=0.9, lambd=0.8), kl_place="none")
     record = replace(record, normalise_advantages=False)
     rewards = torch.zeros_like(b.old_logprobs_T)
     for index, place in enumerate((1, 3, 5, 9, 11, 13)):
@@ -233,7 +237,7 @@ def test_gae_takes_values_gamma_and_lambda_and_gives_returns():
 
 def test_rewards_of_steps_take_the_place_of_the_outcome():
     b = batch()
-    record = Grpo(advantage=choices.ProcessGroupNorm(epsilon=0.1), kl_place="none")
+    record = Grpo(advantage=components.ProcessGroupNorm(epsilon=0.1), kl_place="none")
     expected = advantages.process_group_norm(
         b.step_rewards_T, b.step_mask_T, b.loss_mask_T, b.segment_ids_T, b.group_ids_N, epsilon=0.1
     )
@@ -289,7 +293,7 @@ def test_advantages_are_normalised_over_all_loss_tokens_and_clipped_after():
 
 def test_corrections_use_the_trainer_s_log_probs_over_the_engine_s():
     b = batch()
-    record = Grpo(kl_place="none", correction=choices.TruncateTokens(cap=1.1))
+    record = Grpo(kl_place="none", correction=components.TruncateTokens(cap=1.1))
     found = credit(record, b)
     rho = torch.exp(b.old_logprobs_T - b.behaviour_logprobs_T).clamp(max=1.1)
     assert found.weights_T is not None
@@ -304,13 +308,13 @@ def test_corrections_use_the_trainer_s_log_probs_over_the_engine_s():
 @pytest.mark.parametrize(
     "correction",
     [
-        choices.TruncateSequences(cap=1.05),
-        choices.MaskTokens(low=0.9, high=1.2),
-        choices.MaskSequences(low=0.9, high=1.2),
-        choices.MaskGeometric(low=0.95, high=1.05),
+        components.TruncateSequences(cap=1.05),
+        components.MaskTokens(low=0.9, high=1.2),
+        components.MaskSequences(low=0.9, high=1.2),
+        components.MaskGeometric(low=0.95, high=1.05),
     ],
 )
-def test_corrections_take_their_bounds(correction: choices.Correction):
+def test_corrections_take_their_bounds(correction: components.Correction):
     b = batch()
     wide = replace(correction, **({"cap": 100.0} if hasattr(correction, "cap") else {"low": 0.0, "high": 100.0}))
     narrow, open_ = (credit(Grpo(kl_place="none", correction=c), b).weights_T for c in (correction, wide))
@@ -331,7 +335,7 @@ def test_tokens_of_high_entropy_are_chosen_over_the_whole_batch():
     assert float(entropy[kept].min()) >= float(entropy[~kept].max())
     assert float(found.metrics["policy/high_entropy"][0]) == float(kept.sum())
     both = credit(
-        Grpo(kl_place="none", high_entropy_fraction=0.25, correction=choices.TruncateTokens(cap=1.1)), b
+        Grpo(kl_place="none", high_entropy_fraction=0.25, correction=components.TruncateTokens(cap=1.1)), b
     ).weights_T
     rho = torch.exp(b.old_logprobs_T - b.behaviour_logprobs_T).clamp(max=1.1)
     assert both is not None
@@ -342,11 +346,11 @@ def test_tokens_of_high_entropy_are_chosen_over_the_whole_batch():
 
 def test_selective_surrogates_select_over_the_whole_batch_and_by_key():
     b = batch()
-    record = Grpo(kl_place="none", surrogate=choices.KlCov(fraction=0.2))
+    record = Grpo(kl_place="none", surrogate=components.KlCov(fraction=0.2))
     found = credit(record, b)
     assert found.selected_T is not None
     assert int(found.selected_T.sum()) == float(found.metrics["policy/covariance_selected"][0]) >= 1
-    covs = choices.ClipCov(covariance_low=-100.0, covariance_high=100.0, fraction=0.4)
+    covs = components.ClipCov(covariance_low=-100.0, covariance_high=100.0, fraction=0.4)
     picks = [credit(Grpo(kl_place="none", surrogate=covs), b, key=key).selected_T for key in (1, 1, 2, 3, 4)]
     assert torch.equal(picks[0], picks[1])  # type: ignore[arg-type]
     assert any(not torch.equal(picks[0], other) for other in picks[2:])  # type: ignore[arg-type]
@@ -505,17 +509,17 @@ ON_POLICY = [r.name for r in PUBLISHED if r.name not in ("kimi", "decoupled_ppo"
 
 @pytest.mark.parametrize("name", ON_POLICY)
 def test_on_policy_every_surrogate_has_the_policy_gradient(name: str):
-    record = replace(published(name), kl_place="none", correction=choices.NoCorrection(), drift_coef=0.0)
+    record = replace(published(name), kl_place="none", correction=components.NoCorrection(), drift_coef=0.0)
     b = batch_for(name)
     found = credit(record, b, key=3)
     leaf = b.old_logprobs_T.clone().requires_grad_()
     everything = torch.ones_like(b.loss_mask_T)
     (gradient,) = torch.autograd.grad(loss_of(record, b, found, leaf, everything), leaf)
-    plain = replace(record, surrogate=choices.Reinforce())
+    plain = replace(record, surrogate=components.Reinforce())
     (expected,) = torch.autograd.grad(loss_of(plain, b, replace(found, selected_T=None), leaf, everything), leaf)
-    if found.selected_T is not None and isinstance(record.surrogate, choices.ClipCov):
+    if found.selected_T is not None and isinstance(record.surrogate, components.ClipCov):
         expected = torch.where(found.selected_T, 0.0, expected)
-    if found.selected_T is not None and isinstance(record.surrogate, choices.KlCov):
+    if found.selected_T is not None and isinstance(record.surrogate, components.KlCov):
         gradient, expected = gradient[~found.selected_T], expected[~found.selected_T]
     torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-15)
 
@@ -580,7 +584,7 @@ def test_the_off_policy_mask_keeps_the_denominator():
 
 
 def test_a_choice_of_one_s_own_joins_with_its_equation():
-    class Halved(choices.Surrogate):
+    class Halved(components.Surrogate):
         pass
 
     with pytest.raises(AssertionError, match="no equation"):
@@ -598,14 +602,14 @@ def test_a_choice_of_one_s_own_joins_with_its_equation():
     leaf = b.old_logprobs_T.clone().requires_grad_()
     everything = torch.ones_like(b.loss_mask_T)
     (gradient,) = torch.autograd.grad(loss_of(record, b, found, leaf, everything), leaf)
-    full = replace(record, surrogate=choices.Reinforce())
+    full = replace(record, surrogate=components.Reinforce())
     (expected,) = torch.autograd.grad(loss_of(full, b, found, leaf, everything), leaf)
     torch.testing.assert_close(gradient, expected / 2)
 
 
 def test_corrections_say_how_far_the_two_policies_are_apart():
     b = batch()
-    found = credit(Grpo(kl_place="none", correction=choices.MaskTokens(low=0.9, high=1.2)), b)
+    found = credit(Grpo(kl_place="none", correction=components.MaskTokens(low=0.9, high=1.2)), b)
     log_rho = (b.old_logprobs_T - b.behaviour_logprobs_T)[b.loss_mask_T]
     rho = log_rho.exp()
     kept = (rho >= 0.9) & (rho <= 1.2)
@@ -628,7 +632,7 @@ def test_pitfall_6_masked_log_probs_reach_no_weight():
     b = batch()
     spoiled = torch.where(b.loss_mask_T, b.behaviour_logprobs_T, math.nan)
     found = credit(
-        Grpo(kl_place="none", correction=choices.TruncateTokens(cap=2.0)), batch(behaviour_logprobs_T=spoiled)
+        Grpo(kl_place="none", correction=components.TruncateTokens(cap=2.0)), batch(behaviour_logprobs_T=spoiled)
     )
     assert found.weights_T is not None
     assert found.weights_T[~b.loss_mask_T].tolist() == [1.0]  # exp(0)
@@ -654,7 +658,7 @@ def test_dppo_takes_the_divergence_of_the_choice(divergence: str, equation: Call
     # down by 0.3, 0.22 nats: further than 0.25 by the one measure, not by the other
     logprobs_T, old_T = torch.tensor([0.2, 0.4], dtype=D).log(), torch.tensor([0.5, 0.4], dtype=D).log()
     tokens = tokens_of(logprobs_T, old_T, torch.tensor([-2.0, 1.0], dtype=D))
-    choice = choices.Dppo(divergence=divergence, low=0.25, high=0.25)  # type: ignore[arg-type]
+    choice = components.Dppo(divergence=divergence, low=0.25, high=0.25)  # type: ignore[arg-type]
     expected_T = equation(logprobs_T, old_T, tokens.advantages, 0.25, 0.25)
     assert equation_of(choice)(choice, tokens).tolist() == expected_T.tolist()
     assert (expected_T[0] == 0.0) == (divergence == "tv")
@@ -664,7 +668,7 @@ def test_clip_cov_takes_the_gradient_of_clipped_and_of_selected_tokens():
     # a ratio of 2 is clipped at positive advantages; the second token is selected, the third neither
     old_T = torch.tensor([-1.0, -1.0, -1.0], dtype=D)
     tokens = tokens_of(old_T + torch.tensor([2.0, 1.0, 1.0], dtype=D).log(), old_T, torch.ones(3, dtype=D))
-    choice = choices.ClipCov()
+    choice = components.ClipCov()
     indicator = clip_indicator_of(choice)
     assert indicator is not None
     selected = replace(tokens, selected=torch.tensor([False, True, False]))

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.algorithms import Grpo, Ppo
+from rft_algos.algorithms.published import Grpo, Ppo
 from rft_algos.objectives import RolloutBatch, credit, own_advantages
-from rft_algos.reward_shaping import RunningMoments
+from rft_algos.rewards.shaping import RunningMoments
 
 
 def batch() -> RolloutBatch:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos.distillation import forward_kl, jensen_shannon, reverse_kl, reverse_kl_reward, top_k_forward_kl
+from rft_algos.losses.distillation import forward_kl, jensen_shannon, reverse_kl, reverse_kl_reward, top_k_forward_kl
 
 Row = list[float]
 Divergence = Callable[..., torch.Tensor]

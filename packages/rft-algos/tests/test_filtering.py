@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos.filtering import Refill, accuracy_between, has_signal, signal_fraction
+from rft_algos.rewards.filtering import Refill, accuracy_between, has_signal, signal_fraction
 from rft_core.errors import OptionsError
 
 REWARD = st.sampled_from([0.0, 1.0, 0.1, 0.3, -2.0])

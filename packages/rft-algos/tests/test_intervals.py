@@ -6,8 +6,8 @@ from statistics import NormalDist
 
 import pytest
 
-from rft_algos import intervals
-from rft_algos.intervals import mean_interval, paired_difference_interval, student_quantile, wilson_interval
+from rft_algos import statistics
+from rft_algos.statistics import mean_interval, paired_difference_interval, student_quantile, wilson_interval
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_probabilities_without_a_quantile_are_refused(probability: float):
 
 
 def test_from_201_degrees_on_the_quantile_is_the_expansion():
-    expansions = [intervals._student_quantile_near_normal(NormalDist().inv_cdf(0.975), n) for n in (200, 201, 202)]
+    expansions = [statistics._student_quantile_near_normal(NormalDist().inv_cdf(0.975), n) for n in (200, 201, 202)]
     exact, first, second = (student_quantile(0.975, n) for n in (200, 201, 202))
     assert (first, second) == (expansions[1], expansions[2])
     assert 0 < abs(exact - expansions[0]) < 2e-9
@@ -126,10 +126,10 @@ def test_from_201_degrees_on_the_quantile_is_the_expansion():
 
 def test_hand_computed_expansion():
     # 26.7.5 at x = 2: 10 / 4 = 2.5, 294 / 96 = 3.0625, 1098 / 384 = 2.859375, over n, n^2 and n^3
-    assert intervals._student_quantile_near_normal(2.0, 1) == 2 + 2.5 + 3.0625 + 2.859375
-    assert intervals._student_quantile_near_normal(2.0, 2) == 2 + 2.5 / 2 + 3.0625 / 4 + 2.859375 / 8
+    assert statistics._student_quantile_near_normal(2.0, 1) == 2 + 2.5 + 3.0625 + 2.859375
+    assert statistics._student_quantile_near_normal(2.0, 2) == 2 + 2.5 / 2 + 3.0625 / 4 + 2.859375 / 8
     # at x = 1: 2 / 4, 24 / 96 and 24 / 384; with x = 2 this fixes every coefficient
-    assert intervals._student_quantile_near_normal(1.0, 4) == 1 + 0.5 / 4 + 0.25 / 16 + 0.0625 / 64
+    assert statistics._student_quantile_near_normal(1.0, 4) == 1 + 0.5 / 4 + 0.25 / 16 + 0.0625 / 64
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 8, 9, 57, 200])

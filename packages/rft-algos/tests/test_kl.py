@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rft_algos import kl
+from rft_algos.losses import kl
 
 
 def doubles(*values: float) -> torch.Tensor:

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos.algorithms import Aggregation, Grpo, PolicyAlgorithm, Sft
-from rft_algos.choices import PpoClip
+from rft_algos.algorithms.components import PpoClip
+from rft_algos.algorithms.published import Aggregation, Grpo, PolicyAlgorithm, Sft
 from rft_algos.objectives import LossOutput, policy_loss, supervised_loss, token_weights
-from rft_algos.objectives.policy import total_and_count
+from rft_algos.objectives.policy_loss import total_and_count
 
 MAX_TOKENS = 13
 AGGREGATIONS: tuple[Aggregation, ...] = (

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.algorithms import PUBLISHED, PolicyAlgorithm
+from rft_algos.algorithms.published import PUBLISHED, PolicyAlgorithm
+from rft_algos.losses.aggregation import sequence_mean_token_mean, token_mean, weighted_sum
 from rft_algos.objectives import RolloutBatch, credit, policy_loss
-from rft_algos.reductions import sequence_mean_token_mean, token_mean, weighted_sum
-from rft_algos.segments import segment_lengths, segment_mean, segment_sum, slots
+from rft_algos.packed.segments import segment_lengths, segment_mean, segment_sum, slots
 
 D = torch.float64
 NAN = math.nan

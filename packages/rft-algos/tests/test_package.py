@@ -19,7 +19,7 @@ MODULES = sorted(
     for path in SOURCE.rglob("*.py")
     if path.stem != "__init__"
 )
-TORCH_FREE = ("algorithms", "schedules", "intervals")
+TORCH_FREE = ("algorithms.published", "algorithms.components", "schedules.learning_rate", "statistics")
 README = Path(__file__).parents[1] / "README.md"
 
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rft_algos import advantages, reductions
-from rft_algos.algorithms import Dapo, DrGrpo, Grpo
+from rft_algos import advantages
+from rft_algos.algorithms.published import Dapo, DrGrpo, Grpo
+from rft_algos.losses import aggregation
 from rft_algos.objectives import LossOutput, policy_loss
 
 D = torch.float64
@@ -48,8 +49,8 @@ def test_pitfall_2_the_rare_success_is_normalised_like_the_others_and_the_batch_
 
 def test_pitfall_7_the_mean_over_tokens_leaves_out_what_is_masked_though_it_is_not_zero():
     mask = torch.tensor([True, True, True, True, False, False])
-    weights = reductions.token_mean(mask, 4, dtype=D)
-    assert float(reductions.weighted_sum(weights, torch.ones(6, dtype=D))) == 1.0
+    weights = aggregation.token_mean(mask, 4, dtype=D)
+    assert float(aggregation.weighted_sum(weights, torch.ones(6, dtype=D))) == 1.0
 
 
 def test_pitfall_9_the_denominator_is_that_of_the_optimizer_step_alone():
@@ -79,9 +80,9 @@ def test_pitfall_12_the_constant_length_of_dr_grpo_is_no_width_of_a_tensor():
 
 def test_pitfall_12_a_long_wrong_answer_weighs_less_a_token_only_under_the_mean_of_means():
     mask, ids = torch.tensor([True] * 10), torch.tensor([0] * 8 + [1] * 2)
-    by_sequence = reductions.sequence_mean_token_mean(mask, ids, 2, dtype=D)
+    by_sequence = aggregation.sequence_mean_token_mean(mask, ids, 2, dtype=D)
     assert by_sequence[0] == by_sequence[-1] / 4
-    by_token = reductions.token_mean(mask, 10, dtype=D)
+    by_token = aggregation.token_mean(mask, 10, dtype=D)
     assert by_token[0] == by_token[-1]
 
 

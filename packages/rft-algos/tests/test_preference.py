@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos.preference import (
+from rft_algos.losses.preference import (
     bradley_terry,
     dpo,
     hps,

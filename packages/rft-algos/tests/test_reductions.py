@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos.reductions import (
+from rft_algos.losses.aggregation import (
     fixed_length,
     sequence_mean_token_mean,
     sequence_mean_token_sum,

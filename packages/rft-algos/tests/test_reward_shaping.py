@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos.reward_shaping import (
+from rft_algos.rewards.shaping import (
     RunningMoments,
     cosine_length_reward,
     kimi_length_reward,

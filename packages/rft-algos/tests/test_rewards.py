@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rft_algos.advantages import gdpo
-from rft_algos.rewards import clip_rewards, combine, combine_normalised, kl_penalised, token_rewards
+from rft_algos.rewards.kl_penalty import clip_rewards, combine, combine_normalised, kl_penalised, token_rewards
 
 TOKENS = st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.floats(-2, 2)), max_size=20)
 

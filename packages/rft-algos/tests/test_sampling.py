@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos import sampling
-from rft_algos.sampling import (
+from rft_algos.decoding import sampling
+from rft_algos.decoding.sampling import (
     draw,
     draw_allowed,
     fire_temperatures,

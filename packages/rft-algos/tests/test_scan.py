@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rft_algos import scan
-from rft_algos.scan import continues, loss_positions, placed, reverse_scan, reverse_scan_, taken
+from rft_algos.packed import reverse_scan as scan
+from rft_algos.packed.reverse_scan import continues, loss_positions, placed, reverse_scan, reverse_scan_, taken
 
 LENGTHS = (0, 1, 2, 63, 64, 65, 127, 128, 129, 191, 4095, 4096, 4097, 8192, 8200, 70_001)
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rft_algos.schedules import constant, warmup_cosine, warmup_linear
+from rft_algos.schedules.learning_rate import constant, warmup_cosine, warmup_linear
 
 SHAPE = {"num_steps": 10, "warmup_steps": 3, "peak": 2.0, "floor_ratio": 0.1}
 decaying = pytest.mark.parametrize("schedule", [warmup_cosine, warmup_linear])

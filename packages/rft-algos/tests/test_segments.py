@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.segments import (
+from rft_algos.packed.segments import (
     Slots,
     at_tokens,
     segment_lengths,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.selection import high_entropy_tokens, high_entropy_tokens_per_sequence, largest, share
+from rft_algos.packed.token_selection import high_entropy_tokens, high_entropy_tokens_per_sequence, largest, share
 
 NAN = math.nan
 FRACTIONS = (1e-6, 0.1, 0.2, 0.29, 0.5, 0.7, 1.0)

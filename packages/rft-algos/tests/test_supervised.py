@@ -6,8 +6,8 @@ import random
 import pytest
 import torch
 
-from rft_algos.reductions import token_mean, weighted_sum
-from rft_algos.supervised import cross_entropy, log_normaliser, negative_log_likelihood, z_loss
+from rft_algos.losses.aggregation import token_mean, weighted_sum
+from rft_algos.losses.supervised import cross_entropy, log_normaliser, negative_log_likelihood, z_loss
 
 
 def doubles(*values: object) -> torch.Tensor:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos import reductions, surrogates
+from rft_algos import surrogates
+from rft_algos.losses import aggregation
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 NONE = torch.zeros(1, dtype=torch.bool)
@@ -51,7 +52,7 @@ def batch(seed: int, lengths: tuple[int, ...] = (3, 1, 7, 2, 5)) -> tuple[Tensor
 
 def gradient(name: str, *inputs: Tensor, weights: Tensor) -> Tensor:
     leaf = inputs[0].clone().requires_grad_()
-    reductions.weighted_sum(weights, LOSSES[name](leaf, *inputs[1:])).backward()
+    aggregation.weighted_sum(weights, LOSSES[name](leaf, *inputs[1:])).backward()
     assert leaf.grad is not None
     return leaf.grad
 
@@ -60,7 +61,7 @@ def gradient(name: str, *inputs: Tensor, weights: Tensor) -> Tensor:
 @pytest.mark.parametrize("seed", range(5))
 def test_at_the_old_policy_the_gradient_is_the_policy_gradient(name: str, seed: int):
     _, old, advantages, mask, ids = batch(seed)
-    weights = reductions.sequence_mean_token_mean(mask, ids, 5, dtype=torch.float64)
+    weights = aggregation.sequence_mean_token_mean(mask, ids, 5, dtype=torch.float64)
     found = gradient(name, old, old, advantages, mask, ids, weights=weights)
     torch.testing.assert_close(found, -advantages * weights, rtol=1e-12, atol=1e-15)
 

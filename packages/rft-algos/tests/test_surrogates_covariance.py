@@ -19,7 +19,7 @@ from rft_algos.surrogates import (
     select_kl_cov,
     token_covariances,
 )
-from rft_algos.surrogates.covariance import _draws
+from rft_algos.surrogates.clip_cov import _draws
 from rft_core.keyed_random import derive_key, uniforms
 
 NAN = math.nan

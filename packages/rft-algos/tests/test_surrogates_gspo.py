@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos import reductions
+from rft_algos.losses import aggregation
 from rft_algos.surrogates import gspo, gspo_clipped, gspo_token, gspo_token_clipped, ppo_clip, ppo_clipped
 
 NAN = math.nan
@@ -110,7 +110,7 @@ def test_sequences_of_one_token_are_ppo():
 def gradients(function: object, inputs: tuple[Tensor, ...], weights: Tensor) -> Tensor:
     assert callable(function)
     leaf = inputs[0].clone().requires_grad_()
-    reductions.weighted_sum(weights, function(leaf, *inputs[1:], 0.2, 0.3)).backward()
+    aggregation.weighted_sum(weights, function(leaf, *inputs[1:], 0.2, 0.3)).backward()
     assert leaf.grad is not None
     return leaf.grad
 
@@ -121,7 +121,7 @@ def test_both_forms_have_one_gradient_where_a_sequence_has_one_advantage(seed: i
     mask, ids = torch.tensor(lists[2]), torch.tensor(lists[3])
     per_sequence = torch.randn(len(ids) + 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     inputs = doubles(*lists[0]), per_sequence[ids], mask, ids
-    weights = reductions.sequence_mean_token_mean(mask, ids, 6, dtype=torch.float64)
+    weights = aggregation.sequence_mean_token_mean(mask, ids, 6, dtype=torch.float64)
     torch.testing.assert_close(
         gradients(gspo, inputs, weights), gradients(gspo_token, inputs, weights), rtol=1e-12, atol=1e-15
     )

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos import kl
+from rft_algos.losses import kl
 from rft_algos.surrogates import decoupled_ppo, dro, ppo_clip, reinforce, squared_log_ratio
 
 TOKENS = st.lists(st.tuples(st.floats(-9, 0), st.floats(-25, 25), st.floats(-3, 3)), min_size=1, max_size=20)

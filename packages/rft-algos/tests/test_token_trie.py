@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rft_algos.token_trie import ROOT, TokenTrie
+from rft_algos.decoding.token_trie import ROOT, TokenTrie
 from rft_core.errors import OptionsError
 
 SETS = st.sets(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 30)), min_size=1, max_size=40)

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos import choices
 from rft_algos.advantages import gae
-from rft_algos.algorithms import Grpo, Ppo, ReinforceAlgorithm
+from rft_algos.algorithms import components
+from rft_algos.algorithms.published import Grpo, Ppo, ReinforceAlgorithm
 from rft_algos.objectives import RolloutBatch, credit
 from rft_core.errors import OptionsError
 
@@ -77,7 +77,7 @@ def batch(turn_rewards: list[float] | None, total: float, **more: torch.Tensor) 
 
 
 def test_a_turn_is_credited_for_what_comes_after_it() -> None:
-    record = ReinforceAlgorithm(advantage=choices.Returns(gamma=0.5), normalise_advantages=False)
+    record = ReinforceAlgorithm(advantage=components.Returns(gamma=0.5), normalise_advantages=False)
     found = credit(record, batch([0.0, 0.25, 0.0, 1.0], 1.25)).advantages_T
     assert found.tolist() == pytest.approx([0.5 * (0.25 + 0.5 * 1.0), 0.25 + 0.5 * 1.0, 0.0, 1.0])
     at_the_end = credit(record, batch(None, 1.25)).advantages_T
@@ -85,19 +85,21 @@ def test_a_turn_is_credited_for_what_comes_after_it() -> None:
 
 
 def test_what_the_reward_holds_besides_its_turns_stands_at_the_end() -> None:
-    record = ReinforceAlgorithm(advantage=choices.Returns(gamma=0.5), normalise_advantages=False)
+    record = ReinforceAlgorithm(advantage=components.Returns(gamma=0.5), normalise_advantages=False)
     found = credit(record, batch([0.0, 0.25, 0.0, 1.0], 1.05)).advantages_T  # 0.2 taken away for length
     assert found.tolist() == pytest.approx([0.5 * (0.25 + 0.5 * 0.8), 0.25 + 0.5 * 0.8, 0.0, 0.8])
 
 
 def test_the_record_says_how_turns_are_discounted() -> None:
     values = torch.tensor([0.1, 0.2, 9.0, 0.3], dtype=torch.float64)
-    record = Ppo(advantage=choices.Gae(gamma=1.0, lambd=1.0, turn_gamma=0.5), normalise_advantages=False, kl_coef=0.0)
+    record = Ppo(
+        advantage=components.Gae(gamma=1.0, lambd=1.0, turn_gamma=0.5), normalise_advantages=False, kl_coef=0.0
+    )
     found = credit(record, batch([0.0, 0.0, 0.0, 1.0], 1.0, values_T=values))
     assert found.returns_T is not None
     assert found.returns_T.tolist() == pytest.approx([0.5, 0.5, 0.0, 1.0])
     with pytest.raises(OptionsError):
-        choices.Gae(turn_gamma=1.5)
+        components.Gae(turn_gamma=1.5)
 
 
 def test_groups_are_compared_by_the_whole() -> None:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos.value import (
+from rft_algos.losses.value import (
     ValueMoments,
     clipped_value_loss,
     explained_variance,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rft_algos import choices
-from rft_algos.algorithms import Cpgd, Dapo, DrGrpo, Grpo, PolicyAlgorithm, Ppo
+from rft_algos.algorithms import components
+from rft_algos.algorithms.published import Cpgd, Dapo, DrGrpo, Grpo, PolicyAlgorithm, Ppo
 from rft_cli.algorithm_choice import algorithm_record, algorithm_type
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
@@ -117,23 +117,26 @@ def test_an_algorithm_file_that_raises_is_named_with_its_line(tmp_path: Path, te
     ("argv", "expected"),
     [
         ([], Grpo()),
-        (["--eps_clip", "0.1"], Grpo(surrogate=choices.PpoClip(low=0.1, high=0.1))),
-        (["--eps_clip_high", "0.3"], Grpo(surrogate=choices.PpoClip(low=0.2, high=0.3))),
+        (["--eps_clip", "0.1"], Grpo(surrogate=components.PpoClip(low=0.1, high=0.1))),
+        (["--eps_clip_high", "0.3"], Grpo(surrogate=components.PpoClip(low=0.2, high=0.3))),
         (["--init_kl_coef", "0"], Grpo(kl_coef=0.0, kl_place="none")),
         (["--no-use_kl_loss"], Grpo(kl_place="reward")),
-        (["--use_gspo"], Grpo(surrogate=choices.Gspo())),
-        (["--policy_loss", "dppo_kl"], Grpo(surrogate=choices.Dppo(divergence="kl"))),
+        (["--use_gspo"], Grpo(surrogate=components.Gspo())),
+        (["--policy_loss", "dppo_kl"], Grpo(surrogate=components.Dppo(divergence="kl"))),
         (["--loss_agg_mode", "seq-mean-token-sum-norm"], Grpo(aggregation="fixed_length", max_tokens=1024)),
         (["--advantage_estimator", "dr_grpo", "--generate_max_len", "64"], DrGrpo(max_tokens=64)),
         (["--advantage_estimator", "CPGD", "--init_kl_coef", "0.5"], Cpgd(drift_coef=0.5)),
         (["--advantage_estimator", "dapo", "--no-dynamic_sampling"], Dapo(dynamic_sampling=False)),
         (["--advantage_estimator", "dapo", "--no-overlong_buffer"], Dapo(overlong_buffer_share=0.0)),
         (["--advantage_estimator", "dapo", "--init_kl_coef", "0.1"], Dapo(kl_coef=0.1, kl_place="reward")),
-        (["--advantage_estimator", "ppo", "--lambd", "0.9"], Ppo(advantage=choices.Gae(lambd=0.9))),
+        (["--advantage_estimator", "ppo", "--lambd", "0.9"], Ppo(advantage=components.Gae(lambd=0.9))),
         (["--overlong_buffer"], Grpo(overlong_buffer_share=0.2)),
-        (["--off_policy_correction", "icepop"], Grpo(correction=choices.MaskTokens())),
-        (["--off_policy_correction", "tis", "--off_policy_cap", "3"], Grpo(correction=choices.TruncateTokens(cap=3.0))),
-        (["--use_fire"], Grpo(correction=choices.TruncateTokens())),
+        (["--off_policy_correction", "icepop"], Grpo(correction=components.MaskTokens())),
+        (
+            ["--off_policy_correction", "tis", "--off_policy_cap", "3"],
+            Grpo(correction=components.TruncateTokens(cap=3.0)),
+        ),
+        (["--use_fire"], Grpo(correction=components.TruncateTokens())),
         (["--use_fire", "--off_policy_correction", "off"], Grpo()),
         (["--high_entropy_token_ratio", "0.2"], Grpo(high_entropy_fraction=0.2)),
         (["--advantages_norm", "--advantage_clip", "2"], Grpo(normalise_advantages=True, advantage_clip=2.0)),

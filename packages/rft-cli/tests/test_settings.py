@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 import pytest
 import tyro
 
-from rft_algos.algorithms import Grpo
+from rft_algos.algorithms.published import Grpo
 from rft_cli import settings
 from rft_cli.algorithm_choice import algorithm_record
 from rft_cli.config.resolve import resolve

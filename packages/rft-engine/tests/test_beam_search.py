@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from rft_algos.token_trie import TokenTrie
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError, ServiceError
 from rft_engine.native import NativeEngine
 from rft_engine.records import Completion

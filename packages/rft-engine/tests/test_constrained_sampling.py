@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rft_algos.token_trie import TokenTrie
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core import keyed_random
 from rft_core.errors import OptionsError, ServiceError
 from rft_engine.constraint import TrieSampler, check_whole, end_tokens

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from rft_algos.token_trie import TokenTrie
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import ServiceError
 from rft_engine.copied import CopiedNativeEngine
 from rft_engine.copied_check import check_copy

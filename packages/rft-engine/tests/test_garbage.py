@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rft_algos.token_trie import TokenTrie
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import ServiceError
 from rft_engine.slowness import slowest_reason
 from rft_engine.vllm_engine import VllmEngine

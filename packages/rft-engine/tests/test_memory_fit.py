@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.token_trie import TokenTrie
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError, PreflightError
 from rft_engine.memory_fit import CacheDemand, fitting_rows, free_host_memory
 from rft_engine.native import NativeEngine

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from rft_algos import sampling
-from rft_algos.token_trie import TokenTrie
+from rft_algos.decoding import sampling
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core import keyed_random
 from rft_core.errors import OptionsError, PreflightError, ServiceError
 from rft_engine import sglang_loader, sglang_testing

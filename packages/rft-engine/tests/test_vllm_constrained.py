@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.token_trie import TokenTrie
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError
 from rft_engine.native import NativeEngine
 from rft_engine.vllm_engine import VllmEngine

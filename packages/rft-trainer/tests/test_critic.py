@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from rft_algos.algorithms import Aggregation
+from rft_algos.algorithms.published import Aggregation
 from rft_core.keyed_random import integers, uniforms
 from rft_trainer.critic import CriticUpdater, ValueAnnotator, ValueObjective, explained_variance
 from rft_trainer.metrics import MetricTotals

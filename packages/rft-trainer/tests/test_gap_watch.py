@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_algos.algorithms import Grpo
+from rft_algos.algorithms.published import Grpo
 from rft_core.errors import ServiceError
 from rft_core.keyed_random import uniforms
 from rft_trainer.gap_watch import GapWatch

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from rft_algos import choices
-from rft_algos.algorithms import Grpo, PolicyAlgorithm, Ppo, ReinforceAlgorithm, ReMaxAlgorithm
-from rft_algos.controllers import AdaptiveKl, EntropyTarget
+from rft_algos.algorithms import components
+from rft_algos.algorithms.published import Grpo, PolicyAlgorithm, Ppo, ReinforceAlgorithm, ReMaxAlgorithm
+from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
 from rft_core.errors import NumericsError, SavedAfterSignal, ServiceError
 from rft_core.keyed_random import derive_key, permutation
 from rft_trainer.annotate import LogprobAnnotator
@@ -438,7 +438,7 @@ def test_the_critic_learns_before_the_policy_may(tmp_path: Path) -> None:
 
 
 def test_a_correction_scores_rollouts_again_and_reports_the_mismatch(tmp_path: Path) -> None:
-    record = Grpo(kl_place="none", correction=choices.TruncateTokens(cap=2.0), high_entropy_fraction=0.5)
+    record = Grpo(kl_place="none", correction=components.TruncateTokens(cap=2.0), high_entropy_fraction=0.5)
     made = Made(tmp_path / "run", replace(RULES, max_steps=2), record=record)
     made.loop.run(StopSignals())
     row = made.rows()[-1]
@@ -515,7 +515,7 @@ def test_rewards_of_steps_are_placed_at_the_tokens_that_end_them(tmp_path: Path)
     def judged(items: Sequence[RewardItem]) -> list[Score]:
         return [Score(score.value, steps=((1, score.value or 0.0),)) for score in repeats_its_prompt(items)]
 
-    record = Grpo(advantage=choices.ProcessGroupNorm(), kl_place="none")
+    record = Grpo(advantage=components.ProcessGroupNorm(), kl_place="none")
     made = Made(tmp_path / "run", replace(RULES, max_steps=40), record=record, reward=judged)
     results = made.loop.run(StopSignals())
     assert results["after"].mean_reward > results["before"].mean_reward + 0.3

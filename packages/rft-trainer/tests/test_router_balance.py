@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rft_algos.algorithms import Grpo
+from rft_algos.algorithms.published import Grpo
 from rft_trainer.metrics import MetricTotals
 from rft_trainer.objective import PolicyObjective
 from rft_trainer.packing import pack

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rft_algos import choices
-from rft_algos.algorithms import PUBLISHED, Grpo, PolicyAlgorithm, Ppo, ReinforceAlgorithm
+from rft_algos.algorithms import components
+from rft_algos.algorithms.published import PUBLISHED, Grpo, PolicyAlgorithm, Ppo, ReinforceAlgorithm
 from rft_trainer.annotate import LogprobAnnotator
 from rft_trainer.conversations import ConversationLimits, Conversations
 from rft_trainer.credit import Annotations, CreditAssigner, ScoreRules
@@ -106,7 +106,7 @@ def test_groups_are_compared_by_whole_conversations() -> None:
 
 
 def test_returns_credit_a_turn_with_later_turns() -> None:
-    record = ReinforceAlgorithm(advantage=choices.Returns(gamma=1.0), normalise_advantages=False)
+    record = ReinforceAlgorithm(advantage=components.Returns(gamma=1.0), normalise_advantages=False)
     samples = credited(record)
     assert samples[0].token_advantages == pytest.approx((0, 1.25, 1.25, 0, 0, 0, 1.0))
     assert samples[2].token_advantages == pytest.approx((0, 0.5, 0, 0, 0, 0))
@@ -114,7 +114,7 @@ def test_returns_credit_a_turn_with_later_turns() -> None:
 
 def test_a_critic_is_asked_and_judged_at_sampled_tokens_alone() -> None:
     values = [tuple(0.1 * i if mark else 99.0 for i, mark in enumerate(one.loss_mask)) for one in GROUPS[0].rollouts]
-    record = Ppo(advantage=choices.Gae(gamma=1.0, lambd=1.0), normalise_advantages=False, kl_coef=0.0)
+    record = Ppo(advantage=components.Gae(gamma=1.0, lambd=1.0), normalise_advantages=False, kl_coef=0.0)
     samples = credited(record, values)
     assert samples[0].returns == pytest.approx((0, 1.25, 1.25, 0, 0, 0, 1.0))
     total, number = explained_variance(samples)
@@ -155,7 +155,7 @@ def test_no_cut_changes_the_step_and_no_observation_is_in_it(kind: type[PolicyAl
     else:
         groups = GROUPS
     if kind.name == "pass_at_k":  # right or wrong, and fewer draws than the group has
-        record = replace(record, advantage=choices.PassAtK(k=2))
+        record = replace(record, advantage=components.PassAtK(k=2))
         judged = tuple(replace(one, reward=float(one.sample_index == 0)) for one in groups[0].rollouts)
         groups = [replace(groups[0], rollouts=judged)]
     values = [(0.3,) * len(one.completion_ids) for one in groups[0].rollouts] if needs.needs_values else ()

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rft_algos.algorithms import Aggregation, Grpo
-from rft_algos.choices import Gspo, PpoClip, Surrogate
+from rft_algos.algorithms.components import Gspo, PpoClip, Surrogate
+from rft_algos.algorithms.published import Aggregation, Grpo
 from rft_core.keyed_random import integers, uniforms
 from rft_trainer.metrics import MetricTotals
 from rft_trainer.objective import PolicyObjective

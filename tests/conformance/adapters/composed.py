@@ -9,51 +9,51 @@ from torch import Tensor
 
 from conformance.adapters.base import Case, Compute, Key, leaf, numbers, slope
 from conformance.adapters.packed import layout, packed, unpacked
-from rft_algos import choices
-from rft_algos.algorithms import PolicyAlgorithm
+from rft_algos.algorithms import components
+from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.objectives import RolloutBatch, credit, policy_loss
 
 COMPUTE: dict[Key, Compute] = {}
 REFUSED: dict[Key, str] = {}
 OF_SEQUENCES = {
-    "group_norm": choices.GroupNorm,
-    "group_centred": choices.GroupCentred,
-    "batch_std": choices.BatchStd,
-    "leave_one_out": choices.LeaveOneOut,
-    "max_rl": choices.MaxRl,
-    "opo": choices.Opo,
-    "pass_at_k": choices.PassAtK,
-    "best_of_group": choices.BestOfGroup,
-    "gpg": choices.Gpg,
-    "cpgd": choices.CpgdWeighted,
-    "remax": choices.ReMax,
-    "reinforce_pp_baseline": choices.GroupCentred,
+    "group_norm": components.GroupNorm,
+    "group_centred": components.GroupCentred,
+    "batch_std": components.BatchStd,
+    "leave_one_out": components.LeaveOneOut,
+    "max_rl": components.MaxRl,
+    "opo": components.Opo,
+    "pass_at_k": components.PassAtK,
+    "best_of_group": components.BestOfGroup,
+    "gpg": components.Gpg,
+    "cpgd": components.CpgdWeighted,
+    "remax": components.ReMax,
+    "reinforce_pp_baseline": components.GroupCentred,
 }
 CORRECTIONS = {
-    "truncate_tokens": choices.TruncateTokens,
-    "truncate_sequences": choices.TruncateSequences,
-    "mask_tokens": choices.MaskTokens,
-    "mask_sequences": choices.MaskSequences,
-    "mask_sequences_geometric": choices.MaskGeometric,
+    "truncate_tokens": components.TruncateTokens,
+    "truncate_sequences": components.TruncateSequences,
+    "mask_tokens": components.MaskTokens,
+    "mask_sequences": components.MaskSequences,
+    "mask_sequences_geometric": components.MaskGeometric,
 }
 BOUNDS = {"clip_low": "low", "clip_high": "high", "limit_low": "low", "limit_high": "high"}
 SURROGATES: dict[str, Any] = {
-    "ppo_clip": choices.PpoClip,
-    "dual_clip": choices.DualClip,
-    "cispo": choices.Cispo,
-    "sapo": choices.Sapo,
-    "gspo": choices.Gspo,
-    "gspo_token": choices.GspoToken,
-    "gmpo": choices.Gmpo,
-    "cpgd": choices.CpgdClip,
-    "dppo_tv": lambda **options: choices.Dppo(divergence="tv", **options),
-    "dppo_kl": lambda **options: choices.Dppo(divergence="kl", **options),
-    "clip_cov": choices.ClipCov,
-    "kl_cov": choices.KlCov,
-    "reinforce": choices.Reinforce,
-    "importance_weighted": choices.ImportanceWeighted,
-    "dro": choices.Dro,
-    "decoupled_ppo": choices.PpoClip,
+    "ppo_clip": components.PpoClip,
+    "dual_clip": components.DualClip,
+    "cispo": components.Cispo,
+    "sapo": components.Sapo,
+    "gspo": components.Gspo,
+    "gspo_token": components.GspoToken,
+    "gmpo": components.Gmpo,
+    "cpgd": components.CpgdClip,
+    "dppo_tv": lambda **options: components.Dppo(divergence="tv", **options),
+    "dppo_kl": lambda **options: components.Dppo(divergence="kl", **options),
+    "clip_cov": components.ClipCov,
+    "kl_cov": components.KlCov,
+    "reinforce": components.Reinforce,
+    "importance_weighted": components.ImportanceWeighted,
+    "dro": components.Dro,
+    "decoupled_ppo": components.PpoClip,
 }
 
 
@@ -95,9 +95,9 @@ def advantage(case: Case, dtype: torch.dtype) -> dict[str, Any]:
 def over_time(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     """Returns and GAE: the case's rewards of tokens enter as a k1 penalty against a reference, as those of a run do."""
     inputs, params, name, mask = case["inputs"], case["params"], case["name"], case["inputs"]["mask"]
-    choice: Any = choices.Gae(gamma=params["gamma"], lambd=params["lambda"]) if name == "gae" else None
+    choice: Any = components.Gae(gamma=params["gamma"], lambd=params["lambda"]) if name == "gae" else None
     record = PolicyAlgorithm(
-        advantage=choice or choices.Returns(gamma=params["gamma"]),
+        advantage=choice or components.Returns(gamma=params["gamma"]),
         kl_estimator="k1",
         kl_place="reward",
         kl_coef=1.0,
@@ -116,7 +116,9 @@ def over_time(case: Case, dtype: torch.dtype) -> dict[str, Any]:
 def gdpo(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     """The parts of the rewards, each normalised by itself, and the whole."""
     inputs, over_batch = case["inputs"], case["name"] == "gdpo_batch"
-    record = PolicyAlgorithm(advantage=choices.Gdpo(epsilon=case["params"]["epsilon"] or 1e-300, over_batch=over_batch))
+    record = PolicyAlgorithm(
+        advantage=components.Gdpo(epsilon=case["params"]["epsilon"] or 1e-300, over_batch=over_batch)
+    )
     columns = {
         "components_NK": torch.stack([numbers(row, dtype) for row in inputs["components"]]),
         "component_weights_K": numbers(inputs["weights"], dtype),
@@ -129,7 +131,7 @@ def gdpo(case: Case, dtype: torch.dtype) -> dict[str, Any]:
 def process(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     """Rewards of steps."""
     inputs, epsilon = case["inputs"], case["params"]["epsilon"] or 1e-300
-    record = PolicyAlgorithm(advantage=choices.ProcessGroupNorm(epsilon=epsilon))
+    record = PolicyAlgorithm(advantage=components.ProcessGroupNorm(epsilon=epsilon))
     columns = {
         "step_rewards_T": packed(inputs["step_rewards"], dtype),
         "step_mask_T": packed(inputs["step_mask"], torch.bool),

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from conformance.adapters.base import Case, numbers
 from conformance.adapters.packed import WIDE, computes, layout, packed, unpacked
-from rft_algos import advantages, controllers, reward_shaping, rewards
-from rft_algos.segments import segment_lengths
+from rft_algos import advantages
+from rft_algos.packed.segments import segment_lengths
+from rft_algos.rewards import kl_penalty, shaping
+from rft_algos.schedules import controllers
 
 # advantages of sequences
 
@@ -174,14 +176,14 @@ def shaped(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     types = {"rewards": dtype, "truncated": torch.bool, "correct": torch.bool, "lengths": WIDE, "groups": torch.int64}
     columns = [torch.tensor(values, dtype=types[key]) for key, values in inputs.items()]
     if name == "clip_rewards":
-        return {"rewards": rewards.clip_rewards(columns[0], case["params"]["limit"]).tolist()}
-    return {"rewards": getattr(reward_shaping, name)(*columns, **case["params"]).tolist()}
+        return {"rewards": kl_penalty.clip_rewards(columns[0], case["params"]["limit"]).tolist()}
+    return {"rewards": getattr(shaping, name)(*columns, **case["params"]).tolist()}
 
 
 @computes("shaping", "truncated_keep")
 def truncated_keep(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     """The mask without sequences that did not finish."""
-    kept_T = reward_shaping.truncated_keep(numbers(case["inputs"]["finished"], torch.bool), *layout(case))
+    kept_T = shaping.truncated_keep(numbers(case["inputs"]["finished"], torch.bool), *layout(case))
     return {"mask": unpacked(kept_T.to(dtype), case["inputs"]["mask"])}
 
 
@@ -190,7 +192,7 @@ def penalised(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     """The price of divergence."""
     inputs = case["inputs"]
     columns = (numbers(inputs["rewards"], dtype), packed(inputs["kl"], dtype), *layout(case))
-    found = getattr(rewards, case["name"])(*columns, **case["params"])
+    found = getattr(kl_penalty, case["name"])(*columns, **case["params"])
     if case["name"] == "kl_penalised":
         return {"rewards": found.tolist()}
     return {"token_rewards": unpacked(found, inputs["mask"])}
@@ -203,13 +205,13 @@ def combined(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     columns = [torch.stack([numbers(row, dtype) for row in inputs["components"]]), numbers(inputs["weights"], dtype)]
     if case["name"] == "combine_normalised":
         columns.append(torch.tensor(inputs["groups"]))
-    return {"rewards": getattr(rewards, case["name"])(*columns, **case["params"]).tolist()}
+    return {"rewards": getattr(kl_penalty, case["name"])(*columns, **case["params"]).tolist()}
 
 
 @computes("shaping", "running_scale")
 def running_scale(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     """Batches on the scale of all batches so far, their own included."""
-    so_far, found = reward_shaping.RunningMoments(), []
+    so_far, found = shaping.RunningMoments(), []
     for batch in case["inputs"]["batches"]:
         values = numbers(batch, dtype)
         so_far = so_far.update(values)

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from conformance.adapters.base import Case, leaf, numbers, slope
 from conformance.adapters.packed import computes, layout, packed, unpacked, weights
-from rft_algos import corrections, kl, preference, reductions, surrogates, value
+from rft_algos import surrogates
+from rft_algos.losses import aggregation as reductions
+from rft_algos.losses import kl, off_policy, preference, value
 
 # surrogates
 
@@ -114,16 +116,16 @@ def correction(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     log_rho_T = packed(inputs["old_logprobs"], dtype) - packed(inputs["behaviour_logprobs"], dtype)
     if name == "off_policy_sequence_mask":
         advantages_T = packed(inputs["advantages"], dtype)
-        found_T = corrections.off_policy_sequence_mask(-log_rho_T, advantages_T, mask_T, ids_T, **params)
+        found_T = off_policy.off_policy_sequence_mask(-log_rho_T, advantages_T, mask_T, ids_T, **params)
     elif name == "masked_geometric_with_ratios":
-        found_T = corrections.mask_sequences_geometric(log_rho_T, mask_T, ids_T, **params)
-        found_T = found_T * corrections.truncate_tokens(torch.where(mask_T, log_rho_T, 0.0), cap=torch.inf)
+        found_T = off_policy.mask_sequences_geometric(log_rho_T, mask_T, ids_T, **params)
+        found_T = found_T * off_policy.truncate_tokens(torch.where(mask_T, log_rho_T, 0.0), cap=torch.inf)
     elif name in ("truncate_tokens", "mask_tokens"):
         # these two know no mask: 0 stands where masked, before and after
-        found_T = getattr(corrections, name)(torch.where(mask_T, log_rho_T, 0.0), **params)
+        found_T = getattr(off_policy, name)(torch.where(mask_T, log_rho_T, 0.0), **params)
         found_T = torch.where(mask_T, found_T, 0.0)
     else:
-        found_T = getattr(corrections, name)(log_rho_T, mask_T, ids_T, **params)
+        found_T = getattr(off_policy, name)(log_rho_T, mask_T, ids_T, **params)
     return {"weights": unpacked(found_T, inputs["mask"])}
 
 

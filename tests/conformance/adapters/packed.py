@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from conformance.adapters.base import Case, Compute, Key, numbers
-from rft_algos import reductions
+from rft_algos.losses import aggregation
 
 COMPUTE: dict[Key, Compute] = {}
 WIDE = torch.float64
@@ -49,9 +49,9 @@ def weights(name: str, case: Case, dtype: torch.dtype, rows: Sequence[int] | Non
     part = [mask[i] for i in (range(len(mask)) if rows is None else rows)]
     mask_T, ids_T = layout({"inputs": {"mask": part}})
     if name == "token_mean":
-        return reductions.token_mean(mask_T, num_tokens, dtype=dtype)
+        return aggregation.token_mean(mask_T, num_tokens, dtype=dtype)
     if name == "sequence_mean_token_mean":
-        return reductions.sequence_mean_token_mean(mask_T, ids_T, num_sequences, dtype=dtype)
+        return aggregation.sequence_mean_token_mean(mask_T, ids_T, num_sequences, dtype=dtype)
     if name == "sequence_mean_token_sum":
-        return reductions.sequence_mean_token_sum(mask_T, num_sequences, dtype=dtype)
-    return reductions.fixed_length(mask_T, num_sequences, case["params"]["max_tokens"], dtype=dtype)
+        return aggregation.sequence_mean_token_sum(mask_T, num_sequences, dtype=dtype)
+    return aggregation.fixed_length(mask_T, num_sequences, case["params"]["max_tokens"], dtype=dtype)

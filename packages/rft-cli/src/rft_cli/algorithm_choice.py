@@ -11,14 +11,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rft_algos import choices
-from rft_algos.algorithms import ALIASES, PUBLISHED, Aggregation, KlPlace, PolicyAlgorithm, by_name
-from rft_algos.choices import Correction, Surrogate
+from rft_algos.algorithms import components
+from rft_algos.algorithms.components import Correction, Surrogate
+from rft_algos.algorithms.published import ALIASES, PUBLISHED, Aggregation, KlPlace, PolicyAlgorithm, by_name
 from rft_cli.settings import RlSettings
 from rft_core.errors import OptionsError
 from rft_trainer.settings import AlgorithmSettings
 
-Choice = TypeVar("Choice", choices.Advantage, choices.Surrogate, choices.Correction)
+Choice = TypeVar("Choice", components.Advantage, components.Surrogate, components.Correction)
 
 AGGREGATIONS: dict[str, Aggregation] = {
     "token-mean": "token_mean",
@@ -29,32 +29,32 @@ AGGREGATIONS: dict[str, Aggregation] = {
 """The flag's words to the record's."""
 
 SURROGATES: dict[str, Callable[[], Surrogate]] = {
-    "ppo": choices.PpoClip,
-    "dual_clip": choices.DualClip,
-    "gspo": choices.Gspo,
-    "gspo_token": choices.GspoToken,
-    "gmpo": choices.Gmpo,
-    "cispo": choices.Cispo,
-    "sapo": choices.Sapo,
-    "cpgd": choices.CpgdClip,
-    "reinforce": choices.Reinforce,
-    "importance_weighted": choices.ImportanceWeighted,
-    "dppo_tv": choices.Dppo,
-    "dppo_kl": lambda: choices.Dppo(divergence="kl"),
-    "clip_cov": choices.ClipCov,
-    "kl_cov": choices.KlCov,
-    "kimi": choices.Dro,
+    "ppo": components.PpoClip,
+    "dual_clip": components.DualClip,
+    "gspo": components.Gspo,
+    "gspo_token": components.GspoToken,
+    "gmpo": components.Gmpo,
+    "cispo": components.Cispo,
+    "sapo": components.Sapo,
+    "cpgd": components.CpgdClip,
+    "reinforce": components.Reinforce,
+    "importance_weighted": components.ImportanceWeighted,
+    "dppo_tv": components.Dppo,
+    "dppo_kl": lambda: components.Dppo(divergence="kl"),
+    "clip_cov": components.ClipCov,
+    "kl_cov": components.KlCov,
+    "kimi": components.Dro,
 }
 """The words of `policy_loss`."""
 
 CORRECTIONS: dict[str, type[Correction]] = {
-    "off": choices.NoCorrection,
-    "tis": choices.TruncateTokens,
-    "seq-tis": choices.TruncateSequences,
-    "mis": choices.MaskTokens,
-    "icepop": choices.MaskTokens,
-    "seq-mis": choices.MaskSequences,
-    "geo-mis": choices.MaskGeometric,
+    "off": components.NoCorrection,
+    "tis": components.TruncateTokens,
+    "seq-tis": components.TruncateSequences,
+    "mis": components.MaskTokens,
+    "icepop": components.MaskTokens,
+    "seq-mis": components.MaskSequences,
+    "geo-mis": components.MaskGeometric,
 }
 """The words of `off_policy_correction`; icepop is mis with its published bounds."""
 
@@ -203,7 +203,7 @@ def _with(choice: Choice, changes: Mapping[str, object], flags: Mapping[str, str
     return replace(choice, **changes) if changes else choice  # type: ignore[type-var]
 
 
-def _advantage(settings: RlSettings, base: PolicyAlgorithm) -> choices.Advantage:
+def _advantage(settings: RlSettings, base: PolicyAlgorithm) -> components.Advantage:
     chosen, turns = settings.algorithm, settings.conversation
     turn_gamma = turns.turn_gamma if turns.environment else None
     changes = _given(gamma=chosen.gamma, lambd=chosen.lambd, turn_gamma=turn_gamma, k=chosen.pass_k)
@@ -251,7 +251,9 @@ def _check(settings: RlSettings, record: PolicyAlgorithm) -> None:
             "its value belongs to a sequence; only the mean over sequences is the published loss",
             "--loss_agg_mode seq-mean-token-mean",
         )
-    by_turn = bool(settings.conversation.environment) and isinstance(record.advantage, choices.Gae | choices.Returns)
+    by_turn = bool(settings.conversation.environment) and isinstance(
+        record.advantage, components.Gae | components.Returns
+    )
     scaled = chosen.reward_running_norm or chosen.reward_running_norm_minus_mean or chosen.reward_clip > 0
     if by_turn and scaled:
         what = "reward_clip" if chosen.reward_clip > 0 else "reward_running_norm"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rft_algos.algorithms import PolicyAlgorithm
+from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_cli.compose_data import RlData
 from rft_cli.engines import choose_engine
 from rft_cli.environment_choice import ChosenEnvironment

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rft_algos.algorithms import PolicyAlgorithm
+from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_cli.adapter_choice import adapt, weights_directory
 from rft_cli.algorithm_choice import algorithm_record
 from rft_cli.async_choice import refuse_what_cannot_run_ahead, rollout_queue

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_algos.algorithms import PolicyAlgorithm
-from rft_algos.controllers import AdaptiveKl, EntropyTarget
+from rft_algos.algorithms.published import PolicyAlgorithm
+from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
 from rft_cli.adapter_choice import adapt_critic
 from rft_cli.checkpointing import Restored
 from rft_cli.critic_strategy import SpreadCritic, spread_critic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rft_algos.algorithms import PolicyAlgorithm
+from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_cli.algorithm_choice import algorithm_record
 from rft_cli.media_choice import refuse_beside_images, row_images
 from rft_cli.prompt_files import Prepared, as_prompts, read_held_out, read_training

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from rft_algos import schedules
+from rft_algos.schedules import learning_rate
 from rft_cli.adapter_choice import quantization
 from rft_cli.checkpointing import Restored, make_writer, save_schedule
 from rft_cli.machine import Machine
@@ -37,8 +37,8 @@ def learning_rate_schedule(settings: AdamSettings, peak: float, num_updates: int
     """Learning rate of each optimizer step, counted from 0."""
     warmup = round(settings.lr_warmup_ratio * num_updates)
     if settings.lr_schedule == "constant":
-        return partial(schedules.constant, peak=peak, warmup_steps=warmup)
-    shape = schedules.warmup_cosine if settings.lr_schedule == "cosine" else schedules.warmup_linear
+        return partial(learning_rate.constant, peak=peak, warmup_steps=warmup)
+    shape = learning_rate.warmup_cosine if settings.lr_schedule == "cosine" else learning_rate.warmup_linear
     return partial(shape, num_steps=num_updates, warmup_steps=warmup, peak=peak, floor_ratio=settings.min_lr_ratio)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rft_algos.intervals import paired_difference_interval
+from rft_algos.statistics import paired_difference_interval
 from rft_cli import samples_page
 from rft_trainer.run_directory import RunDirectory
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from rft_algos.intervals import wilson_interval
+from rft_algos.statistics import wilson_interval
 from rft_cli.commands import arguments
 from rft_core.errors import DataError, OptionsError, PreflightError
 from rft_models.reward_files import load_reward_model

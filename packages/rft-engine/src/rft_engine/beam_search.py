@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rft_algos import sampling
-from rft_algos.beams import Beams, Expansion, Mass, expand
-from rft_algos.token_trie import TokenTrie
+from rft_algos.decoding import sampling
+from rft_algos.decoding.beam_search import Beams, Expansion, Mass, expand
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_engine.constraint import check_vocabulary
 from rft_engine.lists import floats, integers
 from rft_engine.prompt_checks import refusal

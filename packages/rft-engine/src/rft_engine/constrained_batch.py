@@ -8,7 +8,7 @@ from typing import Generic
 import torch
 from torch import Tensor
 
-from rft_algos.token_trie import TokenTrie
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_engine.batch import ContinuousBatch, Drawn
 from rft_engine.constraint import TrieSampler
 from rft_engine.protocols import CacheT, DecodableModel

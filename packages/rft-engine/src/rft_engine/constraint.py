@@ -16,8 +16,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from rft_algos import sampling
-from rft_algos.token_trie import ROOT, TokenTrie
+from rft_algos.decoding import sampling
+from rft_algos.decoding.token_trie import ROOT, TokenTrie
 from rft_core.errors import OptionsError, ServiceError
 from rft_engine.lists import integers
 from rft_engine.records import Completion

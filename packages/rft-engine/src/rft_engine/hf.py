@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rft_algos.token_trie import TokenTrie
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core import keyed_random
 from rft_engine.constraint import TrieSampler, check_constraint, check_whole
 from rft_engine.lists import floats, integers

@@ -9,8 +9,8 @@ from typing import Generic
 
 import torch
 
-from rft_algos.beams import Mass
-from rft_algos.token_trie import TokenTrie
+from rft_algos.decoding.beam_search import Mass
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_engine.admission import AdmissionQueue
 from rft_engine.batch import ContinuousBatch
 from rft_engine.beam_search import BeamSearch

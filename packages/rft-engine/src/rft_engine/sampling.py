@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from rft_algos import sampling
+from rft_algos.decoding import sampling
 from rft_core.errors import OptionsError
 
 

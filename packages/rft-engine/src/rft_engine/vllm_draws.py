@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_algos.token_trie import TokenTrie
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core import keyed_random
 from rft_engine.constraint import TrieSampler
 from rft_engine.lists import floats, integers

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Protocol
 
-from rft_algos.token_trie import TokenTrie
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import ServiceError
 from rft_engine.constraint import check_constraint, check_whole, end_tokens
 from rft_engine.own_process_settings import OwnProcessSettings

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_algos.token_trie import TokenTrie
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_engine.engine_process_weights import read_weight_file
 from rft_engine.held_weights import held_fingerprint
 from rft_engine.sampling import SamplingOptions

@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_algos import kl, objectives, reward_shaping
-from rft_algos.algorithms import PolicyAlgorithm
-from rft_algos.controllers import AdaptiveKl, EntropyTarget
+from rft_algos import objectives
+from rft_algos.algorithms.published import PolicyAlgorithm
+from rft_algos.losses import kl
 from rft_algos.objectives import Coefficients, Credit, Metrics, RolloutBatch
-from rft_algos.reward_shaping import RunningMoments
+from rft_algos.rewards import shaping
+from rft_algos.rewards.shaping import RunningMoments
+from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
 from rft_core.keyed_random import derive_key
 from rft_trainer.records import Rollout, RolloutGroup, TrainingSample
 from rft_trainer.samples import build_samples, flat_rewards, flat_rollouts
@@ -196,7 +198,7 @@ class CreditAssigner:
         rules, metrics = self._rules, Metrics()
         number = torch.tensor(float(len(rewards_N)))
         if rules.overlong_buffer:
-            penalty_N = reward_shaping.soft_overlong_penalty(
+            penalty_N = shaping.soft_overlong_penalty(
                 lengths_N,
                 max_length=rules.longest_response,
                 buffer=rules.overlong_buffer,
@@ -205,7 +207,7 @@ class CreditAssigner:
             metrics["reward/overlong_penalty"] = penalty_N.sum(), number
             rewards_N = rewards_N + penalty_N
         if rules.length_penalty:
-            penalty_N = reward_shaping.kimi_length_reward(correct_N, lengths_N, group_ids_N)
+            penalty_N = shaping.kimi_length_reward(correct_N, lengths_N, group_ids_N)
             metrics["reward/length_term"] = penalty_N.sum(), number
             rewards_N = rewards_N + penalty_N
         return rewards_N, metrics

@@ -9,10 +9,10 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from rft_algos import reductions
-from rft_algos.algorithms import Aggregation
+from rft_algos.algorithms.published import Aggregation
+from rft_algos.losses import aggregation as reductions
+from rft_algos.losses.value import clipped_value_loss, value_clipped, value_moments
 from rft_algos.objectives import LossOutput, token_weights
-from rft_algos.value import clipped_value_loss, value_clipped, value_moments
 from rft_trainer.metrics import MetricTotals
 from rft_trainer.packing import count, idle_batches, own_micro_batches, pack
 from rft_trainer.protocols import Collectives, Critic, Optimizer

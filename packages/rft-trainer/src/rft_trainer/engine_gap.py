@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rft_algos.sampling import kept_tokens, temperature_scaled_logprobs
+from rft_algos.decoding.sampling import kept_tokens, temperature_scaled_logprobs
 from rft_trainer.protocols import Engine, Policy
 
 Verdict = Literal["equal", "close", "apart"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rft_algos import objectives
-from rft_algos.algorithms import PolicyAlgorithm
+from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.objectives import Coefficients
 from rft_trainer.records import Counts, TokenBatch
 

@@ -14,7 +14,7 @@ from rft_algos.advantages.group_relative import (
     opo,
     remax,
 )
-from rft_algos.advantages.process import process_group_norm, turn_level
+from rft_algos.advantages.process_rewards import process_group_norm, turn_level
 from rft_algos.advantages.returns import discounted_returns, reinforce
 from rft_algos.advantages.whitening import Moments, clip, moments, whiten
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rft_algos.scan import continues, loss_positions, placed, reverse_scan, reverse_scan_, taken
+from rft_algos.packed.reverse_scan import continues, loss_positions, placed, reverse_scan, reverse_scan_, taken
 
 
 def gae(
@@ -41,7 +41,7 @@ def gae(
     estimation" (arXiv 1506.02438), equation 16.
 
     Args:
-        token_rewards_T: [T] rewards (`rft_algos.rewards.token_rewards`); ignored, NaN included, where masked.
+        token_rewards_T: [T] rewards (`rewards.kl_penalty.token_rewards`); ignored, NaN included, where masked.
         values_T: [T] V, the expected return from each token on; ignored, NaN included, where masked.
         loss_mask_T: [T] bool, true at tokens that the policy sampled.
         segment_ids_T: [T] int64, the sequence of each token; the tokens of one are contiguous.
@@ -109,7 +109,7 @@ def length_adaptive_lambda(lengths_T: Tensor, *, alpha: float = 0.05) -> Tensor:
 
     Args:
         lengths_T: [T] how many loss tokens the sequence of each token has
-            (`rft_algos.segments.segment_lengths`).
+            (`rft_algos.packed.segments.segment_lengths`).
         alpha: share of the length that the weights add up to, positive.
 
     Returns:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rft_algos.advantages.groups import group_size, group_std, group_sum, grouped, ratio_or_zero
+from rft_algos.advantages.group_statistics import group_size, group_std, group_sum, grouped, ratio_or_zero
 
 
 def pass_at_k(rewards_N: Tensor, group_ids_N: Tensor, *, k: int) -> Tensor:

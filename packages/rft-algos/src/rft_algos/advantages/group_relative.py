@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rft_algos.advantages.groups import (
+from rft_algos.advantages.group_statistics import (
     centred,
     group_mean,
     group_size,
@@ -60,7 +60,7 @@ def group_centred(rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:
     """Rewards minus the mean of their group: A_i = R_i - mean_g R.
 
     Without division by the spread, easy and hard prompts weigh the same per unit of reward. It is
-    half of Dr. GRPO (the other half is the reduction `rft_algos.reductions.fixed_length`), and
+    half of Dr. GRPO (the other half is the reduction `rft_algos.losses.aggregation.fixed_length`), and
     REINFORCE++-baseline before its whitening over the tokens of the batch
     (`rft_algos.advantages.whitening`).
 

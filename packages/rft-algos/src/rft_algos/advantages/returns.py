@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rft_algos.scan import continues, loss_positions, placed, reverse_scan_, taken
+from rft_algos.packed.reverse_scan import continues, loss_positions, placed, reverse_scan_, taken
 
 
 def discounted_returns(
@@ -28,7 +28,7 @@ def discounted_returns(
     2501.03262), there followed by whitening over the tokens of the batch.
 
     Args:
-        token_rewards_T: [T] rewards (`rft_algos.rewards.token_rewards`); ignored, NaN included, where masked.
+        token_rewards_T: [T] rewards (`rewards.kl_penalty.token_rewards`); ignored, NaN included, where masked.
         loss_mask_T: [T] bool, true at tokens that the policy sampled.
         segment_ids_T: [T] int64, the sequence of each token; the tokens of one are contiguous.
         gamma: discount from one loss token to the next, in [0, 1].

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rft_algos.scan import loss_positions, taken
+from rft_algos.packed.reverse_scan import loss_positions, taken
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ micro-batches; `policy_loss` and `supervised_loss` give the share of the step's 
 of one micro-batch carry. `implements` joins an equation to a choice.
 """
 
-from rft_algos.objectives import comparisons as comparisons  # joins its equations to the choices
-from rft_algos.objectives.credit import Credit, RolloutBatch, credit, own_advantages
-from rft_algos.objectives.policy import Coefficients, LossOutput, Metrics, is_by_token, policy_loss, token_losses
+from rft_algos.objectives import advantage_equations as advantage_equations  # joins its equations to the choices
+from rft_algos.objectives.advantages import Credit, RolloutBatch, credit, own_advantages
+from rft_algos.objectives.policy_loss import Coefficients, LossOutput, Metrics, is_by_token, policy_loss, token_losses
 from rft_algos.objectives.registry import implements
-from rft_algos.objectives.supervised import supervised_loss
-from rft_algos.objectives.weights import token_weights
+from rft_algos.objectives.supervised_loss import supervised_loss
+from rft_algos.objectives.token_weights import token_weights
 
 __all__ = [
     "Coefficients",

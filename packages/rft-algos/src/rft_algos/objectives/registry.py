@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from rft_algos.choices import Advantage, Correction, Surrogate
+from rft_algos.algorithms.components import Advantage, Correction, Surrogate
 
 Equation = TypeVar("Equation", bound=Callable[..., Any])
 

@@ -1,6 +1,6 @@
 """Surrogates: what the policy minimises, token by token. Each gives an unreduced loss [T].
 
-log_ratio_T = log pi(token) - log pi_old(token). Reduction is the caller's (`rft_algos.reductions`).
+log_ratio_T = log pi(token) - log pi_old(token). Reduction is the caller's (`rft_algos.losses.aggregation`).
 Where a surrogate compares whole sequences, its value stands at each token of the sequence, so that
 `sequence_mean_token_mean` gives the published loss.
 
@@ -8,8 +8,9 @@ A function named `..._clipped` tells where the clip of its surrogate acted, `...
 a mask let through.
 """
 
+from rft_algos.packed.importance_ratio import LOG_RATIO_LIMIT, is_clamped, ratio
 from rft_algos.surrogates.cispo import cispo, cispo_clipped
-from rft_algos.surrogates.covariance import (
+from rft_algos.surrogates.clip_cov import (
     clip_cov,
     clip_cov_clipped,
     kl_cov,
@@ -23,7 +24,6 @@ from rft_algos.surrogates.gmpo import gmpo, gmpo_clipped
 from rft_algos.surrogates.gspo import gspo, gspo_clipped, gspo_token, gspo_token_clipped
 from rft_algos.surrogates.ppo import dual_clip, dual_clipped, ppo_clip, ppo_clipped, two_sided, two_sided_clipped
 from rft_algos.surrogates.proximal import decoupled_ppo, dro, squared_log_ratio
-from rft_algos.surrogates.ratio import LOG_RATIO_LIMIT, is_clamped, ratio
 from rft_algos.surrogates.reinforce import importance_weighted, reinforce
 from rft_algos.surrogates.sapo import sapo
 

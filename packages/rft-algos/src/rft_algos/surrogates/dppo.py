@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rft_algos.surrogates.ratio import ratio
+from rft_algos.packed.importance_ratio import ratio
 
 _KL_EPSILON = 1e-8
 """Added to 1 - p on both sides, as in the authors' code: float32 log-probs of 0 (p = 1) are common."""

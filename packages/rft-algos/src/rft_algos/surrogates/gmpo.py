@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rft_algos.segments import at_tokens, slot_means, slots
-from rft_algos.surrogates.ratio import ratio
+from rft_algos.packed.importance_ratio import ratio
+from rft_algos.packed.segments import at_tokens, slot_means, slots
 
 
 def gmpo(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rft_algos.segments import at_tokens, slot_means, slots
+from rft_algos.packed.segments import at_tokens, slot_means, slots
 from rft_algos.surrogates.ppo import ppo_clip, ppo_clipped
 
 

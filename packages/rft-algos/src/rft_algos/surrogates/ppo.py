@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rft_algos.surrogates.ratio import ratio
+from rft_algos.packed.importance_ratio import ratio
 
 
 def ppo_clip(log_ratio_T: Tensor, advantages_T: Tensor, clip_low: float, clip_high: float) -> Tensor:

@@ -63,7 +63,7 @@ def decoupled_ppo(
     Args:
         log_ratio_prox_T: [T] log pi - log pi_prox, in nats; the gradient flows through it.
         advantages_T: [T] advantages, no gradient.
-        behaviour_weights_T: [T] pi_prox / pi_behaviour, bounded by a function of `rft_algos.corrections`.
+        behaviour_weights_T: [T] pi_prox / pi_behaviour, bounded by a function of `rft_algos.losses.off_policy`.
         clip_low: as in `ppo_clip`.
         clip_high: as in `ppo_clip`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rft_algos.surrogates.ratio import ratio
+from rft_algos.packed.importance_ratio import ratio
 
 
 def reinforce(logprobs_T: Tensor, advantages_T: Tensor) -> Tensor:

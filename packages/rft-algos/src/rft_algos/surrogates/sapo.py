@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rft_algos.surrogates.ratio import ratio
+from rft_algos.packed.importance_ratio import ratio
 
 
 def sapo(log_ratio_T: Tensor, advantages_T: Tensor, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Tensor:

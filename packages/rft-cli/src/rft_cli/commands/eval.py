@@ -6,7 +6,7 @@ import json
 from contextlib import ExitStack
 from pathlib import Path
 
-from rft_algos.intervals import mean_interval, wilson_interval
+from rft_algos.statistics import mean_interval, wilson_interval
 from rft_cli.compose_data import response_limits
 from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.engines import make_engine

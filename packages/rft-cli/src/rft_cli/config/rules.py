@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rft_algos.algorithms import PolicyAlgorithm
+from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_cli.config.adapter_rules import NEEDS_RANK, adapter_problems
 from rft_cli.config.environment_rules import environment_problems, idle_environment_settings
 from rft_cli.config.image_rules import idle_image_settings, image_problems

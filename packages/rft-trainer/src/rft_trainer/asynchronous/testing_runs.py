@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from rft_algos.algorithms import Grpo
+from rft_algos.algorithms.published import Grpo
 from rft_core.errors import PeerError
 from rft_core.keyed_random import derive_key, permutation
 from rft_trainer.asynchronous.rollout_queue import AheadRules, RolloutQueue

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_algos.algorithms import Sft
+from rft_algos.algorithms.published import Sft
 from rft_algos.objectives import LossOutput, supervised_loss, token_weights
 from rft_core.errors import NumericsError, SavedAfterSignal
 from rft_core.fault_points import declare, fault_point

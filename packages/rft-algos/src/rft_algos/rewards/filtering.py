@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rft_algos.advantages.groups import group_mean, grouped, is_constant, num_groups
+from rft_algos.advantages.group_statistics import group_mean, grouped, is_constant, num_groups
 from rft_core.errors import OptionsError
 
 _ROUNDING = 1e-9

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rft_algos.token_trie import ROOT, TokenTrie
+from rft_algos.decoding.token_trie import ROOT, TokenTrie
 
 Mass = Literal["vocabulary", "allowed"]
 """What a token's probability is a share of: all tokens, or those that may follow."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rft_algos.segments import slot_counts, slots
+from rft_algos.packed.segments import slot_counts, slots
 
 
 def high_entropy_tokens(entropy_T: Tensor, loss_mask_T: Tensor, *, fraction: float) -> Tensor:

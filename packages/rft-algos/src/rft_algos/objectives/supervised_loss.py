@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rft_algos import reductions
-from rft_algos.algorithms import Sft
-from rft_algos.objectives.policy import LossOutput, check_lengths, loss_dtype, term_metrics, total_and_count
-from rft_algos.objectives.weights import token_weights
-from rft_algos.reductions import Count
-from rft_algos.supervised import negative_log_likelihood
+from rft_algos.algorithms.published import Sft
+from rft_algos.losses import aggregation
+from rft_algos.losses.aggregation import Count
+from rft_algos.losses.supervised import negative_log_likelihood
+from rft_algos.objectives.policy_loss import LossOutput, check_lengths, loss_dtype, term_metrics, total_and_count
+from rft_algos.objectives.token_weights import token_weights
 
 
 def supervised_loss(
@@ -50,7 +50,7 @@ def supervised_loss(
         dtype=dtype,
     )
     nll_T = negative_log_likelihood(logprobs_T.to(dtype))
-    loss = reductions.weighted_sum(weights_T, nll_T)
+    loss = aggregation.weighted_sum(weights_T, nll_T)
     metrics = term_metrics({"sft/loss": loss}, loss_mask_T, num_loss_tokens)
     metrics["sft/nll"] = total_and_count(nll_T, loss_mask_T)
     return LossOutput(loss, metrics)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rft_algos.segments import all_true, at_tokens, slot_counts, slots
+from rft_algos.packed.segments import all_true, at_tokens, slot_counts, slots
 
 Count = int | float | Tensor
 """A global denominator: a number, or a scalar tensor [] as it comes from an all-reduce."""

@@ -7,9 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rft_algos import reductions
-from rft_algos.algorithms import Aggregation
-from rft_algos.reductions import Count
+from rft_algos.algorithms.published import Aggregation
+from rft_algos.losses import aggregation as reductions
+from rft_algos.losses.aggregation import Count
 
 
 class Aggregated(Protocol):
@@ -30,7 +30,7 @@ def token_weights(
     num_sequences: Count,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Weight of every token in the loss, by the record's aggregation (`rft_algos.reductions`).
+    """Weight of every token in the loss, by the record's aggregation (`rft_algos.losses.aggregation`).
 
     Args:
         record: the algorithm.

@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from rft_algos.segments import all_true
+from rft_algos.packed.segments import all_true
 
 _BLOCK = 64
 """Steps of a loop over time; each is one vector operation over all blocks of a chunk."""

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import threshold
 
-from rft_algos.surrogates.ratio import LOG_RATIO_LIMIT, ratio
+from rft_algos.packed.importance_ratio import LOG_RATIO_LIMIT, ratio
 
 
 def k1(log_ratio_T: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rft_algos.selection import largest, share
+from rft_algos.packed.token_selection import largest, share
 from rft_algos.surrogates.ppo import ppo_clip, ppo_clipped
 from rft_algos.surrogates.reinforce import importance_weighted
 from rft_core.keyed_random import threefry2x32

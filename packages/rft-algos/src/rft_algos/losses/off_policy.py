@@ -6,7 +6,7 @@ the trainer's log-prob at the start of the step minus the engine's.
 
 Each function gives a weight per token that multiplies the per-token loss. It has the type of its
 input and no gradient. Weights of sequences are 0 at masked tokens and padding. A weight of 0 drops
-the token from the numerator alone: the denominators of `rft_algos.reductions` were counted before
+the token from the numerator alone: the denominators of `rft_algos.losses.aggregation` were counted before
 and stay, so that dropping tokens does not make the others count more. Several weights multiply.
 
 Ratios go through `surrogates.ratio`, products over a sequence as sums of logs, so nothing overflows.
@@ -25,8 +25,8 @@ import math
 import torch
 from torch import Tensor
 
-from rft_algos.segments import at_tokens, slot_counts, slot_means, slot_sums, slots
-from rft_algos.surrogates.ratio import ratio
+from rft_algos.packed.importance_ratio import ratio
+from rft_algos.packed.segments import at_tokens, slot_counts, slot_means, slot_sums, slots
 
 
 def truncate_tokens(log_rho_T: Tensor, cap: float = 2.0) -> Tensor:

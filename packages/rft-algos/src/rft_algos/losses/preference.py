@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rft_algos.reductions import Count
+from rft_algos.losses.aggregation import Count
 
 
 def bradley_terry(chosen_B: Tensor, rejected_B: Tensor, margin: float | Tensor = 0.0) -> Tensor:

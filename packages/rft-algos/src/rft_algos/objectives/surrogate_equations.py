@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rft_algos import choices, kl, surrogates
+from rft_algos import surrogates
+from rft_algos.algorithms import components
+from rft_algos.losses import kl
 from rft_algos.objectives.registry import clips, implements
-from rft_algos.segments import all_true
+from rft_algos.packed.segments import all_true
 
 KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
 
@@ -91,128 +93,128 @@ class Tokens:
         )
 
 
-@implements(choices.PpoClip)
-def _ppo_clip(choice: choices.PpoClip, tokens: Tokens) -> Tensor:
+@implements(components.PpoClip)
+def _ppo_clip(choice: components.PpoClip, tokens: Tokens) -> Tensor:
     return surrogates.ppo_clip(tokens.log_ratio, tokens.advantages, choice.low, choice.high)
 
 
-@clips(choices.PpoClip)
-def _ppo_clipped(choice: choices.PpoClip, tokens: Tokens) -> Tensor:
+@clips(components.PpoClip)
+def _ppo_clipped(choice: components.PpoClip, tokens: Tokens) -> Tensor:
     return surrogates.ppo_clipped(tokens.log_ratio, tokens.advantages, choice.low, choice.high)
 
 
-@implements(choices.DualClip)
-def _dual_clip(choice: choices.DualClip, tokens: Tokens) -> Tensor:
+@implements(components.DualClip)
+def _dual_clip(choice: components.DualClip, tokens: Tokens) -> Tensor:
     return surrogates.dual_clip(tokens.log_ratio, tokens.advantages, choice.low, choice.high, choice.dual)
 
 
-@clips(choices.DualClip)
-def _dual_clipped(choice: choices.DualClip, tokens: Tokens) -> Tensor:
+@clips(components.DualClip)
+def _dual_clipped(choice: components.DualClip, tokens: Tokens) -> Tensor:
     return surrogates.dual_clipped(tokens.log_ratio, tokens.advantages, choice.low, choice.high, choice.dual)
 
 
-@implements(choices.Gspo)
-def _gspo(choice: choices.Gspo, tokens: Tokens) -> Tensor:
+@implements(components.Gspo)
+def _gspo(choice: components.Gspo, tokens: Tokens) -> Tensor:
     return surrogates.gspo(
         tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high
     )
 
 
-@implements(choices.GspoToken)
-def _gspo_token(choice: choices.GspoToken, tokens: Tokens) -> Tensor:
+@implements(components.GspoToken)
+def _gspo_token(choice: components.GspoToken, tokens: Tokens) -> Tensor:
     return surrogates.gspo_token(
         tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high
     )
 
 
-@clips(choices.GspoToken)
-def _gspo_token_clipped(choice: choices.GspoToken, tokens: Tokens) -> Tensor:
+@clips(components.GspoToken)
+def _gspo_token_clipped(choice: components.GspoToken, tokens: Tokens) -> Tensor:
     return surrogates.gspo_token_clipped(
         tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high
     )
 
 
-@clips(choices.Gspo)
-def _gspo_clipped(choice: choices.Gspo, tokens: Tokens) -> Tensor:
+@clips(components.Gspo)
+def _gspo_clipped(choice: components.Gspo, tokens: Tokens) -> Tensor:
     return surrogates.gspo_clipped(
         tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high
     )
 
 
-@implements(choices.Gmpo)
-def _gmpo(choice: choices.Gmpo, tokens: Tokens) -> Tensor:
+@implements(components.Gmpo)
+def _gmpo(choice: components.Gmpo, tokens: Tokens) -> Tensor:
     return surrogates.gmpo(
         tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high
     )
 
 
-@clips(choices.Gmpo)
-def _gmpo_clipped(choice: choices.Gmpo, tokens: Tokens) -> Tensor:
+@clips(components.Gmpo)
+def _gmpo_clipped(choice: components.Gmpo, tokens: Tokens) -> Tensor:
     return surrogates.gmpo_clipped(
         tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high
     )
 
 
-@implements(choices.Cispo)
-def _cispo(choice: choices.Cispo, tokens: Tokens) -> Tensor:
+@implements(components.Cispo)
+def _cispo(choice: components.Cispo, tokens: Tokens) -> Tensor:
     return surrogates.cispo(tokens.logprobs, tokens.log_ratio, tokens.advantages, choice.low, choice.high)
 
 
-@clips(choices.Cispo)
-def _cispo_clipped(choice: choices.Cispo, tokens: Tokens) -> Tensor:
+@clips(components.Cispo)
+def _cispo_clipped(choice: components.Cispo, tokens: Tokens) -> Tensor:
     return surrogates.cispo_clipped(tokens.log_ratio, choice.low, choice.high)
 
 
-@implements(choices.Sapo)
-def _sapo(choice: choices.Sapo, tokens: Tokens) -> Tensor:
+@implements(components.Sapo)
+def _sapo(choice: components.Sapo, tokens: Tokens) -> Tensor:
     return surrogates.sapo(tokens.log_ratio, tokens.advantages, choice.tau_positive, choice.tau_negative)
 
 
-@implements(choices.CpgdClip)
-def _cpgd(choice: choices.CpgdClip, tokens: Tokens) -> Tensor:
+@implements(components.CpgdClip)
+def _cpgd(choice: components.CpgdClip, tokens: Tokens) -> Tensor:
     return surrogates.cpgd(tokens.logprobs, tokens.old_logprobs, tokens.advantages, choice.low, choice.high)
 
 
-@clips(choices.CpgdClip)
-def _cpgd_clipped(choice: choices.CpgdClip, tokens: Tokens) -> Tensor:
+@clips(components.CpgdClip)
+def _cpgd_clipped(choice: components.CpgdClip, tokens: Tokens) -> Tensor:
     return surrogates.cpgd_clipped(tokens.logprobs, tokens.old_logprobs, tokens.advantages, choice.low, choice.high)
 
 
-@implements(choices.Reinforce)
-def _reinforce(choice: choices.Reinforce, tokens: Tokens) -> Tensor:
+@implements(components.Reinforce)
+def _reinforce(choice: components.Reinforce, tokens: Tokens) -> Tensor:
     return surrogates.reinforce(tokens.logprobs, tokens.advantages)
 
 
-@implements(choices.ImportanceWeighted)
-def _importance_weighted(choice: choices.ImportanceWeighted, tokens: Tokens) -> Tensor:
+@implements(components.ImportanceWeighted)
+def _importance_weighted(choice: components.ImportanceWeighted, tokens: Tokens) -> Tensor:
     return surrogates.importance_weighted(tokens.log_ratio, tokens.advantages)
 
 
-@implements(choices.Dppo)
-def _dppo(choice: choices.Dppo, tokens: Tokens) -> Tensor:
+@implements(components.Dppo)
+def _dppo(choice: components.Dppo, tokens: Tokens) -> Tensor:
     equation = surrogates.dppo_tv if choice.divergence == "tv" else surrogates.dppo_kl
     return equation(tokens.logprobs, tokens.old_logprobs, tokens.advantages, choice.low, choice.high)
 
 
-@implements(choices.ClipCov)
-def _clip_cov(choice: choices.ClipCov, tokens: Tokens) -> Tensor:
+@implements(components.ClipCov)
+def _clip_cov(choice: components.ClipCov, tokens: Tokens) -> Tensor:
     assert tokens.selected is not None, "Clip-Cov needs the tokens selected over the whole batch"
     return surrogates.clip_cov(tokens.log_ratio, tokens.advantages, tokens.selected, choice.low, choice.high)
 
 
-@clips(choices.ClipCov)
-def _clip_cov_clipped(choice: choices.ClipCov, tokens: Tokens) -> Tensor:
+@clips(components.ClipCov)
+def _clip_cov_clipped(choice: components.ClipCov, tokens: Tokens) -> Tensor:
     assert tokens.selected is not None, "Clip-Cov needs the tokens selected over the whole batch"
     clipped_T = surrogates.ppo_clipped(tokens.log_ratio, tokens.advantages, choice.low, choice.high)
     return clipped_T | tokens.selected
 
 
-@implements(choices.KlCov)
-def _kl_cov(choice: choices.KlCov, tokens: Tokens) -> Tensor:
+@implements(components.KlCov)
+def _kl_cov(choice: components.KlCov, tokens: Tokens) -> Tensor:
     assert tokens.selected is not None, "KL-Cov needs the tokens selected over the whole batch"
     return surrogates.kl_cov(tokens.log_ratio, tokens.advantages, tokens.selected, choice.coefficient)
 
 
-@implements(choices.Dro)
-def _dro(choice: choices.Dro, tokens: Tokens) -> Tensor:
+@implements(components.Dro)
+def _dro(choice: components.Dro, tokens: Tokens) -> Tensor:
     return surrogates.dro(tokens.logprobs, tokens.log_ratio, tokens.advantages, choice.tau)

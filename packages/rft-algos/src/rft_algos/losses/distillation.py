@@ -17,7 +17,7 @@ import math
 import torch
 from torch import Tensor
 
-from rft_algos.sampling import temperature_scaled_logprobs
+from rft_algos.decoding.sampling import temperature_scaled_logprobs
 
 
 def forward_kl(student_logits_TV: Tensor, teacher_logits_TV: Tensor, *, temperature: float = 1.0) -> Tensor:

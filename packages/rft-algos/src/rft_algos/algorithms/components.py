@@ -417,7 +417,7 @@ class Dro(Surrogate):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """Weights of tokens from rho = pi_old / pi_behaviour; a subclass names an equation of `rft_algos.corrections`."""
+    """Weights of tokens from rho = pi_old / pi_behaviour; a subclass names an equation of `losses.off_policy`."""
 
     is_active: ClassVar[bool] = True
 

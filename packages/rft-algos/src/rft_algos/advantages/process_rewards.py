@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from rft_algos.advantages.group_relative import group_norm
-from rft_algos.advantages.groups import group_numbers
+from rft_algos.advantages.group_statistics import group_numbers
 from rft_algos.advantages.returns import discounted_returns
-from rft_algos.scan import loss_positions, placed
+from rft_algos.packed.reverse_scan import loss_positions, placed
 
 
 def process_group_norm(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.advantages.group_relative import gdpo
-from rft_algos.scan import last_positions, loss_positions, placed, taken
+from rft_algos.packed.reverse_scan import last_positions, loss_positions, placed, taken
 
 
 def kl_penalised(
@@ -23,7 +23,7 @@ def kl_penalised(
 
     Args:
         rewards_N: [N] rewards.
-        kl_T: [T] estimate per token (`rft_algos.kl`), in nats; ignored, NaN included, where masked.
+        kl_T: [T] estimate per token (`rft_algos.losses.kl`), in nats; ignored, NaN included, where masked.
         loss_mask_T: [T] bool, true at tokens that the policy sampled.
         sequence_index_T: [T] int64 in 0..N-1, the sequence of each token; ignored where masked.
         coefficient: beta, in units of reward per nat.
@@ -53,7 +53,7 @@ def token_rewards(
 
     Args:
         rewards_N: [N] rewards.
-        kl_T: [T] estimate per token (`rft_algos.kl`), in nats; ignored, NaN included, where masked.
+        kl_T: [T] estimate per token (`rft_algos.losses.kl`), in nats; ignored, NaN included, where masked.
         loss_mask_T: [T] bool, true at tokens that the policy sampled.
         segment_ids_T: [T] int64 in 0..N-1, the sequence of each token; the tokens of one are
             contiguous; negative at padding.

@@ -30,13 +30,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rft_algos import corrections, kl, reductions, surrogates
-from rft_algos.algorithms import PolicyAlgorithm
+from rft_algos import surrogates
+from rft_algos.algorithms.published import PolicyAlgorithm
+from rft_algos.losses import aggregation, kl, off_policy
+from rft_algos.losses.aggregation import Count
 from rft_algos.objectives.registry import clip_indicator_of, equation_of
-from rft_algos.objectives.tokens import KL_ESTIMATORS, Tokens
-from rft_algos.objectives.weights import token_weights
-from rft_algos.reductions import Count
-from rft_algos.segments import all_true
+from rft_algos.objectives.surrogate_equations import KL_ESTIMATORS, Tokens
+from rft_algos.objectives.token_weights import token_weights
+from rft_algos.packed.segments import all_true
 
 _LEAST_EXCESS = math.expm1(-surrogates.LOG_RATIO_LIMIT)
 """Of the ratio over 1."""
@@ -158,7 +159,7 @@ def policy_loss(
     )
     kept_T = _off_policy_kept(record, tokens)
     values = _policy_terms(record, tokens, kept_T, coefficients or Coefficients.of(record))
-    terms = {name: reductions.weighted_sum(weights_T, term_T) for name, term_T in values.items()}
+    terms = {name: aggregation.weighted_sum(weights_T, term_T) for name, term_T in values.items()}
     loss = torch.stack(list(terms.values())).sum()
     metrics = term_metrics(terms | {"policy/loss": loss}, loss_mask_T, num_loss_tokens)
     return LossOutput(loss, metrics | _policy_metrics(record, tokens, kept_T))
@@ -231,7 +232,7 @@ def _off_policy_kept(record: PolicyAlgorithm, tokens: Tokens) -> Tensor | None:
         return None
     assert tokens.behaviour_logprobs is not None, "the off-policy mask needs the engine's log-probs"
     fallen_T = tokens.behaviour_logprobs - tokens.logprobs.detach()
-    return corrections.off_policy_sequence_mask(
+    return off_policy.off_policy_sequence_mask(
         fallen_T, tokens.advantages, tokens.mask, tokens.segment_ids, record.off_policy_delta
     )
 

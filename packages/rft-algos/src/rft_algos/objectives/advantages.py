@@ -26,17 +26,21 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rft_algos import advantages, choices, corrections, rewards, selection, surrogates
-from rft_algos.algorithms import PolicyAlgorithm
-from rft_algos.objectives.policy import Metrics, check_lengths, total_and_count
+from rft_algos import advantages, surrogates
+from rft_algos.algorithms import components
+from rft_algos.algorithms.published import PolicyAlgorithm
+from rft_algos.losses import off_policy
+from rft_algos.objectives.policy_loss import Metrics, check_lengths, total_and_count
 from rft_algos.objectives.registry import equation_of
-from rft_algos.objectives.tokens import KL_ESTIMATORS
-from rft_algos.reward_shaping import RunningMoments
-from rft_algos.segments import all_true, slot_counts, slots
+from rft_algos.objectives.surrogate_equations import KL_ESTIMATORS
+from rft_algos.packed import token_selection
+from rft_algos.packed.segments import all_true, slot_counts, slots
+from rft_algos.rewards import kl_penalty
+from rft_algos.rewards.shaping import RunningMoments
 from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key
 
-_BY_TOKEN = (choices.Returns, choices.Gae, choices.ProcessGroupNorm)
+_BY_TOKEN = (components.Returns, components.Gae, components.ProcessGroupNorm)
 """Advantages that belong to tokens from the start; those of the others belong to sequences."""
 
 
@@ -220,7 +224,7 @@ def _scores(record: PolicyAlgorithm, batch: RolloutBatch, kl_T: Tensor | None, c
     if isinstance(record.advantage, _BY_TOKEN):
         return batch.rewards_N.to(torch.float64)
     if kl_T is not None:
-        penalised_N = rewards.kl_penalised(
+        penalised_N = kl_penalty.kl_penalised(
             batch.rewards_N, kl_T, batch.loss_mask_T, batch.segment_ids_T, coefficient=coefficient
         )
         batch = replace(batch, rewards_N=penalised_N)
@@ -232,14 +236,14 @@ def _spread(
 ) -> tuple[Tensor, Tensor | None]:
     """[T] advantages, 0 where masked, and the returns that a critic learns."""
     choice, returns_T = record.advantage, None
-    if isinstance(choice, choices.ProcessGroupNorm):
+    if isinstance(choice, components.ProcessGroupNorm):
         advantages_T = _process(choice, batch)
-    elif isinstance(choice, choices.Returns | choices.Gae):
+    elif isinstance(choice, components.Returns | components.Gae):
         penalty_T = torch.zeros((), dtype=torch.float64).expand(batch.old_logprobs_T.shape) if kl_T is None else kl_T
         late_N, turns_T = scores_N, batch.turn_rewards_T
         if turns_T is not None:
             late_N = scores_N.index_add(0, batch.segment_ids_T, turns_T.to(torch.float64), alpha=-1)
-        token_rewards_T = rewards.token_rewards(
+        token_rewards_T = kl_penalty.token_rewards(
             late_N, penalty_T, batch.loss_mask_T, batch.segment_ids_T, coefficient=coefficient
         )
         token_rewards_T = token_rewards_T if turns_T is None else token_rewards_T + turns_T
@@ -277,9 +281,9 @@ def _penalty(record: PolicyAlgorithm, batch: RolloutBatch) -> Tensor | None:
 
 
 def _over_time(
-    choice: choices.Returns | choices.Gae, batch: RolloutBatch, token_rewards_T: Tensor
+    choice: components.Returns | components.Gae, batch: RolloutBatch, token_rewards_T: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    if isinstance(choice, choices.Gae):
+    if isinstance(choice, components.Gae):
         assert batch.values_T is not None, "GAE needs the critic's values"
         return advantages.gae(
             token_rewards_T,
@@ -296,7 +300,7 @@ def _over_time(
     return returns_T, None
 
 
-def _process(choice: choices.ProcessGroupNorm, batch: RolloutBatch) -> Tensor:
+def _process(choice: components.ProcessGroupNorm, batch: RolloutBatch) -> Tensor:
     assert batch.step_rewards_T is not None, "process rewards need rewards of steps"
     assert batch.step_mask_T is not None, "process rewards need the places of steps"
     return advantages.process_group_norm(
@@ -316,17 +320,17 @@ def _weights(record: PolicyAlgorithm, batch: RolloutBatch, metrics: Metrics) -> 
         log_rho_T = torch.where(batch.loss_mask_T, difference_T, 0.0)
         equation = equation_of(record.correction)
         weights_T = equation(record.correction, log_rho_T, batch.loss_mask_T, batch.segment_ids_T)
-        metrics |= corrections.mismatch_metrics(
+        metrics |= off_policy.mismatch_metrics(
             batch.old_logprobs_T, batch.behaviour_logprobs_T, batch.loss_mask_T, batch.segment_ids_T
         )
         one = torch.ones((), dtype=torch.float64)
-        maxima = corrections.mismatch_maxima(batch.old_logprobs_T, batch.behaviour_logprobs_T, batch.loss_mask_T)
+        maxima = off_policy.mismatch_maxima(batch.old_logprobs_T, batch.behaviour_logprobs_T, batch.loss_mask_T)
         metrics |= {name: (value, one) for name, value in maxima.items()}
         metrics["mismatch/correction"] = total_and_count(weights_T, batch.loss_mask_T)
         metrics["mismatch/masked"] = total_and_count(weights_T == 0, batch.loss_mask_T)
     if record.needs_old_entropy:
         assert batch.entropy_T is not None, "selecting tokens by entropy needs the entropy at the start of the step"
-        high_T = selection.high_entropy_tokens(
+        high_T = token_selection.high_entropy_tokens(
             batch.entropy_T, batch.loss_mask_T, fraction=record.high_entropy_fraction
         )
         metrics["policy/high_entropy"] = total_and_count(high_T, batch.loss_mask_T)
@@ -342,7 +346,7 @@ def _selected(
     if not choice.is_selective:
         return None
     covariances_T = surrogates.token_covariances(batch.old_logprobs_T, advantages_T, batch.loss_mask_T)
-    if isinstance(choice, choices.ClipCov):
+    if isinstance(choice, components.ClipCov):
         selected_T = surrogates.select_clip_cov(
             covariances_T,
             batch.loss_mask_T,
@@ -352,7 +356,7 @@ def _selected(
             key=derive_key(key, "clip-cov"),
         )
     else:
-        assert isinstance(choice, choices.KlCov), f"{type(choice).__name__} selects tokens, but not how"
+        assert isinstance(choice, components.KlCov), f"{type(choice).__name__} selects tokens, but not how"
         selected_T = surrogates.select_kl_cov(covariances_T, batch.loss_mask_T, fraction=choice.fraction)
     metrics["policy/covariance_selected"] = total_and_count(selected_T, batch.loss_mask_T)
     return selected_T

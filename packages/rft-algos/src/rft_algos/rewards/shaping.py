@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rft_algos.advantages.groups import group_numbers
+from rft_algos.advantages.group_statistics import group_numbers
 from rft_algos.advantages.whitening import Moments, moments
 
 

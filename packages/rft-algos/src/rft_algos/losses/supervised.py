@@ -9,7 +9,7 @@ from torch import Tensor
 def negative_log_likelihood(logprobs_T: Tensor) -> Tensor:
     """l_t = -log pi(token_t | earlier tokens): cross-entropy against the token that is there.
 
-    Reduce it with `rft_algos.reductions`; `objectives.supervised_loss` does both.
+    Reduce it with `rft_algos.losses.aggregation`; `objectives.supervised_loss` does both.
 
     Args:
         logprobs_T: [T] log-probs of the tokens, in nats; the gradient flows through them.

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
-from rft_algos.choices import (
+from rft_algos.algorithms.components import (
     Advantage,
     BatchStd,
     BestOfGroup,
@@ -71,7 +71,7 @@ class PolicyAlgorithm:
     """Sequences of negative advantage whose mean log-ratio to the engine fell by more are left out, in nats a
     token (arXiv 2512.02556); None for no such mask."""
     kl_estimator: KlEstimator = "k3"
-    """Estimate of the divergence from the reference policy (`rft_algos.kl`)."""
+    """Estimate of the divergence from the reference policy (`rft_algos.losses.kl`)."""
     kl_place: KlPlace = "none"
     """"loss" adds it to the loss, "reward" subtracts it from the reward."""
     kl_coef: float = 0.0
@@ -87,7 +87,7 @@ class PolicyAlgorithm:
     advantage_clip: float = 0.0
     """Largest absolute advantage; 0 for no bound."""
     aggregation: Aggregation = "token_mean"
-    """What the mean over tokens is (`rft_algos.reductions`)."""
+    """What the mean over tokens is (`rft_algos.losses.aggregation`)."""
     max_tokens: int | None = None
     """The constant length that `fixed_length` divides by, in tokens; unset for the others."""
     dynamic_sampling: bool = False

@@ -1,0 +1,1 @@
+"""Published algorithms as torch-free records, and the components that they are composed of. Imports no other room."""

@@ -1,0 +1,1 @@
+"""Search and sampling over next-token distributions: truncation, beam search, token trie. Imports no other room."""

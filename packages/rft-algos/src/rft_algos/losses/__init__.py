@@ -1,0 +1,1 @@
+"""One loss a function: KL, value, supervised, preference, distillation, off-policy weights. May import `packed`."""

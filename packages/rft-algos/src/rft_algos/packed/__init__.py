@@ -1,0 +1,1 @@
+"""Packed sequences: segments, reverse scan, token selection, importance ratio. Imports no other room."""

@@ -1,0 +1,1 @@
+"""Learning rates and coefficients as functions of the step. Imports no other room."""
