@@ -54,7 +54,7 @@ def stack_bytes(binary):
 """
 
 ROWS = """
-from rft_kernels import triton_rows
+from rft_kernels.triton import row_kernels as triton_rows
 
 for capability in (80, 90):
     for dtype in ("fp32", "bf16"):
@@ -65,7 +65,7 @@ for capability in (80, 90):
 """
 
 SLABS = """
-from rft_kernels import triton_merge, triton_slabs
+from rft_kernels.triton import merge as triton_merge; from rft_kernels.triton import vocab_slabs as triton_slabs
 
 for capability in (80, 90):
     types = signature(triton_merge._merge_rows, {})
@@ -84,7 +84,7 @@ for capability in (80, 90):
 
 FUSED = """
 from dataclasses import replace
-from rft_kernels import triton_fused
+from rft_kernels.triton import fused_logprobs as triton_fused
 from rft_kernels.tiles import FLOAT32, HOPPER, OLDER
 
 def built(tiles, dtype, capability, descriptors):

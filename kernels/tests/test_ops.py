@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from rft_kernels import ops, reference, reference_slabs, triton_fused, triton_merge, triton_rows, triton_slabs
+from rft_kernels import ops
+from rft_kernels.reference import logprobs
+from rft_kernels.reference import vocab_slabs as reference_slabs
+from rft_kernels.triton import fused_logprobs, merge, row_kernels
+from rft_kernels.triton import vocab_slabs as triton_slabs
 
 CASE = (torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([1]), 1.0)
 
@@ -18,7 +22,7 @@ CASE = (torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([1]), 1.0)
 def chosen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the implementations that were called."""
     calls: list[str] = []
-    for name, module in (("triton", triton_rows), ("reference", reference)):
+    for name, module in (("triton", row_kernels), ("reference", logprobs)):
         monkeypatch.setattr(module, "selected_logprob_and_entropy", lambda *_, name=name: calls.append(name))
     return calls
 
@@ -67,7 +71,7 @@ def part_of(numbers: torch.Tensor) -> ops.SlabSums:
 @pytest.mark.parametrize("name", list(SLAB_CALLS))
 def test_each_slab_operation_goes_where_its_tensors_can(name: str, monkeypatch: pytest.MonkeyPatch):
     calls: list[str] = []
-    module = {"fused_sums": triton_fused, "merge_sums": triton_merge, "join_sums": triton_merge}.get(name, triton_slabs)
+    module = {"fused_sums": fused_logprobs, "merge_sums": merge, "join_sums": merge}.get(name, triton_slabs)
     monkeypatch.setattr(module, name, lambda *_, **__: calls.append("triton"))
     monkeypatch.setattr(reference_slabs, name, lambda *_, **__: calls.append("reference"))
     call, numbers = SLAB_CALLS[name], CASE[0]
@@ -90,7 +94,7 @@ def test_a_gpu_takes_the_kernel(chosen: list[str]):
 def test_the_entry_gives_the_same_results_as_the_reference(device: str):
     logits, targets, temperature = CASE
     found = ops.selected_logprob_and_entropy(logits.to(device), targets.to(device), temperature)
-    for f, e in zip(found, reference.selected_logprob_and_entropy(logits, targets, temperature), strict=True):
+    for f, e in zip(found, logprobs.selected_logprob_and_entropy(logits, targets, temperature), strict=True):
         torch.testing.assert_close(f.cpu(), e)
 
 

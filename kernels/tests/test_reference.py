@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rft_kernels.reference import selected_logprob_and_entropy
+from rft_kernels.reference.logprobs import selected_logprob_and_entropy
 
 
 def random_case(num_rows: int, vocab_size: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_kernels import ops, reference_slabs, triton_fused, triton_merge
-from rft_kernels.sums import IGNORED, RowSums, SlabSums
+from rft_kernels import ops
+from rft_kernels.reference import vocab_slabs
+from rft_kernels.row_statistics import IGNORED, RowSums, SlabSums
 from rft_kernels.tiles import HOPPER, Tiles
+from rft_kernels.triton import fused_logprobs, merge
 
 SMALL = Tiles(16, 64, 16, num_warps=1, num_stages=1, programs_per_sm=1, group=2)
 OPTIONS: dict[str, Any] = {"temperature": 0.7, "softcap": 30.0}
@@ -65,13 +67,13 @@ def exact(case: Case) -> Case:
 def by_kernel(case: Case, **options: Any) -> SlabSums:
     if case.hidden.device.type == "cpu":
         options = {"tiles": SMALL} | options
-    return triton_fused.fused_sums(case.hidden, case.weight, case.targets, bias_V=case.bias, **options)
+    return fused_logprobs.fused_sums(case.hidden, case.weight, case.targets, bias_V=case.bias, **options)
 
 
 def expected_rows(case: Case, **options: Any) -> RowSums:
     twin = exact(case)
-    sums = reference_slabs.fused_sums(twin.hidden, twin.weight, twin.targets, bias_V=twin.bias, **options)
-    return reference_slabs.merge_sums(sums)
+    sums = vocab_slabs.fused_sums(twin.hidden, twin.weight, twin.targets, bias_V=twin.bias, **options)
+    return vocab_slabs.merge_sums(sums)
 
 
 def assert_rows_equal(found: RowSums, expected: RowSums, tolerance: float = 1e-5) -> None:
@@ -88,7 +90,7 @@ def assert_rows_equal(found: RowSums, expected: RowSums, tolerance: float = 1e-5
 def test_any_vocabulary_gives_the_reference(vocab_size: int, dtype: torch.dtype, descriptors: bool, device: str):
     case = random_case(vocab_size, dtype, device)
     sums = by_kernel(case, descriptors=(descriptors and device == "cpu") or None, **OPTIONS)
-    assert_rows_equal(triton_merge.merge_sums(sums), expected_rows(case, **OPTIONS))
+    assert_rows_equal(merge.merge_sums(sums), expected_rows(case, **OPTIONS))
 
 
 @pytest.mark.parametrize("descriptors", [True, False])
@@ -100,7 +102,7 @@ def test_any_number_of_rows_and_any_width_gives_the_reference(
     case = random_case(200, torch.float32, device, num_rows=max(2, num_rows), width=width, margin=8 - width % 4)
     case = case._replace(hidden=case.hidden[:num_rows], targets=case.targets[:num_rows])
     sums = by_kernel(case, descriptors=(descriptors and device == "cpu") or None, **NO_CAP)
-    assert_rows_equal(triton_merge.merge_sums(sums), expected_rows(case, **NO_CAP))
+    assert_rows_equal(merge.merge_sums(sums), expected_rows(case, **NO_CAP))
 
 
 @pytest.mark.parametrize("splits", [1, 2, 5, 17, 400])
@@ -108,7 +110,7 @@ def test_any_number_of_splits_gives_the_reference(splits: int, device: str):
     case = random_case(1025, torch.float32, device, num_rows=70)
     sums = by_kernel(case, splits=splits, **NO_CAP)
     assert 1 <= sums.highest.shape[0] <= min(splits, 17)
-    assert_rows_equal(triton_merge.merge_sums(sums), expected_rows(case, **NO_CAP))
+    assert_rows_equal(merge.merge_sums(sums), expected_rows(case, **NO_CAP))
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(0.0, 0.0), (0.05, -120.0), (3.0, 0.0), (0.5, 80.0)])
@@ -117,14 +119,14 @@ def test_flat_peaked_and_far_logits_give_the_reference(scale: float, shift: floa
     # padded columns have products of 0, which would win over logits of -120
     case = random_case(1000, torch.float32, device, scale=scale, shift=shift)
     sums = by_kernel(case, descriptors=(descriptors and device == "cpu") or None, **NO_CAP)
-    assert_rows_equal(triton_merge.merge_sums(sums), expected_rows(case, **NO_CAP), 2e-5)
+    assert_rows_equal(merge.merge_sums(sums), expected_rows(case, **NO_CAP), 2e-5)
 
 
 def test_without_bias_and_temperature_log_softmax_is_found(device: str):
     case = random_case(100, torch.float32, device)
     tiles = SMALL if device == "cpu" else None
-    sums = triton_fused.fused_sums(case.hidden, case.weight, case.targets, temperature=1.0, tiles=tiles)
-    rows = triton_merge.merge_sums(sums)
+    sums = fused_logprobs.fused_sums(case.hidden, case.weight, case.targets, temperature=1.0, tiles=tiles)
+    rows = merge.merge_sums(sums)
     log_probs = (exact(case).hidden @ exact(case).weight.t()).log_softmax(-1)
     kept = case.targets.cpu() != IGNORED
     expected = log_probs.gather(1, case.targets.cpu().clamp(min=0)[:, None])[:, 0] * kept
@@ -139,8 +141,8 @@ def test_shards_of_the_vocabulary_merge_into_the_whole(device: str):
     shards = []
     for first, last in ((0, 333), (333, 1000)):
         shard = case._replace(weight=case.weight[first:last], bias=case.bias[first:last])
-        shards.append(triton_merge.join_sums(by_kernel(shard, start=first, **NO_CAP)))
-    assert_rows_equal(triton_merge.merge_sums(shards), expected_rows(case, **NO_CAP))
+        shards.append(merge.join_sums(by_kernel(shard, start=first, **NO_CAP)))
+    assert_rows_equal(merge.merge_sums(shards), expected_rows(case, **NO_CAP))
 
 
 def test_equal_inputs_give_equal_bits(device: str):
@@ -154,15 +156,15 @@ def test_equal_logits_give_the_lowest_id_over_tiles_and_splits(device: str):
     weight[[70, 71, 200]] = 1.0
     targets = torch.zeros(2, dtype=torch.int64, device=device)
     for splits in (1, 5):
-        sums = triton_fused.fused_sums(hidden, weight, targets, temperature=1.0, splits=splits, tiles=SMALL)
-        assert triton_merge.merge_sums(sums).argmax.tolist() == [70, 70]
+        sums = fused_logprobs.fused_sums(hidden, weight, targets, temperature=1.0, splits=splits, tiles=SMALL)
+        assert merge.merge_sums(sums).argmax.tolist() == [70, 70]
 
 
 @pytest.mark.parametrize("vocab_size", [50257, 151936])
 def test_real_vocabularies_give_the_reference(vocab_size: int, device: str):
     case = random_case(vocab_size, torch.bfloat16, device, num_rows=5, width=24)
     tiles = Tiles(16, 2048, 16, num_warps=1, num_stages=1, programs_per_sm=1)
-    sums = triton_fused.fused_sums(
+    sums = fused_logprobs.fused_sums(
         case.hidden,
         case.weight,
         case.targets,
@@ -171,7 +173,7 @@ def test_real_vocabularies_give_the_reference(vocab_size: int, device: str):
         splits=4,
         **OPTIONS,
     )
-    assert_rows_equal(triton_merge.merge_sums(sums), expected_rows(case, **OPTIONS))
+    assert_rows_equal(merge.merge_sums(sums), expected_rows(case, **OPTIONS))
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 64])
@@ -179,14 +181,14 @@ def test_every_row_meets_every_part_whatever_the_order_of_programs(group: int, d
     case = random_case(200, torch.float32, device, num_rows=75)  # 5 row tiles: the last group is not full
     tiles = Tiles(16, 64, 16, num_warps=1, num_stages=1, programs_per_sm=1, group=group)
     sums = by_kernel(case, tiles=tiles, splits=3, **NO_CAP)
-    assert_rows_equal(triton_merge.merge_sums(sums), expected_rows(case, **NO_CAP))
+    assert_rows_equal(merge.merge_sums(sums), expected_rows(case, **NO_CAP))
 
 
 def test_no_rows_give_empty_sums(device: str):
     case = random_case(100, torch.float32, device)
     sums = by_kernel(case._replace(hidden=case.hidden[:0], targets=case.targets[:0]), **NO_CAP)
     assert [x.shape[1] for x in sums] == [0] * 5
-    assert triton_merge.merge_sums(sums).logprob.shape == (0,)
+    assert merge.merge_sums(sums).logprob.shape == (0,)
 
 
 def test_the_entry_gives_the_same_rows_by_the_fused_and_by_the_slab_operations(device: str):
@@ -203,7 +205,7 @@ def test_the_entry_gives_the_same_rows_by_the_fused_and_by_the_slab_operations(d
 
 def test_matrices_of_different_types_are_refused():
     with pytest.raises(AssertionError, match="bfloat16"):
-        triton_fused.fused_sums(torch.zeros(1, 4), torch.zeros(2, 4).bfloat16(), torch.tensor([0]), temperature=1.0)
+        fused_logprobs.fused_sums(torch.zeros(1, 4), torch.zeros(2, 4).bfloat16(), torch.tensor([0]), temperature=1.0)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +219,7 @@ def test_matrices_of_different_types_are_refused():
     ids=["no column mask", "maximum starts at 0", "no mask of the width", "target off by one"],
 )
 def test_planted_errors_are_noticed(right: str, wrong: str, tmp_path: Path, device: str):
-    source = Path(str(triton_fused.__file__)).read_text()
+    source = Path(str(fused_logprobs.__file__)).read_text()
     assert source.count(right) == 1
     path = tmp_path / "planted.py"
     path.write_text(source.replace(right, wrong))
@@ -231,7 +233,7 @@ def test_planted_errors_are_noticed(right: str, wrong: str, tmp_path: Path, devi
         case.hidden, case.weight, case.targets, bias_V=case.bias, tiles=SMALL, descriptors=False, **NO_CAP
     )
     with pytest.raises(AssertionError):
-        assert_rows_equal(triton_merge.merge_sums(sums), expected_rows(case, **NO_CAP), 2e-5)
+        assert_rows_equal(merge.merge_sums(sums), expected_rows(case, **NO_CAP), 2e-5)
 
 
 @pytest.mark.gpu
@@ -243,7 +245,7 @@ def test_the_compiled_kernel_gives_the_reference_at_real_vocabularies(tiles: Til
     for vocab_size, width in ((50257, 768), (151936, 1024)):
         case = random_case(vocab_size, dtype, "cuda", num_rows=300, width=width, scale=0.2)
         for descriptors in (None, False):
-            rows = triton_merge.merge_sums(by_kernel(case, tiles=tiles, descriptors=descriptors, **NO_CAP))
+            rows = merge.merge_sums(by_kernel(case, tiles=tiles, descriptors=descriptors, **NO_CAP))
             assert_rows_equal(rows, expected_rows(case, **NO_CAP), 3e-5)
 
 
@@ -263,6 +265,6 @@ def test_the_compiled_kernel_gives_equal_bits_and_no_matrix_of_logits():
 @pytest.mark.gpu
 def test_tiles_are_measured_fastest_first():
     case = random_case(5000, torch.bfloat16, "cuda", num_rows=256, width=256)
-    found = triton_fused.measure(case.hidden, case.weight)
+    found = fused_logprobs.measure(case.hidden, case.weight)
     assert found
     assert [milliseconds for milliseconds, _ in found] == sorted(milliseconds for milliseconds, _ in found)

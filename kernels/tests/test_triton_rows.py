@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_kernels import reference, triton_rows
+from rft_kernels.reference import logprobs
+from rft_kernels.triton import row_kernels
 
 Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -16,7 +17,7 @@ Results = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 def _small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 16, so that a vocabulary of some dozens already takes several."""
     if "gpu" not in request.keywords:
-        monkeypatch.setattr(triton_rows, "_LARGEST_TILE", 16)
+        monkeypatch.setattr(row_kernels, "_LARGEST_TILE", 16)
 
 
 def random_case(num_rows: int, vocab_size: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,9 +43,9 @@ def assert_kernel_equals_reference(
     logits: torch.Tensor, targets: torch.Tensor, temperature: float, *, gradient_tolerance: float = 2e-6
 ) -> None:
     expected, expected_gradient = values_and_gradient(
-        reference.selected_logprob_and_entropy, logits.double(), targets, temperature
+        logprobs.selected_logprob_and_entropy, logits.double(), targets, temperature
     )
-    found, gradient = values_and_gradient(triton_rows.selected_logprob_and_entropy, logits, targets, temperature)
+    found, gradient = values_and_gradient(row_kernels.selected_logprob_and_entropy, logits, targets, temperature)
     for f, e in zip(found, expected, strict=True):
         assert f.dtype == torch.float32
         torch.testing.assert_close(f.double(), e, rtol=2e-6, atol=4e-6)
@@ -69,8 +70,8 @@ def test_logits_far_from_zero_give_the_reference(shift: float, device: str):
 def test_a_shift_changes_log_sum_exp_alone(device: str):
     logits, targets = (each.to(device) for each in random_case(2, 37))
     logits = (logits * 8).round() / 8  # so that adding 512 is exact
-    near = triton_rows.selected_logprob_and_entropy(logits, targets, 1.0)
-    far = triton_rows.selected_logprob_and_entropy(logits + 512.0, targets, 1.0)
+    near = row_kernels.selected_logprob_and_entropy(logits, targets, 1.0)
+    far = row_kernels.selected_logprob_and_entropy(logits + 512.0, targets, 1.0)
     assert torch.equal(far[0], near[0])
     assert torch.equal(far[1], near[1])
     torch.testing.assert_close(far[2], near[2] + 512.0)
@@ -97,7 +98,7 @@ def test_forbidden_tokens_whole_tiles_of_them_included_make_no_nan(device: str):
 def test_a_forbidden_target_has_log_prob_minus_infinity_and_a_finite_gradient(device: str):
     logits = torch.tensor([[0.0, -torch.inf, 1.0]], device=device)
     found, gradient = values_and_gradient(
-        triton_rows.selected_logprob_and_entropy, logits, torch.tensor([1], device=device), 1.0
+        row_kernels.selected_logprob_and_entropy, logits, torch.tensor([1], device=device), 1.0
     )
     assert found[0].tolist() == [-torch.inf]
     assert bool(gradient.isfinite().all())
@@ -134,14 +135,14 @@ def test_strided_rows_and_transposed_logits_are_read_right(device: str):
 
 def test_no_rows_give_empty_results_and_an_empty_gradient(device: str):
     logits, targets = torch.empty(0, 20, device=device), torch.empty(0, dtype=torch.int64, device=device)
-    found, gradient = values_and_gradient(triton_rows.selected_logprob_and_entropy, logits, targets, 1.0)
+    found, gradient = values_and_gradient(row_kernels.selected_logprob_and_entropy, logits, targets, 1.0)
     assert [tuple(r.shape) for r in found] == [(0,)] * 3
     assert gradient.shape == (0, 20)
 
 
 def test_types_that_the_kernel_would_round_are_refused():
     with pytest.raises(AssertionError, match="float64"):
-        triton_rows.selected_logprob_and_entropy(torch.zeros(1, 4).double(), torch.tensor([0]), 1.0)
+        row_kernels.selected_logprob_and_entropy(torch.zeros(1, 4).double(), torch.tensor([0]), 1.0)
 
 
 @pytest.mark.gpu
@@ -162,8 +163,8 @@ def test_compiled_kernels_reach_rows_beyond_two_billion_elements():
     logits = torch.zeros(num_rows, vocab_size, dtype=torch.bfloat16, device="cuda")
     logits[-1, 5] = 4.0
     targets = torch.full((num_rows,), 5, device="cuda")
-    found = triton_rows.selected_logprob_and_entropy(logits, targets, 1.0)
-    expected = reference.selected_logprob_and_entropy(logits[-1:], targets[-1:], 1.0)
+    found = row_kernels.selected_logprob_and_entropy(logits, targets, 1.0)
+    expected = logprobs.selected_logprob_and_entropy(logits[-1:], targets[-1:], 1.0)
     for f, e in zip(found, expected, strict=True):
         torch.testing.assert_close(f[-1:], e)
 
@@ -174,6 +175,6 @@ def test_the_compiled_forward_keeps_no_second_copy_of_the_logits():
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    triton_rows.selected_logprob_and_entropy(logits, targets, 1.0)
+    row_kernels.selected_logprob_and_entropy(logits, targets, 1.0)
     torch.cuda.synchronize()
     assert torch.cuda.max_memory_allocated() - before < logits.nbytes / 100

@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_kernels import reference_slabs, triton_merge, triton_slabs
-from rft_kernels.sums import IGNORED, RowSums, SlabSums
+from rft_kernels.reference import vocab_slabs as reference_slabs
+from rft_kernels.row_statistics import IGNORED, RowSums, SlabSums
+from rft_kernels.triton import merge
+from rft_kernels.triton import vocab_slabs as triton_slabs
 
 WIDTHS = [1, 31, 1000, 1025]
 
@@ -79,7 +81,7 @@ def both(case: Case, **which: Any) -> tuple[SlabSums, SlabSums, RowSums, RowSums
     twin = exact(case)
     found = triton_slabs.slab_sums(case.products, case.targets, case.start, **case.options(**which))
     expected = reference_slabs.slab_sums(twin.products, twin.targets, twin.start, **twin.options(**which))
-    return found, expected, triton_merge.merge_sums(found), reference_slabs.merge_sums(expected)
+    return found, expected, merge.merge_sums(found), reference_slabs.merge_sums(expected)
 
 
 def gradients(case: Case, rows: RowSums, module: ModuleType, **which: Any) -> Tensor:
@@ -139,15 +141,15 @@ def test_a_row_of_a_wide_vocabulary_cut_into_slabs_is_the_whole_row(device: str)
         for first in range(0, 1025, 300)
     ]
     whole = reference_slabs.slab_sums(twin.products, twin.targets, twin.start, temperature=0.7, bias_C=twin.bias)
-    assert_sums_equal(triton_merge.merge_sums(parts), reference_slabs.merge_sums(whole))
-    of_ranks = [triton_merge.join_sums(parts[:3]), triton_merge.join_sums(parts[3:])]
+    assert_sums_equal(merge.merge_sums(parts), reference_slabs.merge_sums(whole))
+    of_ranks = [merge.join_sums(parts[:3]), merge.join_sums(parts[3:])]
     assert_sums_equal(
         of_ranks[0],
         reference_slabs.join_sums(
             [SlabSums(*(x.cpu().double() if x.is_floating_point() else x.cpu() for x in part)) for part in parts[:3]]
         ),
     )
-    assert_sums_equal(triton_merge.merge_sums(of_ranks), reference_slabs.merge_sums(whole))
+    assert_sums_equal(merge.merge_sums(of_ranks), reference_slabs.merge_sums(whole))
 
 
 def test_gradients_are_written_in_place_and_nowhere_else(device: str):
@@ -155,7 +157,7 @@ def test_gradients_are_written_in_place_and_nowhere_else(device: str):
     buffer = torch.randn(5, 40, device=device)
     buffer[:, 2:33] = case.products
     before = buffer.clone()
-    rows = triton_merge.merge_sums(triton_slabs.slab_sums(case.products, case.targets, case.start, **case.options()))
+    rows = merge.merge_sums(triton_slabs.slab_sums(case.products, case.targets, case.start, **case.options()))
     slab = buffer[:, 2:33]
     returned = triton_slabs.slab_gradients(
         slab,
@@ -188,8 +190,8 @@ def test_equal_logits_give_the_lowest_id(device: str):
     targets = torch.zeros(3, dtype=torch.int64, device=device)
     parts = [triton_slabs.slab_sums(products[:, c : c + 350], targets, c, temperature=1.0) for c in (0, 350)]
     assert parts[0].argmax.tolist() == [299, 0, 0]
-    assert triton_merge.merge_sums(parts).argmax.tolist() == [299, 699, 0]
-    assert triton_merge.merge_sums(parts[::-1]).argmax.tolist() == [299, 699, 0]
+    assert merge.merge_sums(parts).argmax.tolist() == [299, 699, 0]
+    assert merge.merge_sums(parts[::-1]).argmax.tolist() == [299, 699, 0]
 
 
 def test_forbidden_tokens_whole_tiles_and_slabs_of_them_included_make_no_nan(device: str):
@@ -217,7 +219,7 @@ def test_forbidden_tokens_whole_tiles_and_slabs_of_them_included_make_no_nan(dev
         for c in range(0, 1000, 300)
     ]
     assert parts[0].highest[4] == -torch.inf
-    assert_sums_equal(triton_merge.merge_sums(parts), expected_rows)
+    assert_sums_equal(merge.merge_sums(parts), expected_rows)
 
 
 @pytest.mark.parametrize("column", [0, 300, 999])
@@ -336,7 +338,7 @@ def test_compiled_kernels_reach_rows_beyond_two_billion_elements():
     products = torch.zeros(num_rows, width, dtype=torch.bfloat16, device="cuda")
     products[-1, 5] = 4.0
     targets = torch.full((num_rows,), 5, device="cuda")
-    rows = triton_merge.merge_sums(triton_slabs.slab_sums(products, targets, 0, temperature=1.0))
+    rows = merge.merge_sums(triton_slabs.slab_sums(products, targets, 0, temperature=1.0))
     last = reference_slabs.merge_sums(reference_slabs.slab_sums(products[-1:], targets[-1:], 0, temperature=1.0))
     for f, e in zip(rows, last, strict=True):
         torch.testing.assert_close(f[-1:], e)

@@ -10,8 +10,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from rft_kernels import reference, reference_slabs
-from rft_kernels.sums import IGNORED, RowSums, SlabSums
+from rft_kernels.reference import logprobs
+from rft_kernels.reference import vocab_slabs as reference_slabs
+from rft_kernels.row_statistics import IGNORED, RowSums, SlabSums
 
 __all__ = [
     "IGNORED",
@@ -44,10 +45,10 @@ def selected_logprob_and_entropy(
         logprobs_T, entropy_T and lse_T, [T] each, float32 (float64 for float64 logits), in nats.
     """
     if _by_kernel(logits_TV):
-        from rft_kernels import triton_rows  # Triton is there on Linux only
+        from rft_kernels.triton import row_kernels  # Triton is there on Linux only
 
-        return triton_rows.selected_logprob_and_entropy(logits_TV, targets_T, temperature)
-    return reference.selected_logprob_and_entropy(logits_TV, targets_T, temperature)
+        return row_kernels.selected_logprob_and_entropy(logits_TV, targets_T, temperature)
+    return logprobs.selected_logprob_and_entropy(logits_TV, targets_T, temperature)
 
 
 def slab_sums(
@@ -129,9 +130,9 @@ def fused_sums(
     """
     options = {"temperature": temperature, "softcap": softcap, "bias_V": bias_V, "start": start, "splits": splits}
     if _by_kernel(hidden_RD):
-        from rft_kernels import triton_fused  # Triton is there on Linux only
+        from rft_kernels.triton import fused_logprobs  # Triton is there on Linux only
 
-        return triton_fused.fused_sums(hidden_RD, weight_VD, targets_R, **options)
+        return fused_logprobs.fused_sums(hidden_RD, weight_VD, targets_R, **options)
     return reference_slabs.fused_sums(hidden_RD, weight_VD, targets_R, **options)
 
 
@@ -139,7 +140,7 @@ def _slabs(tensor: Tensor) -> ModuleType:
     """The module whose operations on slabs suit the tensor."""
     if not _by_kernel(tensor):
         return reference_slabs
-    from rft_kernels import triton_slabs  # Triton is there on Linux only
+    from rft_kernels.triton import vocab_slabs as triton_slabs  # Triton is there on Linux only
 
     return triton_slabs
 
@@ -148,9 +149,9 @@ def _merges(parts: SlabSums | list[SlabSums]) -> ModuleType:
     """The module whose merges suit the parts."""
     if not _by_kernel(parts.highest if isinstance(parts, SlabSums) else parts[0].highest):
         return reference_slabs
-    from rft_kernels import triton_merge  # Triton is there on Linux only
+    from rft_kernels.triton import merge  # Triton is there on Linux only
 
-    return triton_merge
+    return merge
 
 
 def _by_kernel(tensor: Tensor) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rft_kernels.sums import num_parts
+from rft_kernels.row_statistics import num_parts
 
 _START_COST = 0.1
 """What a program costs before its first tile and after its last, in tiles: filling the pipeline, writing sums."""

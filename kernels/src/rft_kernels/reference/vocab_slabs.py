@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rft_kernels.sums import IGNORED, RowSums, SlabSums, num_parts, stacked
+from rft_kernels.row_statistics import IGNORED, RowSums, SlabSums, num_parts, stacked
 
 _SPLIT = 16384
 

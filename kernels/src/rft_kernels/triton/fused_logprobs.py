@@ -22,11 +22,11 @@ from torch import Tensor
 from triton.testing import do_bench
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from rft_kernels.sums import IGNORED, SlabSums, num_parts
+from rft_kernels.row_statistics import IGNORED, SlabSums, num_parts
 from rft_kernels.tiles import HOPPER, Tiles, default_splits, default_tiles
-from rft_kernels.triton_merge import empty_sums
-from rft_kernels.triton_rows import SUPPORTED
-from rft_kernels.triton_tiles import join_tile, logits_of, own_columns, store_sums
+from rft_kernels.triton.merge import empty_sums
+from rft_kernels.triton.row_kernels import SUPPORTED
+from rft_kernels.triton.tile_loads import join_tile, logits_of, own_columns, store_sums
 
 
 def fused_sums(

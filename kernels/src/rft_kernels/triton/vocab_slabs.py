@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rft_kernels.sums import IGNORED, SlabSums, num_parts
-from rft_kernels.triton_merge import empty_sums
-from rft_kernels.triton_rows import SUPPORTED
-from rft_kernels.triton_tiles import join_tile, logits_of, own_columns, store_sums
+from rft_kernels.row_statistics import IGNORED, SlabSums, num_parts
+from rft_kernels.triton.merge import empty_sums
+from rft_kernels.triton.row_kernels import SUPPORTED
+from rft_kernels.triton.tile_loads import join_tile, logits_of, own_columns, store_sums
 
 _TILE = 8192
 """Logits of a tile: with 8 warps 32 a thread, four 16-byte loads of bfloat16 in flight."""

@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from rft_kernels.sums import RowSums, SlabSums, num_parts, stacked
-from rft_kernels.triton_tiles import store_sums
+from rft_kernels.row_statistics import RowSums, SlabSums, num_parts, stacked
+from rft_kernels.triton.tile_loads import store_sums
 
 _ROWS = 128
 

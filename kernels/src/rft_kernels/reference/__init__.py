@@ -1,0 +1,1 @@
+"""Torch references: what each kernel must equal, and what runs where Triton cannot."""

@@ -1,0 +1,1 @@
+"""Triton kernels; the only place that imports triton. Each equals a function of `reference`."""
