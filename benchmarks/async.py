@@ -32,8 +32,8 @@ import torch
 from async_run import Measured, Workload, run
 from async_simulated import Times, simulate
 
-from rft_models.build import build_character_model
-from rft_models.load import load_policy
+from rft_models.policy.load import load_policy
+from rft_models.tiny_models.text import build_character_model
 
 RESULTS = Path(__file__).resolve().parent / "results" / "async.json"
 Found = dict[str, list[Measured]]

@@ -22,8 +22,8 @@ from rft_dist.replicated import ReplicatedOptimizer
 from rft_engine.replica_process import ProcessReplica
 from rft_engine.replicas import ReplicaEngine
 from rft_engine.shared_weights import WeightShelf
-from rft_models.load import load_policy
-from rft_models.policy import CausalPolicy
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
 from rft_trainer.asynchronous.rollout_queue import AheadRules, RolloutQueue
 from rft_trainer.credit import CreditAssigner, ScoreRules
 from rft_trainer.ledger import Ledger

@@ -68,7 +68,7 @@ def build_directory(case: Case, directory: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-    from rft_models.build import draw_weights
+    from rft_models.tiny_models.text import draw_weights
 
     vocabulary = {word: number for number, word in enumerate(words(case))}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -154,7 +154,7 @@ def product_rate() -> float:
 
 
 def _onednn(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    from rft_models.linear import product_nt
+    from rft_models.layers.fast_linear import product_nt
 
     return product_nt(left, right)
 

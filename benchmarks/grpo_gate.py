@@ -25,8 +25,8 @@ from rft_algos.advantages import group_norm
 from rft_core.keyed_random import uniforms
 from rft_dist.collectives import SingleProcess
 from rft_dist.replicated import ReplicatedOptimizer, StepOutcome
-from rft_models.load import load_policy
-from rft_models.policy import CausalPolicy
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
 from rft_trainer.metrics import MetricTotals
 from rft_trainer.packing import pack
 from rft_trainer.records import Prompt, TrainingSample

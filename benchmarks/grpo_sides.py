@@ -35,8 +35,8 @@ from rft_algos.algorithms.published import Grpo
 from rft_dist.collectives import SingleProcess
 from rft_dist.replicated import ReplicatedOptimizer, StepOutcome
 from rft_engine.native import NativeEngine
-from rft_models.load import load_policy
-from rft_models.policy import CausalPolicy
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
 from rft_trainer.credit import CreditAssigner, ScoreRules
 from rft_trainer.ledger import Ledger
 from rft_trainer.loops.rl import Reinforcement, StepRules

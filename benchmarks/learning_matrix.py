@@ -121,7 +121,7 @@ def answer(first: int, second: int, off: int = 0) -> str:
 def warm_start(work: Path, seed: int) -> Path:
     """The model that every run of this seed starts from; made once."""
     from rft_core.keyed_random import derive_key, uniforms
-    from rft_models.build import build_character_model
+    from rft_models.tiny_models.text import build_character_model
 
     home = work / f"seed_{seed}"
     done = home / "warm" / "summary.json"

@@ -136,9 +136,9 @@ _TRL = Side("TRL ChunkedLogProbFunction", _forward(_trl), _split(_trl), (1, 4))
 
 
 def _ours(device: str) -> list[Side]:
-    from rft_models.fused_loss import linear_loss
-    from rft_models.logprobs import linear_logprobs
-    from rft_models.ops import EpilogueName
+    from rft_models.logprobs.backend import EpilogueName
+    from rft_models.logprobs.fused_loss import linear_loss
+    from rft_models.logprobs.linear_logprobs import linear_logprobs
 
     def split(epilogue: EpilogueName) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         return lambda hidden, weight, targets: linear_logprobs(hidden, weight, targets, epilogue=epilogue)[0]

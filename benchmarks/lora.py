@@ -39,13 +39,13 @@ from torch import Tensor
 from rft_cli.engines import native_engine
 from rft_core.keyed_random import derive_key
 from rft_engine.engine_process_weights import read_weight_file, write_weight_file
-from rft_models.adapter_merge import ADAPTER, own_layer
-from rft_models.adapters import AdapterRules, WithoutAdapters
-from rft_models.build import build_character_tokenizer, build_decoder
-from rft_models.decode import FunctionalDecoder, _fuse, _rms_norm
-from rft_models.linear import linear
-from rft_models.load import load_policy, load_reference
-from rft_models.policy import CausalPolicy
+from rft_models.decode.fast_decoder import FunctionalDecoder, _fuse, _rms_norm
+from rft_models.layers.fast_linear import linear
+from rft_models.lora.adapters import AdapterRules, WithoutAdapters
+from rft_models.lora.merge import ADAPTER, own_layer
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy, load_reference
+from rft_models.tiny_models.text import build_character_tokenizer, build_decoder
 
 SEED = 0
 GATE = 1e-4

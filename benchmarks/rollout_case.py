@@ -69,7 +69,7 @@ def build_directory(case: Case, directory: Path) -> Path:
     """A Hugging Face directory: Qwen2 with tied embeddings and random weights. No tokenizer: prompts are ids."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from rft_models.build import draw_weights
+    from rft_models.tiny_models.text import draw_weights
 
     config = Qwen2Config(
         vocab_size=case.vocab,
@@ -109,7 +109,7 @@ def best_rates(threads: int) -> tuple[float, float]:
     """(float32 multiply-adds a second by MKL or oneDNN, bytes read a second), the best of a few."""
     import torch
 
-    from rft_models.linear import linear
+    from rft_models.layers.fast_linear import linear
 
     torch.set_num_threads(threads)
     left, right = torch.randn(512, 1024), torch.randn(4096, 1024)

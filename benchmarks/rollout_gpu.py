@@ -21,11 +21,11 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 from rft_engine.copied import CopiedNativeEngine
 from rft_engine.native import NativeEngine
 from rft_engine.records import Completion
-from rft_models.attention_interface import IMPLEMENTATION
-from rft_models.build import draw_weights
-from rft_models.engine_copy import EngineCopy
-from rft_models.load import make_policy
-from rft_models.policy import CausalPolicy
+from rft_models.attention.hf_interface import IMPLEMENTATION
+from rft_models.decode.weight_copy import EngineCopy
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import make_policy
+from rft_models.tiny_models.text import draw_weights
 
 PROMPTS, SAMPLES, TOKENS = 64, 4, 128
 HALF_BILLION = {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24}

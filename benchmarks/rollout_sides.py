@@ -145,7 +145,7 @@ def _policy(directory: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from rft_models.load import make_policy
+    from rft_models.policy.load import make_policy
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     return make_policy(model, None, packed=True)

@@ -40,8 +40,8 @@ def rank(context: int, out: Path) -> None:
 
     from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
     from rft_dist.strategies.sequence import SequenceGroup
-    from rft_models.held_bytes import held_for_backward
-    from rft_models.load import make_policy
+    from rft_models.policy.load import make_policy
+    from rft_models.testing.activation_bytes import held_for_backward
 
     torch.set_num_threads(1)
     ranks = start_process_group(ranks_from_environment(), torch.device("cpu"))

@@ -22,9 +22,8 @@ from rft_dist.launch import ranks_from_environment, start_process_group, stop_pr
 from rft_dist.live_bytes import LiveBytes
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_dist.strategies.blocks import local
-from rft_models.adapter_settings import AdapterSettings
-from rft_models.settings import ModelSettings
-from rft_models.text import load_tokenizer
+from rft_models.settings import AdapterSettings, ModelSettings
+from rft_models.tokenization.tokenizer import load_tokenizer
 
 VOCABULARY, ROWS, LENGTH, NUM_MICRO_BATCHES = 2048, 2, 32, 4
 SIZES = {
@@ -67,7 +66,7 @@ def main() -> None:
 def _make_model(path: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from rft_models.build import build_character_model
+    from rft_models.tiny_models.text import build_character_model
 
     build_character_model(path, hidden=32, layers=1, heads=2, ffn=32, kv_heads=1)  # for its tokenizer
     torch.manual_seed(0)

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from rft_models.own_models import register_family
-from rft_models.patches import register_patch
+from rft_models.families.custom import register_family
+from rft_models.families.patches import register_patch
 
 
 class ToyConfig(LlamaConfig):

@@ -19,7 +19,7 @@ import torch
 
 from rft_cli import bundle
 from rft_cli.main import main
-from rft_models.build import CHAT_TEMPLATE, build_character_tokenizer, build_decoder, draw_weights
+from rft_models.tiny_models.text import CHAT_TEMPLATE, build_character_tokenizer, build_decoder, draw_weights
 
 torch.set_num_threads(1)
 
@@ -83,7 +83,7 @@ class Slow(Talker):
 
 
 MODEL_CODE = '''"""A patch of the small decoder."""
-from rft_models.patches import register_patch
+from rft_models.families.patches import register_patch
 
 
 def widen(model):

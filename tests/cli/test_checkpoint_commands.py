@@ -78,7 +78,7 @@ def test_an_export_is_never_written_over_what_is_there(rft_train: Any, runs: Pat
 def test_what_reads_back_differently_is_not_exported(
     rft_train: Any, runs: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rft_models.policy import CausalPolicy
+    from rft_models.policy.causal_policy import CausalPolicy
 
     written = CausalPolicy.save_pretrained
 

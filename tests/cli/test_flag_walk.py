@@ -406,8 +406,9 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     from rft_cli import checkpointing, watched_process
     from rft_dist.checkpoints.background import BackgroundSaves
     from rft_engine.native import NativeEngine
-    from rft_models import checkpointing as recomputing
-    from rft_models import head, patches
+    from rft_models.families import patches
+    from rft_models.layers import gradient_checkpointing as recomputing
+    from rft_models.logprobs import output_head
     from rft_trainer import annotate, update
     from rft_trainer.data import prefetch
     from rft_trainer.rewards import pool
@@ -434,7 +435,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
         patch.setattr(owner, name, watched)
 
     for way in ("linear_logprobs", "linear_loss"):
-        watch(head, way, lambda *_, chunk_size=None, **__: spies.keep("head rows", chunk_size))
+        watch(output_head, way, lambda *_, chunk_size=None, **__: spies.keep("head rows", chunk_size))
     watch(watched_process, "start_watch", lambda _, watched, **__: spies.keep("watch", asdict(watched.settings)))
     watch(update, "pack", lambda samples, *_, **options: spies.micro_batch(samples, options))
     watch(NativeEngine, "_take_cache", lambda self, rows, length: spies.keep("decoded rows", rows))

@@ -16,7 +16,7 @@ from support.stale_runs import PROMPTS, KeptPrefixes, StaleRun, untie, unverifie
 
 from rft_core.errors import ServiceError
 from rft_engine.copied import CopiedNativeEngine
-from rft_models.engine_copy import EngineCopy
+from rft_models.decode.weight_copy import EngineCopy
 
 PLACES = range(20)
 LIMIT = 1e-4

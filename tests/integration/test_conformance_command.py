@@ -14,7 +14,7 @@ from rft_cli.commands import conformance
 from rft_cli.main import main
 from rft_engine.hf import HfEngine
 from rft_engine.native import NativeEngine
-from rft_models.build import build_character_model
+from rft_models.tiny_models.text import build_character_model
 
 SIZES: dict[str, Any] = {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 48, "init_std": 0.3}
 FAST = ["--generate_max_len", "12", "--n_samples_per_prompt", "2", "--device", "cpu"]

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError
 from rft_engine.native import NativeEngine
-from rft_models.load import make_policy
+from rft_models.policy.load import make_policy
 
 END = "<end>"
 NUM_PROMPTS = int(os.environ.get("RFT_BEAM_PROMPTS", "60"))

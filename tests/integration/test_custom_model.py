@@ -17,7 +17,7 @@ from support.compare import differing_tensors
 from support.trainer_task import TrainerTask
 
 from rft_cli.main import main
-from rft_models import families, own_models, patches
+from rft_models.families import custom, patches, registry
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "my_model.py"
@@ -35,8 +35,8 @@ def block(name: str, end: str) -> str:
 @pytest.fixture(autouse=True)
 def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(patches, "_PATCHES", {})
-    monkeypatch.setattr(own_models, "_FROM_FILES", {})
-    monkeypatch.setattr(families, "OWN_FAMILIES", {})
+    monkeypatch.setattr(custom, "_FROM_FILES", {})
+    monkeypatch.setattr(registry, "OWN_FAMILIES", {})
     yield
     transformers: Any = importlib.import_module("transformers")
     transformers.CONFIG_MAPPING._extra_content.pop("toy", None)
@@ -66,7 +66,7 @@ def test_the_test_of_the_page_passes(example: ModuleType) -> None:
 
 
 def test_the_example_registers_what_the_page_says(example: ModuleType) -> None:
-    assert families.packs("toy")
+    assert registry.packs("toy")
     assert patches.registered_patches("qwen2") == (example.patch_your_model,)
 
 
@@ -115,7 +115,7 @@ def test_without_the_file_the_family_is_refused_with_the_flag(
     model = toy_directory(example, trainer_task.folder / "model", tmp_path / "toy")
     transformers: Any = importlib.import_module("transformers")
     transformers.CONFIG_MAPPING._extra_content.pop("toy")
-    families.OWN_FAMILIES.clear()
+    registry.OWN_FAMILIES.clear()
     words = [*trainer_task.words(), "--pretrain", str(model), "--save_path", str(tmp_path / "run"), "--json_errors"]
     assert main(["rl", *words]) == 4
     assert "--model_code" in capsys.readouterr().err

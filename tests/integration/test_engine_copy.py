@@ -20,7 +20,7 @@ from rft_core.errors import ServiceError
 from rft_engine.copied import CopiedNativeEngine
 from rft_engine.native import NativeEngine
 from rft_engine.settings import DecodingEngineSettings
-from rft_models.policy import CausalPolicy
+from rft_models.policy.causal_policy import CausalPolicy
 
 PROMPTS = [[3, 9, 11], [5], [7, 7, 30, 31, 6, 40]]
 KEYS = [[10, 11], [20, 21, 22], [30]]

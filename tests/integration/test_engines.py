@@ -14,10 +14,10 @@ from rft_core.errors import OptionsError, PreflightError, ServiceError
 from rft_engine.hf import HfEngine
 from rft_engine.native import NativeEngine
 from rft_engine.records import Completion
-from rft_models.families import PACKED_FAMILIES
-from rft_models.hf_generate import HfGenerator
-from rft_models.load import make_policy
-from rft_models.policy import CausalPolicy
+from rft_models.decode.hf_generate import HfGenerator
+from rft_models.families.registry import PACKED_FAMILIES
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import make_policy
 
 VOCAB = 61
 SIZES: dict[str, Any] = {

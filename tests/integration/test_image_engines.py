@@ -14,15 +14,15 @@ from rft_engine.copied import CopiedNativeEngine
 from rft_engine.hf import HfEngine
 from rft_engine.native import NativeEngine
 from rft_engine.records import Completion
-from rft_models.build import build_character_tokenizer
-from rft_models.engine_copy import EngineCopy
-from rft_models.hf_generate import HfGenerator
-from rft_models.load import load_policy
-from rft_models.policy import CausalPolicy
-from rft_models.vision.build import VisionSizes, build_vision_model
-from rft_models.vision.codec import HfVisionCodec
-from rft_models.vision.families import VISION_FAMILIES
-from rft_models.vision.records import Media
+from rft_models.decode.hf_generate import HfGenerator
+from rft_models.decode.weight_copy import EngineCopy
+from rft_models.families.vision import VISION_FAMILIES
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
+from rft_models.tiny_models.text import build_character_tokenizer
+from rft_models.tiny_models.vision import VisionSizes, build_vision_model
+from rft_models.vision.media import Media
+from rft_models.vision.processor import HfVisionCodec
 
 SIZES = VisionSizes(hidden=32, ffn=48, vision_hidden=32, max_positions=256)
 KEYS = [[10, 11], [20], [30, 31, 32], [40]]

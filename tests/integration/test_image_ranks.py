@@ -10,8 +10,8 @@ from support.image_ranks import FAMILIES, MODES, alone
 from torch import Tensor
 
 from rft_dist.testing import run_ranks
-from rft_models.build import build_character_tokenizer
-from rft_models.vision.build import VisionSizes, build_vision_model
+from rft_models.tiny_models.text import build_character_tokenizer
+from rft_models.tiny_models.vision import VisionSizes, build_vision_model
 
 PROGRAM = Path(__file__).parents[1] / "support" / "image_ranks.py"
 

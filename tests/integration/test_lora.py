@@ -23,9 +23,9 @@ from rft_cli.main import main
 from rft_core.errors import ServiceError
 from rft_engine.copied import CopiedNativeEngine
 from rft_engine.settings import DecodingEngineSettings
-from rft_models.adapters import AdapterRules
-from rft_models.load import load_policy
-from rft_models.policy import CausalPolicy
+from rft_models.lora.adapters import AdapterRules
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
 
 pytestmark = pytest.mark.xdist_group("lora")
 

@@ -16,8 +16,8 @@ from rft_cli.commands import eval as eval_command
 from rft_cli.commands import rl
 from rft_cli.config.resolve import resolve
 from rft_core.errors import DataError, ServiceError
-from rft_models.chat_turns import TurnRenderer
-from rft_models.text import load_tokenizer
+from rft_models.tokenization.chat_template import TurnRenderer
+from rft_models.tokenization.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.xdist_group("multi_turn")
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from rft_engine.native import NativeEngine
-from rft_models.build import build_character_model
-from rft_models.load import load_policy
-from rft_models.policy import CausalPolicy
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
+from rft_models.tiny_models.text import build_character_model
 from rft_trainer.packing import pack
 from rft_trainer.records import Prompt, Rollout, RolloutGroup
 from rft_trainer.rewards.records import RewardStatus

@@ -17,10 +17,10 @@ from rft_cli.commands.rl import prepared
 from rft_cli.config.resolve import resolve
 from rft_cli.main import main
 from rft_core.errors import OptionsError
-from rft_models.build import build_character_model
-from rft_models.reward_files import load_reward_model, new_reward_model
-from rft_models.reward_spec import RewardSpec
-from rft_models.reward_text import RewardTextScorer
+from rft_models.reward_model.loading import load_reward_model, new_reward_model
+from rft_models.reward_model.scorer import RewardTextScorer
+from rft_models.reward_model.spec import RewardSpec
+from rft_models.tiny_models.text import build_character_model
 
 pytestmark = pytest.mark.xdist_group("reward_models")
 

@@ -16,7 +16,7 @@ from rft_cli.main import main
 from rft_cli.media_choice import codec_with_images, row_images
 from rft_cli.prompt_files import as_prompts, read_held_out
 from rft_cli.run_files import read_run
-from rft_models.load import load_policy
+from rft_models.policy.load import load_policy
 from rft_models.settings import WeightsSettings
 from rft_trainer.annotate import LogprobAnnotator
 from rft_trainer.records import Prompt, Rollout, RolloutGroup

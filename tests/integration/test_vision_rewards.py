@@ -14,10 +14,10 @@ from support.compare import read_rows
 from support.vision_task import VisionTask, make_vision_task
 
 from rft_cli.main import main
-from rft_models.build import build_character_model
-from rft_models.reward_files import load_reward_model, new_reward_model
-from rft_models.reward_spec import RewardSpec
-from rft_models.reward_text import RewardTextScorer
+from rft_models.reward_model.loading import load_reward_model, new_reward_model
+from rft_models.reward_model.scorer import RewardTextScorer
+from rft_models.reward_model.spec import RewardSpec
+from rft_models.tiny_models.text import build_character_model
 from rft_trainer.image_records import entries_of
 
 pytestmark = pytest.mark.xdist_group("vision_rewards")

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from rft_cli.exporting import export
 from rft_dist.testing import run_ranks
-from rft_models.build import build_character_tokenizer
-from rft_models.load import load_policy
-from rft_models.saved_names import as_saved
-from rft_models.vision.build import VisionSizes, build_vision_model
+from rft_models.files.checkpoint_names import as_saved
+from rft_models.policy.load import load_policy
+from rft_models.tiny_models.text import build_character_tokenizer
+from rft_models.tiny_models.vision import VisionSizes, build_vision_model
 
 PROGRAM = Path(__file__).parents[1] / "support" / "image_checkpoints.py"
 FROM_RANKS = [(family, way) for family in FAMILIES for way in WAYS]

@@ -18,7 +18,7 @@ from rft_cli.media_choice import refuse_beside_images
 from rft_core.errors import OptionsError
 from rft_dist.settings import StrategySettings
 from rft_models.settings import ModelSettings
-from rft_models.vision.codec import load_vision_codec
+from rft_models.vision.processor import load_vision_codec
 from rft_trainer.settings_media import ImageSettings
 
 pytestmark = pytest.mark.xdist_group("image_runs")
@@ -187,7 +187,7 @@ def test_matrices_in_parts_beside_images_are_refused(images: VisionTask) -> None
 
 @pytest.fixture(scope="module")
 def character_model(memory_root: Path) -> Path:
-    from rft_models.build import build_character_model
+    from rft_models.tiny_models.text import build_character_model
 
     path = memory_root / "text_critic"
     return build_character_model(path, alphabet="abc", hidden=16, layers=1, heads=2, kv_heads=1, ffn=16)

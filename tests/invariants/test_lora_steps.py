@@ -17,7 +17,7 @@ from support.lora_ranks import CASES
 from torch import Tensor
 
 from rft_dist.testing import run_ranks
-from rft_models.build import build_character_model
+from rft_models.tiny_models.text import build_character_model
 
 PROGRAM = Path(__file__).parents[1] / "support" / "lora_ranks.py"
 pytestmark = [pytest.mark.xdist_group("strategies"), pytest.mark.full]

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from support.meta_ranks import CASES
 
 from rft_core.errors import DataError, OptionsError
-from rft_models.build import build_character_model
-from rft_models.meta_load import load_on_meta
+from rft_models.policy.load_on_meta import load_on_meta
+from rft_models.tiny_models.text import build_character_model
 
 pytestmark = pytest.mark.xdist_group("strategies")
 PROGRAM = Path(__file__).parents[1] / "support" / "meta_ranks.py"

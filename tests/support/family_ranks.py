@@ -11,9 +11,9 @@ from torch.distributed.tensor import DTensor
 from rft_dist.collectives import Collectives
 from rft_dist.strategies.sequence import SequenceGroup
 from rft_dist.strategies.tensor import TensorGroup, TensorParallelModel
-from rft_models.load import make_policy
-from rft_models.policy import CausalPolicy
-from rft_models.tensor_plan import cut_policy, tensor_plan
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import make_policy
+from rft_models.policy.tensor_parallel_plan import cut_policy, tensor_plan
 
 SIZES: dict[str, Any] = {
     "vocab_size": 49,

@@ -32,9 +32,9 @@ IMPORTED = (
     "rft_cli.commands.resume",
     "rft_cli.commands.quickstart",
     "rft_cli.commands.eval",
-    "rft_models.build",
-    "rft_models.decode",
-    "rft_models.decode_general",
+    "rft_models.tiny_models.text",
+    "rft_models.decode.fast_decoder",
+    "rft_models.decode.hf_decoder",
     "support.preludes",
 )
 
@@ -58,7 +58,7 @@ def serve() -> None:
 
 def _load(model: str) -> None:
     importlib.import_module("rft_cli.config.resolve").resolve("rl", ["--pretrain", model])
-    importlib.import_module("rft_models.load").load_policy(model)
+    importlib.import_module("rft_models.policy.load").load_policy(model)
     _say({"ready": True})
 
 

@@ -23,9 +23,8 @@ from rft_dist.checkpoints.store import CheckpointStore
 from rft_dist.collectives import SingleProcess
 from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings
-from rft_models.adapter_settings import AdapterSettings
-from rft_models.settings import ModelSettings
-from rft_models.vision.codec import load_vision_codec
+from rft_models.settings import AdapterSettings, ModelSettings
+from rft_models.vision.processor import load_vision_codec
 from support.image_ranks import loss_of, segments_of
 from support.meta_ranks import equal, held
 

@@ -16,10 +16,10 @@ from rft_dist.launch import ranks_from_environment, start_process_group, stop_pr
 from rft_dist.settings import SequenceMode
 from rft_dist.strategies.fsdp import FullyShardedModel
 from rft_dist.strategies.sequence import SequenceGroup
-from rft_models.load import load_policy
-from rft_models.policy import CausalPolicy
-from rft_models.vision.codec import HfVisionCodec
-from rft_models.vision.records import Media
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
+from rft_models.vision.media import Media
+from rft_models.vision.processor import HfVisionCodec
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -20,11 +20,10 @@ from rft_cli.machine import Machine
 from rft_cli.strategies import Spread, spread_policy
 from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings
-from rft_models import adapter_files
-from rft_models.adapter_settings import AdapterKind, AdapterSettings
-from rft_models.adapters import WithoutAdapters
-from rft_models.load import load_policy
-from rft_models.settings import ModelSettings
+from rft_models.lora import files
+from rft_models.lora.adapters import WithoutAdapters
+from rft_models.policy.load import load_policy
+from rft_models.settings import AdapterKind, AdapterSettings, ModelSettings
 
 torch.set_num_threads(1)
 ADAM = AdamSettings(adam_epsilon=1e-6, l2=0.1, max_norm=0.5)
@@ -69,7 +68,7 @@ def lay_out(source: Path, machine: Machine, case: Case, saved: Path | None = Non
     adapt(policy, settings, model, None, base=source, seed=SEED)
     if saved is not None:
         assert policy.adapters is not None
-        adapter_files.load(policy.adapters, saved)
+        files.load(policy.adapters, saved)
     return spread_policy(policy, strategy, ADAM, machine, None)
 
 
@@ -108,7 +107,7 @@ def run(source: Path, machine: Machine, case: Case, out: Path, name: str) -> dic
     before = adapters_of(spread)
     folder = out / f"{name}_{rank}"
     assert policy.adapters is not None
-    adapter_files.save(policy.adapters, folder, before)
+    files.save(policy.adapters, folder, before)
     state = {key: tensor.clone() for key, tensor in spread.optimizer.state_tensors().items()}
     reference_T, _ = WithoutAdapters(policy).token_logprobs(*row(99))
     norms.append(step(spread, 2))

@@ -19,8 +19,7 @@ from rft_dist.launch import ranks_from_environment, start_process_group, stop_pr
 from rft_dist.live_bytes import LiveBytes
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_dist.strategies.blocks import local
-from rft_models.adapter_settings import AdapterSettings
-from rft_models.settings import ModelSettings
+from rft_models.settings import AdapterSettings, ModelSettings
 
 torch.set_num_threads(1)
 CASES: dict[str, dict[str, Any]] = {

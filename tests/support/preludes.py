@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from rft_cli.commands import rl, sft
 from rft_core import fault_points
-from rft_models.build import build_character_model
+from rft_models.tiny_models.text import build_character_model
 from rft_trainer.saving import Saver
 from rft_trainer.throughput import Phase, PhaseTimer
 from support.rank_preludes import differ_at as differ_at

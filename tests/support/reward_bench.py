@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from rft_models.reward_files import new_reward_model
-from rft_models.reward_spec import RewardSpec
+from rft_models.reward_model.loading import new_reward_model
+from rft_models.reward_model.spec import RewardSpec
 
 TEMPLATE = "{task_instruction} {response} {response}"
 

@@ -18,10 +18,10 @@ from rft_dist.replicated import ReplicatedOptimizer
 from rft_engine.copied import CopiedNativeEngine
 from rft_engine.copied_check import check_copy
 from rft_engine.records import Completion
-from rft_models.engine_copy import EngineCopy
-from rft_models.families import PACKED_FAMILIES
-from rft_models.load import make_policy
-from rft_models.policy import CausalPolicy
+from rft_models.decode.weight_copy import EngineCopy
+from rft_models.families.registry import PACKED_FAMILIES
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import make_policy
 from rft_trainer.credit import CreditAssigner, ScoreRules
 from rft_trainer.engine_gap import scored_tokens
 from rft_trainer.ledger import Ledger

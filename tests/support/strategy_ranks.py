@@ -26,10 +26,10 @@ from rft_dist.strategies.groups import DataRanks
 from rft_dist.strategies.sequence import SequenceGroup
 from rft_dist.strategies.tensor import TensorGroup, TensorParallelModel, TensorParallelOptimizer
 from rft_dist.strategies.tensor_shards import TensorShardedOptimizer
-from rft_models.held_bytes import held_for_backward
-from rft_models.load import load_policy
-from rft_models.policy import CausalPolicy
-from rft_models.tensor_plan import cut_policy, tensor_plan
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
+from rft_models.policy.tensor_parallel_plan import cut_policy, tensor_plan
+from rft_models.testing.activation_bytes import held_for_backward
 from rft_trainer.annotate import LogprobAnnotator
 from rft_trainer.metrics import MetricTotals
 from rft_trainer.objective import PolicyObjective

@@ -10,7 +10,7 @@ from typing import Any
 from rft_cli.commands import sft
 from rft_cli.commands.quickstart_dialogues import _TEMPLATE, _texts
 from rft_cli.config.resolve import resolve
-from rft_models.build import build_bpe_tokenizer, build_character_tokenizer, build_decoder
+from rft_models.tiny_models.text import build_bpe_tokenizer, build_character_tokenizer, build_decoder
 from rft_trainer.environments import dialogues
 from support.vision_task import COLOURS, SIDE
 
@@ -132,7 +132,7 @@ def make_seen_talk_task(root: Path, model_type: str = "qwen2_5_vl") -> SeenTalkT
     """A vision-language model and squares of one colour; every third row has no image."""
     from PIL import Image
 
-    from rft_models.vision.build import VisionSizes, build_vision_model
+    from rft_models.tiny_models.vision import VisionSizes, build_vision_model
 
     sizes = VisionSizes(
         hidden=32, kv_heads=4, ffn=64, max_positions=192, vision_hidden=32, vision_ffn=32, image_size=2 * SIDE

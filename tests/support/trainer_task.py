@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rft_models.build import build_character_model
+from rft_models.tiny_models.text import build_character_model
 from support.compare import differing_tensors, tensors
 
 REWARD = '''"""More digits than signs are better; as `custom_reward_fn` of the tests."""

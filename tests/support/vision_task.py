@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rft_models.build import build_character_tokenizer
-from rft_models.vision.build import VisionSizes, build_vision_model
+from rft_models.tiny_models.text import build_character_tokenizer
+from rft_models.tiny_models.vision import VisionSizes, build_vision_model
 
 COLOURS = {"r": (220, 30, 30), "g": (30, 180, 30), "b": (30, 30, 220), "w": (250, 250, 250)}
 SIDE = 16

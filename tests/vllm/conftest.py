@@ -18,7 +18,7 @@ collect_ignore_glob = [] if _spec and _spec.origin else ["test_*.py"]  # this fo
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two layers, grouped heads, tied embedding, weights spread out: texts differ and no token is certain."""
-    from rft_models.build import build_character_model
+    from rft_models.tiny_models.text import build_character_model
 
     path = tmp_path_factory.mktemp("vllm") / "model"
     return build_character_model(path, hidden=128, heads=4, kv_heads=2, ffn=96, init_std=0.15)

@@ -11,8 +11,8 @@ import pytest
 from support.talk_task import TalkTask, make_talk_task
 
 from rft_cli.main import main
-from rft_models.chat_turns import TurnRenderer
-from rft_models.text import load_tokenizer
+from rft_models.tokenization.chat_template import TurnRenderer
+from rft_models.tokenization.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")

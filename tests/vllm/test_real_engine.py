@@ -15,7 +15,7 @@ from rft_engine.in_step import check_in_step
 from rft_engine.native import NativeEngine
 from rft_engine.vllm_engine import VllmEngine
 from rft_engine.vllm_settings import VllmSettings
-from rft_models.load import load_policy
+from rft_models.policy.load import load_policy
 
 GAP = 1e-4
 """Log-probs of two implementations in float32."""

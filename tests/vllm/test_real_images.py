@@ -13,11 +13,11 @@ from rft_engine.native import NativeEngine
 from rft_engine.records import Completion
 from rft_engine.vllm_engine import VllmEngine
 from rft_engine.vllm_settings import VllmSettings
-from rft_models.build import build_character_tokenizer
-from rft_models.load import load_policy
-from rft_models.saved_names import as_saved
-from rft_models.vision.build import VisionSizes, build_vision_model
-from rft_models.vision.codec import HfVisionCodec
+from rft_models.files.checkpoint_names import as_saved
+from rft_models.policy.load import load_policy
+from rft_models.tiny_models.text import build_character_tokenizer
+from rft_models.tiny_models.vision import VisionSizes, build_vision_model
+from rft_models.vision.processor import HfVisionCodec
 
 KEYS = [[1, 2], [3], [4, 5], [6]]
 

@@ -14,10 +14,10 @@ from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_cli.model_sizes import model_sizes
 from rft_dist.resolver_memory import DecoderSizes, Sharding, Training, estimate
-from rft_models.adapter_settings import AdapterKind
-from rft_models.adapters import AdapterRules
-from rft_models.build import build_character_model
-from rft_models.load import load_policy
+from rft_models.lora.adapters import AdapterRules
+from rft_models.policy.load import load_policy
+from rft_models.settings import AdapterKind
+from rft_models.tiny_models.text import build_character_model
 
 LORA = ["--lora_rank", "8"]
 

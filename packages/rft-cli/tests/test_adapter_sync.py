@@ -16,11 +16,11 @@ from rft_dist.collectives import SingleProcess
 from rft_dist.launch import ranks_from_environment
 from rft_engine import vllm_process
 from rft_engine.settings import DecodingEngineSettings
-from rft_models.adapter_settings import AdapterKind
-from rft_models.adapters import AdapterRules
-from rft_models.build import build_character_model
-from rft_models.load import load_policy
-from rft_models.policy import CausalPolicy
+from rft_models.lora.adapters import AdapterRules
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
+from rft_models.settings import AdapterKind
+from rft_models.tiny_models.text import build_character_model
 
 
 class Recorder:

@@ -9,7 +9,7 @@ import pytest
 
 from rft_cli.commands import build
 from rft_cli.main import main
-from rft_models.load import load_policy
+from rft_models.policy.load import load_policy
 
 SIZES = ["--vocab_size", "300", "--hidden", "16", "--layers", "1", "--heads", "2", "--ffn", "24"]
 SIZES += ["--max_positions", "64"]

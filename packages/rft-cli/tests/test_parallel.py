@@ -16,7 +16,7 @@ from rft_cli.strategies import spreads_weights, strategy_line
 from rft_core.errors import OptionsError
 from rft_dist.resolver_memory import DecoderSizes, Training, estimate
 from rft_dist.settings import StrategySettings
-from rft_models.tensor_sizes import refuse_uneven
+from rft_models.files.divisibility import refuse_uneven
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

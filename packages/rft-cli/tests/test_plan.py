@@ -25,8 +25,8 @@ from rft_dist.resolver_memory import (
     host_peak,
     peaks,
 )
-from rft_models.build import build_character_model
-from rft_models.load import load_policy
+from rft_models.policy.load import load_policy
+from rft_models.tiny_models.text import build_character_model
 
 SMALL = {
     "model_type": "llama",

@@ -14,9 +14,9 @@ from rft_cli.config.resolve import resolve
 from rft_cli.main import main
 from rft_cli.reward_names import NamedPlace, function_name, memory_notes, model_places, server_places, weights_of
 from rft_core.errors import OptionsError
-from rft_models.build import build_character_model
-from rft_models.reward_files import new_reward_model
-from rft_models.reward_spec import RewardSpec
+from rft_models.reward_model.loading import new_reward_model
+from rft_models.reward_model.spec import RewardSpec
+from rft_models.tiny_models.text import build_character_model
 from rft_trainer.settings import RewardSettings
 from rft_trainer.settings_rewards import JudgeSettings, RewardModelSettings
 

@@ -12,9 +12,9 @@ import torch
 
 from rft_cli.reward_probe import main
 from rft_core.errors import DataError, OptionsError, PreflightError
-from rft_models.build import build_character_model
-from rft_models.reward_files import new_reward_model
-from rft_models.reward_spec import RewardSpec
+from rft_models.reward_model.loading import new_reward_model
+from rft_models.reward_model.spec import RewardSpec
+from rft_models.tiny_models.text import build_character_model
 
 ROOT = Path(__file__).parents[3]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from rft_models.build import build_character_model
+from rft_models.tiny_models.text import build_character_model
 
 torch.set_num_threads(1)
 
@@ -96,8 +96,8 @@ ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789?: \n"
 @pytest.fixture(scope="session")
 def vision_directory(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Complete directories of tiny vision-language models, by `model_type`: each is made once."""
-    from rft_models.build import build_character_tokenizer
-    from rft_models.vision.build import VisionSizes, build_vision_model
+    from rft_models.tiny_models.text import build_character_tokenizer
+    from rft_models.tiny_models.vision import VisionSizes, build_vision_model
 
     made: dict[str, Path] = {}
     sizes = VisionSizes(hidden=32, layers=2, heads=4, kv_heads=2, ffn=48, max_positions=256, vision_hidden=32)

@@ -14,12 +14,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rft_core.errors import DataError
-from rft_models import adapter_files
-from rft_models.adapter_settings import AdapterKind
-from rft_models.adapters import AdapterRules, rules_of_config
-from rft_models.critic import load_critic
-from rft_models.load import load_policy
-from rft_models.policy import CausalPolicy
+from rft_models.critic.causal_critic import load_critic
+from rft_models.lora import files
+from rft_models.lora.adapters import AdapterRules, rules_of_config
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
+from rft_models.settings import AdapterKind
 
 KINDS: list[AdapterKind] = ["lora", "rslora", "dora"]
 IDS = torch.arange(12) * 5 % 13
@@ -82,7 +82,7 @@ def test_read_back_adapters_are_the_same_to_the_bit(
     policy.save_pretrained(tmp_path / "model")
     again = load_policy(character_directory)
     adapters = again.adapt(AdapterRules(rank=3, kind=kind), seed=77)
-    adapter_files.load(adapters, tmp_path / "model" / "adapter")
+    files.load(adapters, tmp_path / "model" / "adapter")
     assert policy.adapters is not None
     held = dict(policy.adapters.named_parameters())
     assert all(torch.equal(parameter, held[name]) for name, parameter in adapters.named_parameters())
@@ -90,7 +90,7 @@ def test_read_back_adapters_are_the_same_to_the_bit(
     config = json.loads((tmp_path / "model" / "adapter" / "adapter_config.json").read_text())
     assert rules_of_config(config, "here").kind == kind
     assert Path(config["base_model_name_or_path"]) == character_directory
-    assert adapter_files.base_directory(tmp_path / "model" / "adapter") == character_directory
+    assert files.base_directory(tmp_path / "model" / "adapter") == character_directory
 
 
 def test_adapters_of_other_weights_or_another_rank_are_refused(character_directory: Path, tmp_path: Path) -> None:
@@ -98,20 +98,20 @@ def test_adapters_of_other_weights_or_another_rank_are_refused(character_directo
     folder = tmp_path / "model" / "adapter"
     other = load_policy(character_directory).adapt(AdapterRules(rank=4), seed=0)
     with pytest.raises(DataError) as caught:
-        adapter_files.load(other, folder)
+        files.load(other, folder)
     assert caught.value.problem.code == "adapters.other_layers"
     assert caught.value.problem.do.startswith("--lora_rank 3 --lora_type lora --target_modules ")
     rounded = load_policy(character_directory, dtype=torch.bfloat16)
     with pytest.raises(DataError) as caught:
-        adapter_files.load(rounded.adapt(AdapterRules(rank=3), seed=0), folder)
+        files.load(rounded.adapt(AdapterRules(rank=3), seed=0), folder)
     assert caught.value.problem.code == "adapters.other_base"
 
 
 def test_a_directory_of_adapters_is_no_model_and_says_what_to_do(character_directory: Path, tmp_path: Path) -> None:
     trained(character_directory).save_pretrained(tmp_path / "model")
     folder = tmp_path / "model" / "adapter"
-    assert adapter_files.is_adapter_directory(folder)
-    assert not adapter_files.is_adapter_directory(tmp_path / "model")
+    assert files.is_adapter_directory(folder)
+    assert not files.is_adapter_directory(tmp_path / "model")
     with pytest.raises(DataError) as caught:
         load_policy(folder)
     assert caught.value.problem.code == "models.adapters_alone"
@@ -123,7 +123,7 @@ def test_a_base_that_is_gone_is_named(character_directory: Path, tmp_path: Path)
     trained(tmp_path / "base").save_pretrained(tmp_path / "model")
     shutil.rmtree(tmp_path / "base")
     with pytest.raises(DataError, match="is not there") as caught:
-        adapter_files.base_directory(tmp_path / "model" / "adapter")
+        files.base_directory(tmp_path / "model" / "adapter")
     assert str(tmp_path / "base") in caught.value.problem.do
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rft_models import adapter_files
-from rft_models.adapter_settings import AdapterKind
-from rft_models.adapters import AdapterRules
-from rft_models.load import load_policy
-from rft_models.meta_load import load_on_meta
-from rft_models.policy import CausalPolicy
+from rft_models.lora import files as adapter_files
+from rft_models.lora.adapters import AdapterRules
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
+from rft_models.policy.load_on_meta import load_on_meta
+from rft_models.settings import AdapterKind
 
 KINDS: list[AdapterKind] = ["lora", "dora"]
 

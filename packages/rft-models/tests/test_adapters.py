@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError
-from rft_models.adapter_dropout import mix
-from rft_models.adapter_settings import AdapterKind
-from rft_models.adapters import AdapterRules, WithoutAdapters, preview
-from rft_models.decode import FunctionalDecoder
-from rft_models.freezing import FreezeRules
-from rft_models.load import load_policy, load_reference, make_policy
-from rft_models.policy import CausalPolicy
+from rft_models.decode.fast_decoder import FunctionalDecoder
+from rft_models.lora.adapters import AdapterRules, WithoutAdapters, preview
+from rft_models.lora.dropout import mix
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.freezing import FreezeRules
+from rft_models.policy.load import load_policy, load_reference, make_policy
+from rft_models.settings import AdapterKind
 
 Build = Callable[..., Any]
 VOCAB, LENGTHS = 61, (7, 1, 12, 3, 9)

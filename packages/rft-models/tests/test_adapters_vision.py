@@ -8,11 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
-from rft_models.adapters import AdapterRules, preview
-from rft_models.build import build_character_tokenizer
-from rft_models.load import load_policy
-from rft_models.vision.build import build_vision_model
-from rft_models.vision.codec import HfVisionCodec
+from rft_models.lora.adapters import AdapterRules, preview
+from rft_models.policy.load import load_policy
+from rft_models.tiny_models.text import build_character_tokenizer
+from rft_models.tiny_models.vision import build_vision_model
+from rft_models.vision.processor import HfVisionCodec
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz ?"
 

@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_models import attention_choice
-from rft_models.attention_choice import FlashAttn, TorchVarlen, choose_attention, describe_attention
-from rft_models.backbone import Backbone
-from rft_models.load import make_policy
-from rft_models.packed_attention import PackedLayout
-from rft_models.shared_prompts import share_prompts
-from rft_models.varlen_attention import Piece, Sequences
+from rft_models.attention import kernels
+from rft_models.attention.kernels import FlashAttn, TorchVarlen, choose_attention, describe_attention
+from rft_models.attention.packed import PackedLayout
+from rft_models.attention.shared_prefix import share_prompts
+from rft_models.attention.varlen import Piece, Sequences
+from rft_models.backbone.backbone import Backbone
+from rft_models.policy.load import make_policy
 
 Build = Callable[..., Any]
 
@@ -193,7 +193,7 @@ def test_the_libraries_are_called_with_their_own_names(window: int | None, told:
 
 
 def test_torchs_own_function_has_the_arguments_that_it_is_called_with() -> None:
-    function, missing = attention_choice._torchs_own()
+    function, missing = kernels._torchs_own()
     assert (function is not None) != bool(missing)
 
 
@@ -221,7 +221,7 @@ def test_on_a_gpu_torchs_varlen_is_used_unless_the_package_is_asked_for_and_ther
     module: Any = ModuleType("flash_attn")
     module.flash_attn_varlen_func = Told()
     monkeypatch.setitem(sys.modules, "flash_attn", module)
-    monkeypatch.setattr(attention_choice, "find_spec", lambda name: module)
+    monkeypatch.setattr(kernels, "find_spec", lambda name: module)
     assert isinstance(choose_attention("cuda", torch.bfloat16, flash_attn=True).kernel, FlashAttn)
     assert isinstance(choose_attention("cuda", torch.bfloat16).kernel, TorchVarlen)
     del module.flash_attn_varlen_func

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rft_core.errors import DataError
-from rft_models.build import build_bpe_tokenizer
-from rft_models.chat_turns import TurnRenderer
-from rft_models.text import HfTextCodec
+from rft_models.tiny_models.text import build_bpe_tokenizer
+from rft_models.tokenization.chat_template import TurnRenderer
+from rft_models.tokenization.tokenizer import HfTextCodec
 
 CHATML = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"

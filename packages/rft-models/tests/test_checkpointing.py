@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rft_core.errors import OptionsError
-from rft_models.checkpointing import Checkpointing, apply
-from rft_models.load import make_policy
+from rft_models.layers.gradient_checkpointing import Checkpointing, apply
+from rft_models.policy.load import make_policy
 
 Build = Callable[..., Any]
 FULL, SELECTIVE, ALTERNATE = Checkpointing(), Checkpointing(selective=True), Checkpointing(every=2)
@@ -109,7 +109,7 @@ def test_evaluation_recomputes_nothing(tiny_model: Build) -> None:
 
 def test_frozen_layers_below_are_not_gone_through_again(tiny_model: Build) -> None:
     """With nothing to train below a layer, its input needs no gradient and the backward pass stops there."""
-    from rft_models.freezing import FreezeRules
+    from rft_models.policy.freezing import FreezeRules
 
     policy = make_policy(tiny_model("qwen2"), None, packed=True, gradient_checkpointing=True).train()
     policy.freeze(FreezeRules.of("model.embed_tokens,model.layers.0"))

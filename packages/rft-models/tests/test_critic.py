@@ -17,9 +17,9 @@ from torch import Tensor
 
 from rft_core.errors import DataError, OptionsError, PreflightError
 from rft_core.keyed_random import derive_key
-from rft_models.critic import CausalCritic, load_critic, make_critic
-from rft_models.load import load_policy
-from rft_models.value_head import initial_head
+from rft_models.critic.causal_critic import CausalCritic, load_critic, make_critic
+from rft_models.critic.value_head import initial_head
+from rft_models.policy.load import load_policy
 
 VOCAB = 61
 Build = Callable[..., Any]

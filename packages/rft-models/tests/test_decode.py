@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError
-from rft_models import row_blocks
-from rft_models.decode import FunctionalDecoder
-from rft_models.decode_general import GeneralDecoder
-from rft_models.families import FAST_DECODE_FAMILIES, PACKED_FAMILIES
-from rft_models.load import make_policy
-from rft_models.policy import CausalPolicy
+from rft_models.decode import row_groups
+from rft_models.decode.fast_decoder import FunctionalDecoder
+from rft_models.decode.hf_decoder import GeneralDecoder
+from rft_models.families.registry import FAST_DECODE_FAMILIES, PACKED_FAMILIES
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import make_policy
 
 Build = Callable[..., Any]
 VOCAB = 61
@@ -115,7 +115,7 @@ def test_decoding_equals_the_training_forward(kind: type, model_type: str, tiny_
 def test_rows_that_are_computed_in_blocks_equal_the_training_forward(
     model_type: str, tiny_model: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(row_blocks._WORTH, "cpu", 0)
+    monkeypatch.setitem(row_groups._WORTH, "cpu", 0)
     policy = make_policy(tiny_model(model_type), None, packed=True)
     session = Session(policy, FunctionalDecoder(policy))
     rows_come_and_go(session)

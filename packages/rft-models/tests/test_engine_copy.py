@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import PreflightError, ServiceError
-from rft_models import patches
-from rft_models.engine_copy import EngineCopy, is_sharded, needs_copy
-from rft_models.families import FAST_DECODE_FAMILIES, PACKED_FAMILIES
-from rft_models.freezing import FreezeRules
-from rft_models.load import make_policy
-from rft_models.policy import CausalPolicy
+from rft_models.decode.weight_copy import EngineCopy, is_sharded, needs_copy
+from rft_models.families import patches
+from rft_models.families.registry import FAST_DECODE_FAMILIES, PACKED_FAMILIES
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.freezing import FreezeRules
+from rft_models.policy.load import make_policy
 
 Build = Callable[..., Any]
 EVERY = sorted({*PACKED_FAMILIES, "gpt2"})

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_models.families import PACKED_FAMILIES
-from rft_models.load import make_policy
-from rft_models.policy import CausalPolicy
-from rft_models.shared_prompts import share_prompts
+from rft_models.attention.shared_prefix import share_prompts
+from rft_models.families.registry import PACKED_FAMILIES
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import make_policy
 
 Build = Callable[..., Any]
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]

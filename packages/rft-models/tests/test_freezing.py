@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError
-from rft_models.freezing import FreezeRules, preview
-from rft_models.load import load_policy, make_policy
-from rft_models.policy import CausalPolicy
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.freezing import FreezeRules, preview
+from rft_models.policy.load import load_policy, make_policy
 
 Build = Callable[..., Any]
 FIRST = 50

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_models import fused_loss as module
-from rft_models.fused_loss import TokenObjective, linear_loss
-from rft_models.head_sums import IGNORED
-from rft_models.logprobs import linear_logprobs
+from rft_models.logprobs import fused_loss as module
+from rft_models.logprobs.fused_loss import TokenObjective, linear_loss
+from rft_models.logprobs.linear_logprobs import linear_logprobs
+from rft_models.logprobs.row_statistics import IGNORED
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -130,7 +130,7 @@ def test_a_frozen_head_gets_no_gradient_and_costs_no_product(monkeypatch: pytest
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a product for a frozen matrix")
 
-    monkeypatch.setattr("rft_models.head_slabs.product_tn", refuse)
+    monkeypatch.setattr("rft_models.logprobs.vocab_slabs.product_tn", refuse)
     found = linear_loss(hidden, weight, targets, lambda logprobs, entropy, rows: logprobs, chunk_size=10)
     (ours,) = torch.autograd.grad(found.loss, (hidden,))
     expected = torch.log_softmax(hidden @ weight.T, -1).gather(1, targets[:, None]).sum()

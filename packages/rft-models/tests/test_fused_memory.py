@@ -12,16 +12,16 @@ import sys
 
 import torch
 
-from rft_models.fused_loss import chunk_for
 from rft_models.head_memory import HeadPath, head_memory
-from rft_models.logprobs import slab_for
+from rft_models.logprobs.fused_loss import chunk_for
+from rft_models.logprobs.linear_logprobs import slab_for
 
 _MEASURE = """
 import ctypes, gc, json, os, sys
 from pathlib import Path
 import torch
-from rft_models import logprobs
-from rft_models.fused_loss import linear_loss
+from rft_models.logprobs import linear_logprobs as logprobs
+from rft_models.logprobs.fused_loss import linear_loss
 
 torch.set_num_threads(1)
 

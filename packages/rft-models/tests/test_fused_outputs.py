@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_models import ops
-from rft_models.fused_loss import linear_loss
-from rft_models.head_compiled import compiled_epilogue
-from rft_models.head_epilogue import EagerEpilogue, Shape
-from rft_models.head_sums import IGNORED, SlabSums, VocabularyShard
-from rft_models.logprobs import linear_logprobs, linear_outputs
+from rft_models.logprobs import backend
+from rft_models.logprobs.epilogue import EagerEpilogue, Shape
+from rft_models.logprobs.epilogue_compiled import compiled_epilogue
+from rft_models.logprobs.fused_loss import linear_loss
+from rft_models.logprobs.linear_logprobs import linear_logprobs, linear_outputs
+from rft_models.logprobs.row_statistics import IGNORED, SlabSums, VocabularyShard
 
 ROWS, WIDTH, VOCAB = 13, 6, 53
 
@@ -190,11 +190,11 @@ def test_ranks_exchange_a_few_numbers_a_row() -> None:
 
 
 def test_small_heads_and_float64_are_plain_torch_and_say_why() -> None:
-    small = ops.choose_epilogue(torch.zeros(2, 2), 1000, Shape(1.0, None))
+    small = backend.choose_epilogue(torch.zeros(2, 2), 1000, Shape(1.0, None))
     assert (small.name, "too few" in small.reason) == ("eager", True)
-    wide = ops.choose_epilogue(torch.zeros(2, 2, dtype=torch.float64), 10**9, Shape(1.0, None), "compiled")
+    wide = backend.choose_epilogue(torch.zeros(2, 2, dtype=torch.float64), 10**9, Shape(1.0, None), "compiled")
     assert (wide.name, "float64" in wide.reason) == ("eager", True)
-    absent = ops.choose_epilogue(torch.zeros(2, 2), 10**9, Shape(1.0, None), "kernels")
+    absent = backend.choose_epilogue(torch.zeros(2, 2), 10**9, Shape(1.0, None), "kernels")
     assert (absent.name, "cpu" in absent.reason) == ("eager", True)
 
 
@@ -202,7 +202,7 @@ def test_without_a_compiler_plain_torch_runs_and_says_so(monkeypatch: pytest.Mon
     monkeypatch.setattr("shutil.which", lambda name: None)
     compiled_epilogue.cache_clear()
     try:
-        found = ops.choose_epilogue(torch.zeros(2, 2), 10**9, Shape(1.0, None))
+        found = backend.choose_epilogue(torch.zeros(2, 2), 10**9, Shape(1.0, None))
         assert (found.name, "no C++ compiler" in found.reason) == ("eager", True)
     finally:
         compiled_epilogue.cache_clear()
@@ -213,15 +213,15 @@ def test_a_failing_compilation_falls_back_and_says_so(monkeypatch: pytest.Monkey
     def fail(*_: object, **__: object) -> float:
         raise error
 
-    monkeypatch.setattr("rft_models.head_compiled._disagreement", fail)
+    monkeypatch.setattr("rft_models.logprobs.epilogue_compiled._disagreement", fail)
     compiled_epilogue.cache_clear()
     try:
-        found = ops.choose_epilogue(torch.zeros(2, 2), 10**9, Shape(0.9, None))
+        found = backend.choose_epilogue(torch.zeros(2, 2), 10**9, Shape(0.9, None))
         assert found.name == "eager"
         assert str(error).splitlines()[0] in found.reason
-        monkeypatch.setattr("rft_models.head_compiled._disagreement", lambda *_: 2e-5)
+        monkeypatch.setattr("rft_models.logprobs.epilogue_compiled._disagreement", lambda *_: 2e-5)
         compiled_epilogue.cache_clear()
-        assert "2.0e-05 apart" in ops.choose_epilogue(torch.zeros(2, 2), 10**9, Shape(0.9, None)).reason
+        assert "2.0e-05 apart" in backend.choose_epilogue(torch.zeros(2, 2), 10**9, Shape(0.9, None)).reason
     finally:
         compiled_epilogue.cache_clear()
 
@@ -277,10 +277,10 @@ def reference_kernels() -> ModuleType:
 def test_kernels_are_called_by_their_signatures_and_merge(
     monkeypatch: pytest.MonkeyPatch, fuses: bool, softcap: float | None, chunk_size: int | None
 ) -> None:
-    kernels = ops.KernelEpilogue(reference_kernels(), "a test")
-    monkeypatch.setattr("rft_models.logprobs.choose_epilogue", lambda *_: kernels)
-    monkeypatch.setattr("rft_models.fused_loss.choose_epilogue", lambda *_: kernels)
-    monkeypatch.setattr(ops, "_FUSED_WIDTH", 2048 if fuses else 0)
+    kernels = backend.KernelEpilogue(reference_kernels(), "a test")
+    monkeypatch.setattr("rft_models.logprobs.linear_logprobs.choose_epilogue", lambda *_: kernels)
+    monkeypatch.setattr("rft_models.logprobs.fused_loss.choose_epilogue", lambda *_: kernels)
+    monkeypatch.setattr(backend, "_FUSED_WIDTH", 2048 if fuses else 0)
     hidden, weight, bias, targets = (x.float() if x.is_floating_point() else x for x in inputs())
     targets[1] = IGNORED
     leaves = [hidden.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()]

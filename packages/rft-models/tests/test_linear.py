@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from rft_models.linear import FastLinear, linear, product_nt, product_tn, use_fast_linears
+from rft_models.layers.fast_linear import FastLinear, linear, product_nt, product_tn, use_fast_linears
 
 
 @pytest.mark.parametrize("shape", [(64, 24), (3, 40, 24), (2, 24), (0, 24)])

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rft_core.errors import DataError, OptionsError, PreflightError, RftError
-from rft_models.load import load_policy, load_reference
-from rft_models.text import load_tokenizer
+from rft_models.policy.load import load_policy, load_reference
+from rft_models.tokenization.tokenizer import load_tokenizer
 
 
 @pytest.fixture

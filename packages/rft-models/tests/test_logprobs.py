@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_models import logprobs as module
-from rft_models.logprobs import linear_logprobs
+from rft_models.logprobs import linear_logprobs as module
+from rft_models.logprobs.linear_logprobs import linear_logprobs
 
 
 def inputs(rows: int = 7, width: int = 5, vocab: int = 23, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from rft_core.errors import DataError, OptionsError
-from rft_models import families, own_models, patches
-from rft_models.critic import load_critic
-from rft_models.load import load_policy
-from rft_models.own_models import load_model_code, register_family
-from rft_models.patches import is_patched, registered_patches
+from rft_models.critic.causal_critic import load_critic
+from rft_models.families import custom, patches, registry
+from rft_models.families.custom import load_model_code, register_family
+from rft_models.families.patches import is_patched, registered_patches
+from rft_models.policy.load import load_policy
 
 FAMILY = """
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from rft_models.own_models import register_family
+from rft_models.families.custom import register_family
 
 
 class OwnConfig(LlamaConfig):
@@ -54,7 +54,7 @@ class OwnForCausalLM(LlamaForCausalLM):
 register_family(OwnForCausalLM, decoder=OwnModel, packed=PACKED)
 """
 PATCH = """
-from rft_models.patches import register_patch
+from rft_models.families.patches import register_patch
 
 
 def widen(model):
@@ -68,8 +68,8 @@ register_patch("qwen2", widen)
 @pytest.fixture(autouse=True)
 def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(patches, "_PATCHES", {})
-    monkeypatch.setattr(own_models, "_FROM_FILES", {})
-    monkeypatch.setattr(families, "OWN_FAMILIES", {})
+    monkeypatch.setattr(custom, "_FROM_FILES", {})
+    monkeypatch.setattr(registry, "OWN_FAMILIES", {})
     from transformers import CONFIG_MAPPING
 
     yield
@@ -148,7 +148,7 @@ def test_without_its_file_the_family_is_unknown_and_the_error_names_the_flag(
     from transformers import CONFIG_MAPPING
 
     CONFIG_MAPPING._extra_content.pop("own_toy")
-    families.OWN_FAMILIES.clear()
+    registry.OWN_FAMILIES.clear()
     with pytest.raises(DataError) as caught:
         load_policy(directory)
     assert "--model_code" in caught.value.problem.do
@@ -173,9 +173,9 @@ def test_the_files_of_a_folder_act_once_each_however_often_they_are_read(
     assert is_patched(policy.model)
     assert policy.model.model.norm.variance_epsilon == 0.5
     assert load_model_code("") == []
-    assert not own_models.any_patch_by_hand()
+    assert not custom.any_patch_by_hand()
     patches.register_patch("llama", print)
-    assert own_models.any_patch_by_hand()
+    assert custom.any_patch_by_hand()
 
 
 @pytest.mark.parametrize(

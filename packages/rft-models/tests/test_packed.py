@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError
-from rft_models.attention_interface import attention_function
-from rft_models.load import make_policy
-from rft_models.packed_attention import PackedLayout, packed_attention
+from rft_models.attention.hf_interface import attention_function
+from rft_models.attention.packed import PackedLayout, packed_attention
+from rft_models.policy.load import make_policy
 
 VOCAB = 61
 Build = Callable[..., Any]

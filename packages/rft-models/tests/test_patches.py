@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from rft_core.errors import OptionsError, PreflightError
-from rft_models import patches
-from rft_models.decode import FunctionalDecoder
-from rft_models.decode_general import GeneralDecoder
-from rft_models.load import load_policy, load_reference
-from rft_models.patches import is_patched, register_patch, registered_patches, unregister_patch
-from rft_models.policy import CausalPolicy
+from rft_models.decode.fast_decoder import FunctionalDecoder
+from rft_models.decode.hf_decoder import GeneralDecoder
+from rft_models.families import patches
+from rft_models.families.patches import is_patched, register_patch, registered_patches, unregister_patch
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy, load_reference
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_models.load import make_policy
-from rft_models.policy import CausalPolicy
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import make_policy
 
 Build = Callable[..., Any]
 VOCAB = 61

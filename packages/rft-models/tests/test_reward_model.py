@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rft_core.errors import DataError, OptionsError
-from rft_models.critic import load_critic
-from rft_models.reward_files import load_reward_model, make_reward_model, new_reward_model, with_weights
-from rft_models.reward_head import AttentionPooling, last_tokens, new_head
-from rft_models.reward_model import RewardModel
-from rft_models.reward_spec import RewardSpec
+from rft_models.critic.causal_critic import load_critic
+from rft_models.reward_model.head import AttentionPooling, last_tokens, new_head
+from rft_models.reward_model.loading import load_reward_model, make_reward_model, new_reward_model, with_weights
+from rft_models.reward_model.model import RewardModel
+from rft_models.reward_model.spec import RewardSpec
 
 VOCAB = 61
 Build = Callable[..., Any]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from rft_models.build import build_bpe_tokenizer, build_decoder
-from rft_models.reward_files import new_reward_model
-from rft_models.reward_spec import RewardSpec
-from rft_models.reward_text import RewardTextScorer, shared_lengths
+from rft_models.reward_model.loading import new_reward_model
+from rft_models.reward_model.scorer import RewardTextScorer, shared_lengths
+from rft_models.reward_model.spec import RewardSpec
+from rft_models.tiny_models.text import build_bpe_tokenizer, build_decoder
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"

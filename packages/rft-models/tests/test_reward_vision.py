@@ -14,16 +14,16 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from rft_models.critic import load_critic
-from rft_models.planned_images import PlannedImages
-from rft_models.reward_files import load_reward_model, new_reward_model
-from rft_models.reward_images import SharedImages
-from rft_models.reward_spec import RewardSpec
-from rft_models.reward_text import RewardTextScorer
-from rft_models.tower_sizes import tower_sizes
-from rft_models.vision.codec import HfVisionCodec, load_vision_codec
-from rft_models.vision.families import VISION_FAMILIES
-from rft_models.vision.images import PixelRules
+from rft_models.critic.causal_critic import load_critic
+from rft_models.families.vision import VISION_FAMILIES
+from rft_models.files.vision_tower_sizes import tower_sizes
+from rft_models.reward_model.loading import load_reward_model, new_reward_model
+from rft_models.reward_model.scorer import RewardTextScorer
+from rft_models.reward_model.shared_images import SharedImages
+from rft_models.reward_model.spec import RewardSpec
+from rft_models.vision.image_files import PixelRules
+from rft_models.vision.processor import HfVisionCodec, load_vision_codec
+from rft_models.vision.token_counts import PlannedImages
 
 FAMILIES = sorted(VISION_FAMILIES)
 Directory = Callable[[str], Path]
@@ -210,7 +210,7 @@ def test_tokens_are_counted_without_an_image(vision_directory: Directory, model_
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_the_tower_is_counted_without_weights(vision_directory: Directory, model_type: str) -> None:
-    from rft_models.load import load_policy
+    from rft_models.policy.load import load_policy
 
     found = tower_sizes(vision_directory(model_type))
     assert found is not None

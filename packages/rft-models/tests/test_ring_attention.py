@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_models.packed_attention import PackedLayout, PiecedLayout
-from rft_models.ring_attention import ring_attention
-from rft_models.ring_layout import RingRow, Sight, inverse, num_seen, zigzag
-from rft_models.sequence_split import takes_ring
-from rft_models.shared_prompts import share_prompts
+from rft_models.attention.packed import PackedLayout, PiecedLayout
+from rft_models.attention.ring import ring_attention
+from rft_models.attention.ring_layout import RingRow, Sight, inverse, num_seen, zigzag
+from rft_models.attention.sequence_parallel import takes_ring
+from rft_models.attention.shared_prefix import share_prompts
 
 WIDTH = 4
 

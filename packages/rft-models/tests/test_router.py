@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError, PreflightError
-from rft_models.checkpointing import Checkpointing
-from rft_models.load import make_policy
-from rft_models.policy import CausalPolicy
-from rft_models.router import Router, balance, count_experts, router_facts, router_of, verify_router
-from rft_models.shared_prompts import share_prompts
+from rft_models.attention.shared_prefix import share_prompts
+from rft_models.layers.gradient_checkpointing import Checkpointing
+from rft_models.layers.moe_router import Router, balance, count_experts, router_facts, router_of, verify_router
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import make_policy
 
 Build = Callable[..., Any]
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]

@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from rft_models.cache import StaticCache
-from rft_models.row_blocks import blocks_of, cuts, whole_block
+from rft_models.decode.kv_cache import StaticCache
+from rft_models.decode.row_groups import blocks_of, cuts, whole_block
 
 
 def cache_of(lengths: list[int], copies: list[int], own: list[int]) -> StaticCache:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rft_models.saved_names import as_saved
+from rft_models.files.checkpoint_names import as_saved
 
 Build = Callable[..., Any]
 

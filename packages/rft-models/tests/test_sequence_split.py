@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_models.sequence_split import even_share
+from rft_models.attention.sequence_parallel import even_share
 
 
 class OneOf:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_models.load import make_policy
-from rft_models.shared_prompts import PromptGroup, share_prompts
+from rft_models.attention.shared_prefix import PromptGroup, share_prompts
+from rft_models.policy.load import make_policy
 
 VOCAB = 61
 Build = Callable[..., Any]
@@ -81,7 +81,7 @@ def test_with_dropout_each_copy_of_a_prompt_draws_its_own(tiny_model: Build, mon
     def noted(*batch: Tensor) -> None:
         asked.append(True)
 
-    monkeypatch.setattr("rft_models.backbone.share_prompts", noted)
+    monkeypatch.setattr("rft_models.backbone.backbone.share_prompts", noted)
     policy.train().token_logprobs(*grouped_batch())
     assert not asked
     policy.eval().token_logprobs(*grouped_batch())

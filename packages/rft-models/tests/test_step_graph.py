@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from rft_models import step_graph
-from rft_models.decode import FunctionalDecoder
-from rft_models.families import FAST_DECODE_FAMILIES
-from rft_models.load import make_policy
+from rft_models.decode import cuda_graphs
+from rft_models.decode.fast_decoder import FunctionalDecoder
+from rft_models.families.registry import FAST_DECODE_FAMILIES
+from rft_models.policy.load import make_policy
 
 Build = Callable[..., Any]
 WAITING = {"_local_scalar_dense", "nonzero", "unique_dim", "_unique2", "unique_consecutive"}
@@ -206,7 +206,7 @@ def test_what_lies_on_the_host_is_brought_over_before_the_recording(
     twins: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair, inside, made = twins(), [False], [0]
-    record, whole_block = pair.tape.record, step_graph.whole_block
+    record, whole_block = pair.tape.record, cuda_graphs.whole_block
 
     def recording(forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
         inside[0] = True
@@ -221,7 +221,7 @@ def test_what_lies_on_the_host_is_brought_over_before_the_recording(
         return whole_block(cache)
 
     monkeypatch.setattr(pair.tape, "record", recording)
-    monkeypatch.setattr(step_graph, "whole_block", outside)
+    monkeypatch.setattr(cuda_graphs, "whole_block", outside)
     pair.prefill([4, 9], [2, 1])
     pair.step(6)
     assert made[0] == pair.num_recordings == 1

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from rft_core.errors import OptionsError, PreflightError
-from rft_models.adapters import AdapterRules
-from rft_models.load import make_policy
-from rft_models.policy import CausalPolicy
-from rft_models.tensor_plan import cut_policy, tensor_plan
+from rft_models.lora.adapters import AdapterRules
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import make_policy
+from rft_models.policy.tensor_parallel_plan import cut_policy, tensor_plan
 
 TINY: dict[str, Any] = {
     "vocab_size": 61,

@@ -12,15 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rft_core.errors import DataError, OptionsError
-from rft_models.build import (
+from rft_models.policy.load import load_policy
+from rft_models.tiny_models.text import (
     build_bpe_tokenizer,
     build_character_model,
     build_character_tokenizer,
     build_decoder,
     draw_weights,
 )
-from rft_models.load import load_policy
-from rft_models.text import HfTextCodec, load_tokenizer
+from rft_models.tokenization.tokenizer import HfTextCodec, load_tokenizer
 
 ALPHABET = "0123456789+= \n"
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "caf\u00e9 \U0001f600 12 + 30 = 42"] * 4

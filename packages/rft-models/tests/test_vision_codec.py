@@ -13,14 +13,14 @@ import torch
 from PIL import Image
 
 from rft_core.errors import DataError, RftError
-from rft_models.attention_choice import describe_attention
-from rft_models.freezing import FreezeRules, preview
-from rft_models.load import load_policy
-from rft_models.model_facts import model_facts
-from rft_models.text import load_tokenizer
-from rft_models.vision.codec import HfVisionCodec, load_codec, load_vision_codec
-from rft_models.vision.families import VISION_FAMILIES
-from rft_models.vision.images import PixelRules
+from rft_models.attention.kernels import describe_attention
+from rft_models.families.vision import VISION_FAMILIES
+from rft_models.loading.context_length import model_facts
+from rft_models.policy.freezing import FreezeRules, preview
+from rft_models.policy.load import load_policy
+from rft_models.tokenization.tokenizer import load_tokenizer
+from rft_models.vision.image_files import PixelRules
+from rft_models.vision.processor import HfVisionCodec, load_codec, load_vision_codec
 
 FAMILIES = sorted(VISION_FAMILIES)
 Directory = Callable[[str], Path]

@@ -14,17 +14,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rft_core.errors import OptionsError, PreflightError
-from rft_models.adapters import AdapterRules
-from rft_models.backbone import own_attention
-from rft_models.build import build_character_tokenizer
-from rft_models.checkpointing import Checkpointing
-from rft_models.critic import CausalCritic, load_critic
-from rft_models.load import load_policy
-from rft_models.vision.agreement import refuse_other_inputs
-from rft_models.vision.build import VisionSizes, build_vision_model
-from rft_models.vision.codec import HfVisionCodec, load_vision_codec
-from rft_models.vision.families import VISION_FAMILIES
-from rft_models.vision.records import Media
+from rft_models.backbone.backbone import own_attention
+from rft_models.critic.causal_critic import CausalCritic, load_critic
+from rft_models.families.vision import VISION_FAMILIES
+from rft_models.layers.gradient_checkpointing import Checkpointing
+from rft_models.lora.adapters import AdapterRules
+from rft_models.policy.load import load_policy
+from rft_models.tiny_models.text import build_character_tokenizer
+from rft_models.tiny_models.vision import VisionSizes, build_vision_model
+from rft_models.vision.compatibility import refuse_other_inputs
+from rft_models.vision.media import Media
+from rft_models.vision.processor import HfVisionCodec, load_vision_codec
 
 FAMILIES = sorted(VISION_FAMILIES)
 Directory = Callable[[str], Path]

@@ -10,14 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
-from rft_models.decode import DecodableModel, FunctionalDecoder
-from rft_models.decode_general import GeneralDecoder
-from rft_models.engine_copy import EngineCopy
-from rft_models.load import load_policy
-from rft_models.policy import CausalPolicy
-from rft_models.vision.codec import HfVisionCodec
-from rft_models.vision.families import VISION_FAMILIES
-from rft_models.vision.records import Media
+from rft_models.decode.fast_decoder import DecodableModel, FunctionalDecoder
+from rft_models.decode.hf_decoder import GeneralDecoder
+from rft_models.decode.weight_copy import EngineCopy
+from rft_models.families.vision import VISION_FAMILIES
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
+from rft_models.vision.media import Media
+from rft_models.vision.processor import HfVisionCodec
 
 FAMILIES = sorted(VISION_FAMILIES)
 NUM_NEW = 6

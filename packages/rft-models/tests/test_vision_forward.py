@@ -14,13 +14,13 @@ from PIL import Image
 from torch import Tensor
 
 from rft_core.errors import PreflightError, RftError
-from rft_models.backbone import own_attention
-from rft_models.checkpointing import Checkpointing
-from rft_models.load import load_policy
-from rft_models.policy import CausalPolicy
-from rft_models.vision.codec import HfVisionCodec
-from rft_models.vision.families import VISION_FAMILIES
-from rft_models.vision.records import Media
+from rft_models.backbone.backbone import own_attention
+from rft_models.families.vision import VISION_FAMILIES
+from rft_models.layers.gradient_checkpointing import Checkpointing
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
+from rft_models.vision.media import Media
+from rft_models.vision.processor import HfVisionCodec
 
 FAMILIES = sorted(VISION_FAMILIES)
 Segment = tuple[list[int], int, Media | None]

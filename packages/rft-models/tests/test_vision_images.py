@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 from rft_core.errors import DataError, OptionsError, RftError
-from rft_models.vision.build import build_vision_model
-from rft_models.vision.images import PixelRules, open_image
+from rft_models.tiny_models.vision import build_vision_model
+from rft_models.vision.image_files import PixelRules, open_image
 
 RED = (200, 30, 40)
 

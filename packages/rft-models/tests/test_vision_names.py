@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rft_core.errors import DataError, RftError
-from rft_models.load import load_policy, refuse_other_kinds
-from rft_models.meta_load import load_on_meta
-from rft_models.model_facts import model_facts
-from rft_models.policy import CausalPolicy
-from rft_models.saved_names import as_saved, own_names
-from rft_models.vision.codec import load_vision_codec
-from rft_models.vision.families import VISION_FAMILIES
+from rft_models.families.vision import VISION_FAMILIES
+from rft_models.files.checkpoint_names import as_saved, own_names
+from rft_models.loading.context_length import model_facts
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy, refuse_other_kinds
+from rft_models.policy.load_on_meta import load_on_meta
+from rft_models.vision.processor import load_vision_codec
 
 FAMILIES = sorted(VISION_FAMILIES)
 Directory = Callable[[str], Path]

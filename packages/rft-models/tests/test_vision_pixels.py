@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from rft_core.errors import OptionsError
-from rft_models.vision.codec import HfVisionCodec, load_vision_codec
-from rft_models.vision.images import PixelRules
+from rft_models.vision.image_files import PixelRules
+from rft_models.vision.processor import HfVisionCodec, load_vision_codec
 
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 Directory = Callable[[str], Path]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rft_models.load import load_policy
-from rft_models.vision.positions import position_offset, positions_of
-from rft_models.vision.records import ImageInputs, Media
+from rft_models.policy.load import load_policy
+from rft_models.vision.media import ImageInputs, Media
+from rft_models.vision.mrope import position_offset, positions_of
 
 IMAGE = 99
 

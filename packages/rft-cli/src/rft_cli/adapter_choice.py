@@ -9,12 +9,11 @@ from typing import Any
 from rft_cli.checkpointing import Restored
 from rft_cli.model_choice import freezing_of
 from rft_core.errors import CheckpointError, DataError
-from rft_models import adapter_files
-from rft_models.adapter_settings import AdapterSettings
-from rft_models.adapters import AdapterRules, refuse_beside
-from rft_models.critic import CausalCritic
-from rft_models.policy import CausalPolicy
-from rft_models.settings import ModelSettings
+from rft_models.critic.causal_critic import CausalCritic
+from rft_models.lora import files
+from rft_models.lora.adapters import AdapterRules, refuse_beside
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.settings import AdapterSettings, ModelSettings
 
 
 def rules_of(settings: AdapterSettings) -> AdapterRules | None:
@@ -35,7 +34,7 @@ def weights_directory(settings: AdapterSettings, pretrain: str | Path, restored:
     if not settings.lora_rank:
         return restored.model_directory
     try:
-        return adapter_files.base_directory(_folder(restored))
+        return files.base_directory(_folder(restored))
     except DataError:
         return pretrain  # it was moved; the fingerprint says whether this is it
 
@@ -59,7 +58,7 @@ def adapt(
     refuse_beside(rules, freezing_of(model).freezes, "--lora_rank")
     adapters = policy.adapt(rules, seed=seed, base=base)
     if restored is not None:
-        adapter_files.load(adapters, _folder(restored))
+        files.load(adapters, _folder(restored))
         if policy.unread is None:  # else when its blocks have been read
             policy.verify()
 
@@ -85,7 +84,7 @@ def counting(policy: CausalPolicy, schedule: Callable[[int], float]) -> Callable
 
 
 def _folder(restored: Restored) -> Path:
-    folder = restored.model_directory / adapter_files.FOLDER
+    folder = restored.model_directory / files.FOLDER
     if folder.is_dir():
         return folder
     raise CheckpointError(
@@ -107,7 +106,7 @@ def adapter_lines(settings: AdapterSettings, pretrain: str, *, needs_reference: 
     rules = rules_of(settings)
     if rules is None:
         return []
-    from rft_models.adapters import preview
+    from rft_models.lora.adapters import preview
 
     told: list[str] = preview(pretrain, rules)
     if needs_reference:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rft_models.adapter_files import config_text
-from rft_models.policy import CausalPolicy
+from rft_models.lora.files import config_text
+from rft_models.policy.causal_policy import CausalPolicy
 
 Provider = Callable[[], Iterable[tuple[str, Tensor]]]
 MOST_ALONE = 512

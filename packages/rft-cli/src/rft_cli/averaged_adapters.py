@@ -14,14 +14,14 @@ from rft_cli.exporting_adapter import MERGED_LIMIT, differs, load_adapted, logpr
 from rft_core.errors import OptionsError
 from rft_dist import ema
 from rft_dist.checkpoints.reader import Checkpoint
-from rft_models import adapter_files
-from rft_models.load import load_policy
-from rft_models.policy import CausalPolicy
+from rft_models.lora import files
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
 
 
 def has_adapters(checkpoint: Checkpoint) -> bool:
     """Whether its run trained adapters."""
-    return (checkpoint.model_directory / adapter_files.FOLDER).is_dir()
+    return (checkpoint.model_directory / files.FOLDER).is_dir()
 
 
 def export_averaged(checkpoint: Checkpoint, target: Path, dtype_name: str = "") -> None:
@@ -33,7 +33,7 @@ def export_averaged(checkpoint: Checkpoint, target: Path, dtype_name: str = "") 
         OptionsError: the checkpoint has no averages of its adapters.
         DataError: what was written computes something else.
     """
-    policy = load_adapted(checkpoint.model_directory / adapter_files.FOLDER)
+    policy = load_adapted(checkpoint.model_directory / files.FOLDER)
     _take_averages(policy, checkpoint)
 
     def write(staging: Path) -> None:

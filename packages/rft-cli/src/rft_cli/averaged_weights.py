@@ -14,8 +14,8 @@ from rft_dist import ema
 from rft_dist.checkpoints.blocks import BlockReader
 from rft_dist.checkpoints.reader import Checkpoint
 from rft_dist.collectives import Collectives
-from rft_models.policy import CausalPolicy
-from rft_models.saved_names import as_saved, own_names
+from rft_models.files.checkpoint_names import as_saved, own_names
+from rft_models.policy.causal_policy import CausalPolicy
 from rft_trainer.averaged_evaluation import AveragedEvaluator, InPlace
 from rft_trainer.evaluation import Evaluator
 

@@ -13,9 +13,9 @@ from rft_core.errors import CheckpointError, OptionsError
 from rft_dist.checkpoints.reader import Checkpoint
 from rft_dist.checkpoints.resolve import resolve_checkpoint
 from rft_dist.settings import CheckpointSettings
-from rft_models.freezing import names_of
-from rft_models.load import load_policy
-from rft_models.policy import CausalPolicy
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.freezing import names_of
+from rft_models.policy.load import load_policy
 
 _SHOWN = 3
 

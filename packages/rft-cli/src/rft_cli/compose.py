@@ -35,11 +35,11 @@ from rft_cli.model_choice import head_chunk_size
 from rft_cli.replica_choice import make_replicas, wants_replicas
 from rft_cli.settings import RlSettings
 from rft_cli.strategies import Spread, held_dtype, spread_policy, spread_reference, spreads_weights
-from rft_models.adapters import WithoutAdapters
-from rft_models.load import load_reference
-from rft_models.meta_load import load_reference_on_meta
-from rft_models.policy import CausalPolicy
-from rft_models.text import HfTextCodec
+from rft_models.lora.adapters import WithoutAdapters
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_reference
+from rft_models.policy.load_on_meta import load_reference_on_meta
+from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.annotate import LogprobAnnotator
 from rft_trainer.asynchronous.serial_reward import SerialReward
 from rft_trainer.conversations import Conversations

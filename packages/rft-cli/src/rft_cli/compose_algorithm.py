@@ -20,9 +20,9 @@ from rft_cli.model_choice import checkpointing_of
 from rft_cli.reward_names import weights_of
 from rft_cli.settings import RlSettings
 from rft_core.errors import OptionsError
-from rft_models.critic import CausalCritic, load_critic
-from rft_models.policy import CausalPolicy
-from rft_models.text import HfTextCodec
+from rft_models.critic.causal_critic import CausalCritic, load_critic
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.annotate import LogprobAnnotator
 from rft_trainer.credit import ComputeAdvantages, CreditAssigner, ScoreRules
 from rft_trainer.critic import CriticUpdater, ValueAnnotator, ValueObjective

@@ -10,8 +10,8 @@ from rft_cli.media_choice import refuse_beside_images, row_images
 from rft_cli.prompt_files import Prepared, as_prompts, read_held_out, read_training
 from rft_cli.settings import EvalSettings, RlSettings
 from rft_core.errors import OptionsError
-from rft_models.model_facts import model_facts
-from rft_models.text import HfTextCodec
+from rft_models.loading.context_length import model_facts
+from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.batch_plan import BatchPlan, plan_batches
 from rft_trainer.loops.rl import StepRules
 from rft_trainer.records import Prompt

@@ -13,13 +13,12 @@ from rft_cli.machine import Machine
 from rft_cli.model_choice import checkpointing_of, freezing_of, head_chunk_size
 from rft_cli.strategies import held_dtype
 from rft_dist.settings import AdamSettings, CheckpointSettings, StrategySettings
-from rft_models.adapter_settings import AdapterSettings
-from rft_models.load import load_policy
-from rft_models.meta_load import load_on_meta
-from rft_models.policy import CausalPolicy
-from rft_models.settings import ModelSettings
-from rft_models.tensor_sizes import refuse_uneven_model
-from rft_models.text import HfTextCodec
+from rft_models.files.divisibility import refuse_uneven_model
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
+from rft_models.policy.load_on_meta import load_on_meta
+from rft_models.settings import AdapterSettings, ModelSettings
+from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.conversations import Conversations
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.evaluation import Evaluator

@@ -21,8 +21,8 @@ from rft_cli.media_choice import refuse_beside_images, row_images
 from rft_cli.prompt_files import Prepared, demonstrations, hold_out, read_held_out, read_training
 from rft_cli.settings import SftSettings
 from rft_cli.strategies import Spread, spread_policy
-from rft_models.policy import CausalPolicy
-from rft_models.text import HfTextCodec
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.best_weights import BestWeights
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.loops.sft import EarlyStop, SupervisedRun, TokenLikelihood

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from rft_cli.conformance import DrawResult, EngineResult
 from rft_core.errors import OptionsError, PreflightError, Problem, RftError, ServiceError
-from rft_models.text import HfTextCodec
+from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.engine_gap import VERDICTS, Gap, Limits, Measured, TokenGap
 from rft_trainer.records import Prompt
 

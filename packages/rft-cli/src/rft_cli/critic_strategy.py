@@ -15,7 +15,7 @@ from rft_cli.optimizer_restore import restore_optimizer
 from rft_dist.checkpoints.shards import Shard, Wanted
 from rft_dist.replicated import ReplicatedOptimizer
 from rft_dist.settings import AdamSettings, StrategySettings
-from rft_models.critic import CausalCritic
+from rft_models.critic.causal_critic import CausalCritic
 from rft_trainer.protocols import Critic, Optimizer
 from rft_trainer.saving import StatefulTensors
 

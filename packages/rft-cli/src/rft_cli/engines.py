@@ -21,10 +21,10 @@ from rft_engine.native import NativeEngine
 from rft_engine.replicas import ReplicaEngine
 from rft_engine.settings import DecodingEngineSettings
 from rft_engine.weight_digests import WeightProvider
-from rft_models.engine_copy import EngineCopy, needs_copy
-from rft_models.hf_generate import HfGenerator
-from rft_models.policy import CausalPolicy
-from rft_models.saved_names import as_saved
+from rft_models.decode.hf_generate import HfGenerator
+from rft_models.decode.weight_copy import EngineCopy, needs_copy
+from rft_models.files.checkpoint_names import as_saved
+from rft_models.policy.causal_policy import CausalPolicy
 from rft_trainer.engine_gap import scored_tokens
 from rft_trainer.protocols import Engine
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from rft_cli.compose_data import RlData
 from rft_core.errors import DataError
-from rft_models.chat_turns import TurnRenderer
-from rft_models.model_facts import model_facts
-from rft_models.text import HfTextCodec
+from rft_models.loading.context_length import model_facts
+from rft_models.tokenization.chat_template import TurnRenderer
+from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.asynchronous.conversation_samples import ConversationSamples
 from rft_trainer.conversations import Conversations
 from rft_trainer.environments.episodes import EpisodeRunner

@@ -18,8 +18,8 @@ from rft_dist.checkpoints.blocks import BlockReader, table_of_files
 from rft_dist.checkpoints.reader import Checkpoint
 from rft_dist.checkpoints.resolve import resolve_checkpoint
 from rft_dist.tensor_bytes import tensor_bytes
-from rft_models.load import load_policy
-from rft_models.policy import CausalPolicy
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
 
 _PROBE_TOKENS = 32
 

@@ -12,11 +12,11 @@ import torch
 
 from rft_core.errors import DataError
 from rft_dist.checkpoints.resolve import resolve_checkpoint
-from rft_models import adapter_files
-from rft_models.adapters import AdapterRules, rules_of_config
-from rft_models.directories import read_json
-from rft_models.load import load_policy
-from rft_models.policy import CausalPolicy
+from rft_models.files.directories import read_json
+from rft_models.lora import files
+from rft_models.lora.adapters import AdapterRules, rules_of_config
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
 
 PROBE_TOKENS = 32
 MERGED_LIMIT = 1e-4
@@ -31,7 +31,7 @@ def export_adapter(source: Path, target: Path) -> None:
         DataError: it holds no adapters, or what was written does not read back.
     """
     checkpoint = resolve_checkpoint(source, asked_by="rft-train export").checkpoint
-    folder = checkpoint.model_directory / adapter_files.FOLDER
+    folder = checkpoint.model_directory / files.FOLDER
     if not folder.is_dir():
         raise DataError(
             code="export.no_adapter",
@@ -45,7 +45,7 @@ def export_adapter(source: Path, target: Path) -> None:
 
     def write(staging: Path) -> None:
         shutil.copytree(folder, staging)
-        found, given = adapter_files.read_tensors(staging), adapter_files.read_tensors(folder)
+        found, given = files.read_tensors(staging), files.read_tensors(folder)
         if found.keys() != given.keys() or any(not torch.equal(found[name], given[name]) for name in given):
             raise differs("tensors are not those of the checkpoint", staging)
 
@@ -53,7 +53,7 @@ def export_adapter(source: Path, target: Path) -> None:
     size = sum(path.stat().st_size for path in target.iterdir())
     print(f"checkpoint  step {checkpoint.step}, {checkpoint.path}")
     print(f"written     {target}: {size / 1e6:,.2f} MB, adapters of {len(policy.adapters.layers)} layers")
-    print(f"base        {adapter_files.base_directory(target)}")
+    print(f"base        {files.base_directory(target)}")
     print(json.dumps({"step": checkpoint.step, "directory": str(target), "base": policy.where}))
     print(f"\nnext:\n  rft-train export {target} {target}-merged\n      a model directory with the adapters folded in")
 
@@ -69,7 +69,7 @@ def export_merged(source: Path, target: Path) -> None:
 
     def write(staging: Path) -> None:
         policy.save_pretrained(staging)
-        shutil.rmtree(staging / adapter_files.FOLDER)
+        shutil.rmtree(staging / files.FOLDER)
         apart = logprob_difference(policy, load_policy(staging, dtype=policy.dtype))
         limit = MERGED_LIMIT if policy.dtype is torch.float32 else 0.25
         if not apart <= limit:
@@ -83,11 +83,11 @@ def export_merged(source: Path, target: Path) -> None:
 
 def load_adapted(directory: Path) -> CausalPolicy:
     """The policy that a directory of adapters and the weights under it are together."""
-    base = adapter_files.base_directory(directory)
-    rules: AdapterRules = rules_of_config(read_json(directory / adapter_files.CONFIG), str(directory))
-    policy = load_policy(base, dtype=adapter_files.base_dtype(directory))
+    base = files.base_directory(directory)
+    rules: AdapterRules = rules_of_config(read_json(directory / files.CONFIG), str(directory))
+    policy = load_policy(base, dtype=files.base_dtype(directory))
     adapters = policy.adapt(rules, seed=0)
-    adapter_files.load(adapters, directory)
+    files.load(adapters, directory)
     return policy.eval()
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from rft_cli.media_choice import codec_with_images, row_images
 from rft_cli.prompt_files import renderer_for
-from rft_models.planned_images import PlannedImages
-from rft_models.vision.codec import HfVisionCodec
+from rft_models.vision.processor import HfVisionCodec
+from rft_models.vision.token_counts import PlannedImages
 from rft_trainer.data.images import ImageColumn
 from rft_trainer.data.prompts import PromptRow, prompts_from_rows
 from rft_trainer.data.readers import read_rows

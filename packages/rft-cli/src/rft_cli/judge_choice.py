@@ -12,10 +12,10 @@ from rft_cli.model_choice import weights_dtype
 from rft_cli.seeing_rewards import sees_images
 from rft_cli.settings import EvalSettings, RlSettings
 from rft_core.errors import DataError, OptionsError
-from rft_models.load import load_reference
-from rft_models.model_facts import model_facts
-from rft_models.reward_images import shared_images_of
-from rft_models.text import HfTextCodec
+from rft_models.loading.context_length import model_facts
+from rft_models.policy.load import load_reference
+from rft_models.reward_model.shared_images import shared_images_of
+from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.protocols import Engine
 from rft_trainer.rewards.http_json import Endpoint, checked_url
 from rft_trainer.rewards.item_images import Images, without_markers

@@ -35,9 +35,9 @@ from rft_cli import lightrft_keywords, run_start
 from rft_cli.commands import rl
 from rft_cli.lightrft_strategy import Generation, Strategy
 from rft_core.errors import OptionsError
-from rft_models.own_models import any_patch_by_hand
-from rft_models.patches import register_patch, unregister_patch
-from rft_models.policy import CausalPolicy
+from rft_models.families.custom import any_patch_by_hand
+from rft_models.families.patches import register_patch, unregister_patch
+from rft_models.policy.causal_policy import CausalPolicy
 from rft_trainer.evaluation import EvaluationResult
 from rft_trainer.rewards.in_process import IN_PROCESS, FunctionReward
 from rft_trainer.stopping import StopSignals

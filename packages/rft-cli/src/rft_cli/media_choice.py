@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from rft_cli.model_choice import codec_of
 from rft_core.errors import OptionsError
 from rft_dist.settings import StrategySettings
-from rft_models.own_models import load_model_code
+from rft_models.families.custom import load_model_code
 from rft_models.settings import ModelSettings, WeightsSettings
-from rft_models.text import HfTextCodec
-from rft_models.vision.agreement import refuse_other_inputs
-from rft_models.vision.codec import HfVisionCodec, load_vision_codec
-from rft_models.vision.images import PixelRules
+from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.vision.compatibility import refuse_other_inputs
+from rft_models.vision.image_files import PixelRules
+from rft_models.vision.processor import HfVisionCodec, load_vision_codec
 from rft_trainer.data.image_control import shuffle_images
 from rft_trainer.data.images import ImageColumn, RowImage, images_of
 from rft_trainer.data.placeholders import check_images

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from rft_models.checkpointing import Checkpointing
-from rft_models.freezing import FreezeRules
-from rft_models.own_models import load_model_code
+from rft_models.families.custom import load_model_code
+from rft_models.layers.gradient_checkpointing import Checkpointing
+from rft_models.policy.freezing import FreezeRules
 from rft_models.settings import ModelSettings, WeightsSettings
-from rft_models.text import HfTextCodec
-from rft_models.vision.codec import load_codec
+from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.vision.processor import load_codec
 
 
 def codec_of(settings: WeightsSettings) -> HfTextCodec:

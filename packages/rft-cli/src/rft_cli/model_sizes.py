@@ -8,7 +8,7 @@ from typing import Any
 
 from rft_core.errors import DataError
 from rft_dist.resolver_memory import DecoderSizes
-from rft_models.directories import existing_directory, read_json
+from rft_models.files.directories import existing_directory, read_json
 
 _NAMES = {
     "hidden": ("hidden_size", "n_embd", "d_model"),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rft_cli.machine import Machine
 from rft_dist.settings import StrategySettings
-from rft_models.policy import CausalPolicy
+from rft_models.policy.causal_policy import CausalPolicy
 from rft_trainer.protocols import Collectives as DataCollectives
 from rft_trainer.protocols import Optimizer
 
@@ -52,7 +52,7 @@ def share_samples(policy: CausalPolicy, strategy: StrategySettings, machine: Mac
 def cut_matrices(policy: CausalPolicy, group: TensorGroup) -> tuple[_Tensors, _Tensors, tuple[str, ...]]:
     """(provider of whole weights, of this rank's parts, gains of heads) of a policy that is cut over the group."""
     from rft_dist.strategies.tensor import TensorParallelModel
-    from rft_models.tensor_plan import cut_policy, tensor_plan
+    from rft_models.policy.tensor_parallel_plan import cut_policy, tensor_plan
 
     plan = tensor_plan(policy, group.size)
     made: list[TensorParallelModel] = []

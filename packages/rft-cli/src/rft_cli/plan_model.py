@@ -5,12 +5,11 @@ from __future__ import annotations
 from rft_cli.adapter_choice import adapter_lines
 from rft_cli.machine import Machine, bfloat16_arithmetic
 from rft_cli.model_choice import checkpointing_of, freezing_of, weights_dtype
-from rft_models import freezing
-from rft_models.adapter_settings import AdapterSettings
-from rft_models.attention_choice import describe_attention
-from rft_models.model_facts import model_facts
-from rft_models.router import router_facts
-from rft_models.settings import ModelSettings
+from rft_models.attention.kernels import describe_attention
+from rft_models.layers.moe_router import router_facts
+from rft_models.loading.context_length import model_facts
+from rft_models.policy import freezing
+from rft_models.settings import AdapterSettings, ModelSettings
 
 
 def model_lines(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rft_cli.media_choice import ImageReading, image_lines
 from rft_core.errors import DataError, OptionsError
 from rft_core.keyed_random import derive_key, permutation
-from rft_models.text import HfTextCodec
+from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.data.media_store import MediaCodec, MediaStore
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.prefetch import Prefetcher

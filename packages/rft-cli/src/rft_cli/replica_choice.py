@@ -25,8 +25,8 @@ from rft_engine.replica_process import ProcessReplica
 from rft_engine.replicas import ReplicaEngine
 from rft_engine.shared_weights import WeightShelf
 from rft_engine.weight_digests import WeightProvider
-from rft_models.policy import CausalPolicy
-from rft_models.saved_names import as_saved
+from rft_models.files.checkpoint_names import as_saved
+from rft_models.policy.causal_policy import CausalPolicy
 
 WORKER = (sys.executable, "-m", "rft_cli.replica_worker")
 _DEVICES = "CUDA_VISIBLE_DEVICES"

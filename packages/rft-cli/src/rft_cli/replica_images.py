@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from rft_core.errors import ServiceError
-from rft_models.vision.records import ImageInputs, Media
+from rft_models.vision.media import ImageInputs, Media
 
 
 def received_media(plain: Mapping[str, Any], pixel_values: Sequence[Tensor]) -> Media:

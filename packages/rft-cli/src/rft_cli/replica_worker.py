@@ -13,8 +13,8 @@ import torch
 from rft_cli.determinism import repeat_exactly
 from rft_cli.replica_images import received_media
 from rft_engine.replica_worker import ReplicaModel, named, serve_replica
-from rft_models.load import load_policy
-from rft_models.own_models import load_model_code
+from rft_models.families.custom import load_model_code
+from rft_models.policy.load import load_policy
 
 _NICENESS = 10
 """Of a replica that shares its cores with the trainer, which others wait for."""

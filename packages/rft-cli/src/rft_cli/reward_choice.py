@@ -17,9 +17,9 @@ from rft_cli.reward_names import NamedPlace, function_name, heads_of, model_plac
 from rft_cli.seeing_rewards import refuse_blind_rewards, sees_images
 from rft_cli.settings import EvalSettings, RlSettings
 from rft_core.errors import OptionsError
-from rft_models.reward_files import load_reward_model
-from rft_models.reward_model import RewardModel
-from rft_models.reward_text import RewardTextScorer
+from rft_models.reward_model.loading import load_reward_model
+from rft_models.reward_model.model import RewardModel
+from rft_models.reward_model.scorer import RewardTextScorer
 from rft_trainer.rewards.combined import CombinedReward, Part
 from rft_trainer.rewards.http_json import Endpoint
 from rft_trainer.rewards.judge import NAME as JUDGE

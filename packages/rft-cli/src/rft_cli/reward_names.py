@@ -73,8 +73,8 @@ def heads_of(place: NamedPlace, weights: Mapping[str, float] | None) -> dict[str
         DataError: the directory holds no reward model.
         OptionsError: it has several heads, and neither its files nor `weights` say what they count.
     """
-    from rft_models.directories import checked_model_directory
-    from rft_models.reward_files import spec_in_files
+    from rft_models.files.directories import checked_model_directory
+    from rft_models.reward_model.loading import spec_in_files
 
     spec = spec_in_files(*checked_model_directory(place.place))
     if spec.weights is not None:

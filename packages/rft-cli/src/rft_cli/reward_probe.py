@@ -12,8 +12,8 @@ from typing import Any, cast
 from rft_algos.statistics import wilson_interval
 from rft_cli.commands import arguments
 from rft_core.errors import DataError, OptionsError, PreflightError
-from rft_models.reward_files import load_reward_model
-from rft_models.reward_text import RewardTextScorer
+from rft_models.reward_model.loading import load_reward_model
+from rft_models.reward_model.scorer import RewardTextScorer
 
 USAGE = """usage: python examples/test_reward_model.py --model DIR [--pairs FILE]
 

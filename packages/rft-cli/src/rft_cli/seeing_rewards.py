@@ -5,8 +5,8 @@ from __future__ import annotations
 from rft_cli.reward_names import model_places
 from rft_cli.settings import EvalSettings, RlSettings
 from rft_core.errors import OptionsError
-from rft_models.directories import existing_directory, read_json
-from rft_models.vision.families import is_vision
+from rft_models.families.vision import is_vision
+from rft_models.files.directories import existing_directory, read_json
 
 
 def sees_images(settings: RlSettings | EvalSettings) -> bool:

@@ -25,8 +25,7 @@ from rft_engine.settings import (
     TrainingSamplingSettings,
 )
 from rft_engine.settings_replicas import ReplicaSettings
-from rft_models.adapter_settings import AdapterSettings
-from rft_models.settings import BuildSettings, ModelSettings, WeightsSettings
+from rft_models.settings import AdapterSettings, BuildSettings, ModelSettings, WeightsSettings
 from rft_trainer.settings import (
     AlgorithmSettings,
     BatchSettings,

@@ -22,9 +22,9 @@ from rft_dist.collectives import Collectives
 from rft_dist.loss_scale import LossScaler
 from rft_dist.replicated import ReplicatedOptimizer
 from rft_dist.settings import AdamSettings, StrategySettings
-from rft_models import adapter_files
-from rft_models.policy import CausalPolicy
-from rft_models.saved_names import as_saved
+from rft_models.files.checkpoint_names import as_saved
+from rft_models.lora import files as adapter_files
+from rft_models.policy.causal_policy import CausalPolicy
 from rft_trainer.averaged_evaluation import InPlace
 from rft_trainer.protocols import Collectives as DataCollectives
 from rft_trainer.protocols import Optimizer, SavablePolicy

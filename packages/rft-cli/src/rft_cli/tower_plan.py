@@ -10,8 +10,8 @@ from typing import Any
 
 from rft_cli.image_plan import ImagePlan, image_plan
 from rft_dist.resolver_memory import DecoderSizes, Term, Training, activation_bytes_of_block
-from rft_models.directories import existing_directory
-from rft_models.tower_sizes import TowerSizes, tower_sizes
+from rft_models.files.directories import existing_directory
+from rft_models.files.vision_tower_sizes import TowerSizes, tower_sizes
 
 _TOWER_NAMES = ("visual", "vision_tower")
 

@@ -17,7 +17,7 @@ from rft_engine.weight_digests import Fingerprint, WeightProvider, compare, elem
 
 
 class WeightCopy(DecodableModel[CacheT], Protocol):
-    """A decodable model whose tensors are written from outside (`rft_models.engine_copy.EngineCopy`)."""
+    """A decodable model whose tensors are written from outside (`rft_models.decode.weight_copy.EngineCopy`)."""
 
     @property
     def dtype(self) -> torch.dtype:

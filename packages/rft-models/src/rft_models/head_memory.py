@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from rft_models.head_slabs import NARROW_ADDITIONS
+from rft_models.logprobs.vocab_slabs import NARROW_ADDITIONS
 
 HeadPath = Literal["forward", "split", "kept", "fused"]
 """`forward` has no gradient, `split` forms logits again in the backward, `kept` has them still, `fused` is

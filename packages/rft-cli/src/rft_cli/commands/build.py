@@ -12,8 +12,8 @@ from pathlib import Path
 from rft_cli.config.resolve import resolve
 from rft_cli.settings import BuildModelSettings
 from rft_core.errors import DataError, OptionsError, RftError
-from rft_models.build import build_bpe_tokenizer, build_decoder
-from rft_models.load import load_policy
+from rft_models.policy.load import load_policy
+from rft_models.tiny_models.text import build_bpe_tokenizer, build_decoder
 from rft_trainer.data.prompts import prompts_from_rows
 from rft_trainer.data.readers import read_rows
 

@@ -61,7 +61,7 @@ def _check_rl(resolved: Resolved[RlSettings], machine: object) -> None:
     from rft_cli.machine import Machine
     from rft_cli.media_choice import codec_with_images
     from rft_cli.reward_choice import check_reward
-    from rft_models.model_facts import model_facts
+    from rft_models.loading.context_length import model_facts
 
     assert isinstance(machine, Machine)
     settings = resolved.settings
@@ -84,7 +84,7 @@ def _check_sft(resolved: Resolved[SftSettings], machine: object) -> None:
     from rft_cli.compose_sft import sft_data
     from rft_cli.machine import Machine
     from rft_cli.media_choice import codec_with_images
-    from rft_models.model_facts import model_facts
+    from rft_models.loading.context_length import model_facts
     from rft_trainer.packing import pack
 
     assert isinstance(machine, Machine)

@@ -25,10 +25,10 @@ from rft_cli.settings import ConformanceSettings
 from rft_core.errors import DataError, OptionsError
 from rft_core.keyed_random import derive_key, integers
 from rft_engine.settings import ComparedEnginesSettings, DecodingEngineSettings
-from rft_models.load import load_policy
-from rft_models.model_facts import model_facts
-from rft_models.policy import CausalPolicy
-from rft_models.text import HfTextCodec
+from rft_models.loading.context_length import model_facts
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
+from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.data.prompts import PromptRow
 from rft_trainer.engine_gap import Draw, Measured, limits_of, measure_gap
 from rft_trainer.protocols import Engine

@@ -20,8 +20,8 @@ from rft_cli.run_values import as_words, read_values
 from rft_cli.settings import EvalSettings
 from rft_core.errors import OptionsError
 from rft_dist.checkpoints.resolve import resolve_checkpoint
-from rft_models.load import load_policy
-from rft_models.text import HfTextCodec
+from rft_models.policy.load import load_policy
+from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.evaluation import EvaluationResult, Evaluator
 from rft_trainer.records import Prompt, Rollout
 from rft_trainer.report import rollout_row

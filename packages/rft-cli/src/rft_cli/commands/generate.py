@@ -14,8 +14,8 @@ from rft_cli.model_choice import weights_dtype
 from rft_cli.prompt_files import as_prompts, renderer_for
 from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key
-from rft_models.load import load_policy
-from rft_models.text import HfTextCodec
+from rft_models.policy.load import load_policy
+from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.data.prompts import PromptRow, prompts_from_rows
 from rft_trainer.data.readers import read_rows
 from rft_trainer.records import Prompt, Sampling

@@ -16,7 +16,7 @@ from rft_cli.reward_names import memory_notes
 from rft_core.errors import OptionsError
 from rft_dist.resolver import Number, RankGrid, Share, Wanted, resolve_grid
 from rft_dist.resolver_memory import GIB, SHARDINGS, Sharding, Term, Training, estimate, host_peak, peaks
-from rft_models.tensor_sizes import refuse_uneven_model
+from rft_models.files.divisibility import refuse_uneven_model
 
 if TYPE_CHECKING:
     from rft_cli.image_plan import ImagePlan

@@ -54,7 +54,7 @@ def prepare_guess_number(path: Path, seed: int) -> str:
 
 
 def _prepare(path: Path, seed: int, make: Callable[[int], Dialogues]) -> Dialogues:
-    from rft_models.build import build_bpe_tokenizer, build_decoder
+    from rft_models.tiny_models.text import build_bpe_tokenizer, build_decoder
 
     made = make(seed)
     for name, rows in (("train", made.train), ("heldout", made.held_out), ("dialogues", made.demonstrations)):

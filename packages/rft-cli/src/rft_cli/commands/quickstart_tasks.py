@@ -38,7 +38,7 @@ class Task:
 
 
 def _additions(path: Path, seed: int) -> str:
-    from rft_models.build import build_character_model
+    from rft_models.tiny_models.text import build_character_model
     from rft_trainer.data.arithmetic import split
 
     problems = split(seed, NUM_HELD_OUT)
@@ -53,9 +53,9 @@ def _additions(path: Path, seed: int) -> str:
 
 
 def _images(path: Path, seed: int) -> str:
-    from rft_models.build import build_character_tokenizer
-    from rft_models.vision.build import VisionSizes, build_vision_model
-    from rft_models.vision.images import require_image_packages
+    from rft_models.tiny_models.text import build_character_tokenizer
+    from rft_models.tiny_models.vision import VisionSizes, build_vision_model
+    from rft_models.vision.image_files import require_image_packages
     from rft_trainer.data.drawn_images import ALPHABET as LETTERS
     from rft_trainer.data.drawn_images import SIZE, chance, drawings
 

@@ -18,7 +18,7 @@ from rft_cli.machine import Machine, open_machine
 from rft_cli.media_choice import codec_with_images
 from rft_cli.reward_choice import build_reward
 from rft_cli.settings import RlSettings
-from rft_models.text import HfTextCodec
+from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.credit import ComputeAdvantages
 from rft_trainer.loops.rl import Reinforcement
 from rft_trainer.rewards.records import Reward

@@ -12,8 +12,8 @@ from rft_cli.launching import Preflight
 from rft_cli.machine import Machine, open_machine
 from rft_cli.media_choice import codec_with_images
 from rft_cli.settings import SftSettings
-from rft_models.model_facts import model_facts
-from rft_models.text import HfTextCodec
+from rft_models.loading.context_length import model_facts
+from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.stopping import StopSignals
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_models.vision.families import VISION_FAMILIES
-from rft_models.vision.records import ImageInputs, Media
-from rft_models.vision.rows import Features, MediaInputs, RowInputs, check_counts, place
+from rft_models.families.vision import VISION_FAMILIES
+from rft_models.vision.media import ImageInputs, Media
+from rft_models.vision.packed_rows import Features, MediaInputs, RowInputs, check_counts, place
 
 
 class VisionTower:

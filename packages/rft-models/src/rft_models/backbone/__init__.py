@@ -1,0 +1,1 @@
+"""The packed forward of a decoder to hidden states, and its self-checks. May import `attention` and `vision`."""

@@ -1,0 +1,303 @@
+"""Final hidden states of packed segments: what log-probabilities and values are both computed from."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rft_core.errors import OptionsError, PreflightError
+from rft_models.attention.hf_interface import IMPLEMENTATION, no_mask
+from rft_models.attention.packed import PackedLayout, PiecedLayout, RowLayout
+from rft_models.attention.sequence_parallel import RowSplit, SequenceMode, SequenceRanks, takes_ring
+from rft_models.attention.shared_prefix import share_prompts
+from rft_models.attention.varlen import VarlenKernel
+from rft_models.families.vision import is_vision
+from rft_models.vision.packed_rows import MediaInputs, RowInputs, no_tower
+
+if TYPE_CHECKING:
+    from rft_models.vision.tower import VisionTower
+
+_PROBE_LENGTHS = (3, 5)
+
+
+class States(NamedTuple):
+    """Final hidden states, and where they belong."""
+
+    hidden_KD: Tensor
+    """[K, D], or this rank's run of these rows where ranks share a row."""
+    place_T: Tensor | None
+    """[T] the row of each token; None: in the order of the tokens."""
+    here: tuple[int, int] | None = None
+    """First and behind-the-last row here, where ranks share a row."""
+    num_rows: int = 0
+    """K, where ranks share a row."""
+
+
+class Backbone:
+    """A transformers decoder without its head, and the way its packed forward is computed.
+
+    `packed` says which: true runs it once on all tokens with segment-wise attention (and on a prompt that
+    several segments begin with once for all of them, see `shared_prompts`), false runs the decoder's own
+    attention on segments padded into blocks of similar length. Both are exact. `kernel` computes the segment-wise
+    attention where it can, see `attention_choice`. `tower` gives the features of images, where the model takes any.
+    """
+
+    def __init__(
+        self, decoder: Any, *, packed: bool, kernel: VarlenKernel | None = None, tower: VisionTower | None = None
+    ) -> None:
+        self.decoder = decoder
+        self.tower = tower
+        self.packed = packed
+        self.kernel = kernel
+        self.split: SequenceRanks | None = None
+        """The ranks that share a row, see `sequence_split`; None: each has rows of its own."""
+        self.by_ring = False
+        """Whether their attention is a ring."""
+        self._drops_out = _drops_out(decoder)
+        self._accepts = frozenset(inspect.signature(decoder.forward).parameters)
+
+    def states(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        segment_ids_T: Tensor,
+        wanted_T: Tensor,
+        *,
+        routed: list[Tensor] | None = None,
+        mm_inputs: MediaInputs | None = None,
+    ) -> States:
+        """Final hidden states of the packed row, or of this rank's part of it.
+
+        `routed` gets the logits [K, E] of each layer's router, in the rows of the states. `mm_inputs` are the images
+        of each segment in order, None where it has none; None: no segment has any.
+        """
+        row = self._row(token_ids_T, positions_T, segment_ids_T, mm_inputs)
+        shared = None
+        if self.packed and not (self.decoder.training and self._drops_out):  # copies of a prompt drop other entries
+            shared = share_prompts(row.identities_K, positions_T, segment_ids_T, wanted_T)
+        if shared is None and self.split is None:
+            return States(self._whole_states(row, segment_ids_T, routed), None)
+        if shared is None:
+            layout = PackedLayout.from_segment_ids(segment_ids_T)
+            layout.kernel = self.kernel
+            return self._own_states(row, layout, None, routed)
+        shared.layout.kernel = self.kernel
+        return self._own_states(row.select(shared.kept_K), shared.layout, shared.place_T, routed)
+
+    def _row(
+        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, mm_inputs: MediaInputs | None
+    ) -> RowInputs:
+        """The tokens with the features of their images."""
+        if self.tower is None:
+            if mm_inputs is not None and any(media is not None for media in mm_inputs):
+                raise no_tower(f"a {type(self.decoder).__name__}")
+            return RowInputs(token_ids_T, positions_T)
+        lengths = [] if mm_inputs is None else PackedLayout.from_segment_ids(segment_ids_T).lengths
+        return self.tower.row(mm_inputs, lengths, token_ids_T, positions_T)
+
+    def _own_states(
+        self, row: RowInputs, layout: PiecedLayout, place_T: Tensor | None, routed: list[Tensor] | None
+    ) -> States:
+        if self.split is None:
+            return States(self._packed_states(row, layout, routed), place_T)
+        num_rows = row.token_ids_K.shape[0]
+        part = RowSplit(self.split, self.by_ring).of(layout, num_rows, row.token_ids_K.device)
+        hidden = self._packed_states(row.select(part.rows), part.layout, routed)
+        return States(hidden, part.places(place_T), part.here, num_rows)
+
+    def hidden_states(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        segment_ids_T: Tensor,
+        *,
+        routed: list[Tensor] | None = None,
+        mm_inputs: MediaInputs | None = None,
+    ) -> Tensor:
+        """[T, D] final hidden states (after the last norm), each seeing its own segment only."""
+        return self._whole_states(self._row(token_ids_T, positions_T, segment_ids_T, mm_inputs), segment_ids_T, routed)
+
+    def _whole_states(self, row: RowInputs, segment_ids_T: Tensor, routed: list[Tensor] | None) -> Tensor:
+        layout = PackedLayout.from_segment_ids(segment_ids_T)
+        if self.packed:
+            layout.kernel = self.kernel
+            return self._packed_states(row, layout, routed)
+        return self._padded_states(row, layout, routed)
+
+    def all_rows(self, values_L: Tensor, states: States) -> Tensor:
+        """[K] of what this rank has of the states' rows, with what the others have."""
+        if self.split is None or states.here is None:
+            return values_L
+        first, behind = states.here
+        return self.split.merge(F.pad(values_L, (first, states.num_rows - behind)))
+
+    def split_over(self, ranks: SequenceRanks, where: str, mode: SequenceMode = "auto") -> None:
+        """Share every row of `states` with other ranks; `mode` as in `sequence_split`.
+
+        Raises:
+            OptionsError: the decoder computes its own attention, which needs whole rows; or it drops out in a ring.
+        """
+        if ranks.size > 1 and not self.packed:
+            raise OptionsError(
+                code="models.split_native",
+                what=f"sp_size = {ranks.size} with a decoder that computes its own attention",
+                where=where,
+                why="ranks share a row inside the packed attention",
+                state="nothing was changed",
+                do="--sp_size 1, or a model of one of the families in the README of rft-models",
+            )
+        self.split = ranks if ranks.size > 1 else None
+        self.by_ring = self.split is not None and takes_ring(mode, self.decoder.config, ranks.size, where)
+
+    def own_states(self, token_ids_L: Tensor) -> Tensor:
+        """[L, D] of one sequence by the decoder's own forward, to compare with."""
+        with own_attention(self.decoder, packed=self.packed):
+            return self.decoder(input_ids=token_ids_L[None], use_cache=False).last_hidden_state[0]
+
+    def look_for_dropout(self) -> None:
+        """Find out again whether training mode zeroes entries, after modules were put in."""
+        self._drops_out = _drops_out(self.decoder)
+
+    def accepts(self, argument: str) -> bool:
+        """Whether the decoder's forward has an argument of this name."""
+        return argument in self._accepts
+
+    def _packed_states(self, row: RowInputs, layout: RowLayout, routed: list[Tensor] | None) -> Tensor:
+        output = self.decoder(
+            **row.arguments((1, row.token_ids_K.shape[0]), self._embed),
+            attention_mask=no_mask(row.token_ids_K.device),
+            use_cache=False,
+            packed_layout=layout,
+            **_router_argument(routed),
+        )
+        if routed is not None:
+            routed += [logits.flatten(0, -2) for logits in output.router_logits]
+        return output.last_hidden_state[0]
+
+    def _embed(self, token_ids_K: Tensor) -> Tensor:
+        return self.decoder.get_input_embeddings()(token_ids_K)
+
+    def _padded_states(self, row: RowInputs, layout: PackedLayout, routed: list[Tensor] | None) -> Tensor:
+        """The decoder's own forward on right-padded blocks; a causal row never sees what stands after it."""
+        lengths = sorted(layout.lengths, reverse=True)
+        places, done = [], 0
+        blocks_logits: list[list[Tensor]] = []
+        for block in layout.blocks:
+            shape = (block.num_segments, block.length)
+            padded, device = row, row.token_ids_K.device
+            inside = torch.ones(shape, dtype=torch.int64, device=device)
+            if block.gather_SL is not None:
+                padded = row.select(block.gather_SL)
+                real_S = torch.tensor(lengths[done : done + block.num_segments], device=device)
+                inside = (torch.arange(block.length, device=device) < real_S[:, None]).to(torch.int64)
+            done += block.num_segments
+            given = padded.arguments(shape, self._embed) | _router_argument(routed)
+            if not self.accepts("position_ids"):
+                del given["position_ids"]
+            output = self.decoder(attention_mask=inside, use_cache=False, **given)
+            places.append(output.last_hidden_state.flatten(0, 1))
+            if routed is not None:
+                blocks_logits.append([logits.flatten(0, -2) for logits in output.router_logits])
+        if routed is not None:
+            routed += [_in_order(list(layer), layout) for layer in zip(*blocks_logits, strict=True)]
+        return _in_order(places, layout)
+
+
+def _in_order(places: list[Tensor], layout: PackedLayout) -> Tensor:
+    """[T, ...] of the places of all blocks."""
+    joined = torch.cat(places)
+    return joined if layout.scatter_T is None else joined.index_select(0, layout.scatter_T)
+
+
+def _router_argument(routed: list[Tensor] | None) -> dict[str, Any]:
+    return {} if routed is None else {"output_router_logits": True}
+
+
+def follows_its_own(segment_ids_T: Tensor) -> Tensor:
+    """[T] bool: the token before is of the same segment, so that there is something to predict this one from."""
+    follows_T = torch.zeros_like(segment_ids_T, dtype=torch.bool)
+    follows_T[1:] = segment_ids_T[1:] == segment_ids_T[:-1]
+    return follows_T
+
+
+@contextmanager
+def own_attention(model: Any, *, packed: bool) -> Iterator[None]:
+    """Let a model that was switched to the packed attention compute its own for a while."""
+    if packed:
+        switched(model).set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        if packed:
+            switched(model).set_attn_implementation(IMPLEMENTATION)
+
+
+def switched(model: Any) -> Any:
+    """What the packed attention is set on: of a vision-language model the decoder, the vision tower keeps its own."""
+    return model.get_decoder() if is_vision(model.config.model_type) else model
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Two short segments that a forward is tried on."""
+
+    segments: list[Tensor]
+    token_ids_T: Tensor
+    positions_T: Tensor
+    segment_ids_T: Tensor
+
+    @classmethod
+    def of(cls, vocab_size: int, device: torch.device) -> Probe:
+        """Ids that differ between the segments, whatever the vocabulary."""
+        segments = [
+            (torch.arange(length, device=device) * 7 + 3 + start) % vocab_size
+            for start, length in enumerate(_PROBE_LENGTHS)
+        ]
+        return cls.of_segments(segments)
+
+    @classmethod
+    def of_segments(cls, segments: list[Tensor]) -> Probe:
+        """These segments, laid one after another."""
+        return cls(
+            segments,
+            torch.cat(segments),
+            torch.cat([torch.arange(len(tokens), device=tokens.device) for tokens in segments]),
+            torch.cat([torch.full_like(tokens, number) for number, tokens in enumerate(segments)]),
+        )
+
+
+def refuse_difference(expected: Tensor, found: Tensor, *, of: str, dtype: torch.dtype, where: str) -> None:
+    """Raise `PreflightError` where the two differ by more than weights of this dtype explain."""
+    error, spread = difference(expected, found), float(expected.abs().max()) + 1.0
+    if not error <= tolerance(dtype):
+        raise PreflightError(
+            code="models.forward_differs",
+            what=f"{of} differ from its own forward by {error * spread:.3g} of {spread:.3g}",
+            where=where,
+            why="what is computed must be what the model computes; its head or attention does more than is known here",
+            do="choose a model of one of the families in the README of rft-models",
+        )
+
+
+def difference(expected: Tensor, found: Tensor) -> float:
+    """Largest difference over the largest expected number and one."""
+    return float((expected - found).abs().max()) / (float(expected.abs().max()) + 1.0)
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Of `difference`, for two ways to compute with weights of this dtype."""
+    return 1e-4 if dtype in (torch.float32, torch.float64) else 5e-2
+
+
+def _drops_out(model: Any) -> bool:
+    """Whether training mode zeroes entries at random."""
+    if any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
+        return True
+    return any(float(getattr(m, "attention_dropout", None) or 0.0) > 0 for m in model.modules())

@@ -1,0 +1,37 @@
+"""Whether the packed states of a decoder are its own, and know nothing of the tokens behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rft_core.errors import PreflightError
+from rft_models.backbone.backbone import Backbone, Probe, difference, refuse_difference, tolerance
+
+
+def check_states(model: Any, backbone: Backbone, *, device: torch.device, dtype: torch.dtype, where: str) -> None:
+    """Compare the packed forward with the decoder's own on two short segments, and look for what looks ahead.
+
+    Raises:
+        PreflightError: the states differ by more than the weights' precision explains, or a token's state
+            depends on tokens behind it.
+    """
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        probe = Probe.of(model.get_input_embeddings().weight.shape[0], device)
+        expected = torch.cat([backbone.own_states(tokens) for tokens in probe.segments])
+        found = backbone.hidden_states(probe.token_ids_T, probe.positions_T, probe.segment_ids_T)
+        beginning = backbone.own_states(probe.segments[-1][:-1])
+    model.train(training)
+    name = type(model).__name__
+    refuse_difference(expected, found, of=f"hidden states of {name}", dtype=dtype, where=where)
+    if not difference(expected[-1 - len(beginning) : -1], beginning) <= tolerance(dtype):
+        raise PreflightError(
+            code="models.looks_ahead",
+            what=f"a state of {name} changes with the tokens behind it",
+            where=where,
+            why="a value is an estimate from the tokens so far, before the next is sampled",
+            do="use the directory of a causal language model",
+        )

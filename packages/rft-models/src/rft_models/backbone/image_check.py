@@ -1,0 +1,61 @@
+"""Two short segments with an image each, that a forward is tried on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rft_models.backbone.backbone import Backbone, Probe, own_attention, refuse_difference
+from rft_models.vision.media import Media
+from rft_models.vision.packed_rows import MediaInputs
+from rft_models.vision.tower import VisionTower
+
+_NUM_TEXT = (4, 3)
+"""Text tokens of the segments."""
+
+
+def media_probe(tower: VisionTower, vocab_size: int, device: torch.device) -> tuple[Probe, MediaInputs]:
+    """The segments, and the images of each."""
+    media = [tower.probe(seed) for seed in range(len(_NUM_TEXT))]
+    segments: list[torch.Tensor] = []
+    for one, length in zip(media, _NUM_TEXT, strict=True):
+        text = (torch.arange(length, device=device) * 5 + 2) % (tower.image_token_id or vocab_size)  # no placeholder
+        images = torch.full((one.num_tokens,), tower.image_token_id, device=device)
+        segments.append(torch.cat([text[:1], images, text[1:]]))
+    return Probe.of_segments(segments), media
+
+
+def check_image_states(
+    model: Any, backbone: Backbone, tower: VisionTower, *, device: torch.device, dtype: torch.dtype, where: str
+) -> None:
+    """Compare the packed states of two short segments with images with those of the model's own forward.
+
+    Args:
+        model: without an output matrix, ...Model of transformers.
+        backbone: its decoder.
+        tower: its vision tower.
+        device, dtype: of the weights.
+        where: what an error names.
+
+    Raises:
+        PreflightError: they differ by more than the weights' precision explains.
+    """
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        probe, media = media_probe(tower, model.get_input_embeddings().weight.shape[0], device)
+        expected = [_own_states(model, backbone, tower, *pair) for pair in zip(probe.segments, media, strict=True)]
+        found = backbone.hidden_states(probe.token_ids_T, probe.positions_T, probe.segment_ids_T, mm_inputs=media)
+    model.train(training)
+    what = f"hidden states of {type(model).__name__} with images"
+    refuse_difference(torch.cat(expected), found, of=what, dtype=dtype, where=where)
+
+
+def _own_states(
+    model: Any, backbone: Backbone, tower: VisionTower, tokens_L: torch.Tensor, media: Media | None
+) -> torch.Tensor:
+    """[L, D] of one sequence."""
+    given = {} if media is None else tower.own_inputs(tokens_L, media)
+    with own_attention(model, packed=backbone.packed):
+        return model(input_ids=tokens_L[None], use_cache=False, **given).last_hidden_state[0]

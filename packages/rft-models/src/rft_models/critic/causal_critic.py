@@ -1,0 +1,292 @@
+"""A causal decoder with a value head: packed tokens in, estimates of the return out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from rft_models.attention.kernels import choose_attention
+from rft_models.attention.varlen import VarlenKernel
+from rft_models.backbone.backbone import Backbone, States, follows_its_own
+from rft_models.backbone.causality_check import check_states
+from rft_models.backbone.image_check import check_image_states
+from rft_models.critic.value_head import checked_prefix, initial_head, stored_head, value_head
+from rft_models.families.vision import text_type
+from rft_models.files.directories import checked_model_directory, no_load_report, no_progress_bars
+from rft_models.files.processor_files import keep_processor_files
+from rft_models.layers.gradient_checkpointing import Checkpointing
+from rft_models.loading.sequence_classifiers import HEAD, classifiers, edit_config, has_no_token_head
+from rft_models.lora.adapters import AdapterRules, Adapters, attach
+from rft_models.policy.load import Attention, choose_packed, load_model, native_attention, prepare, refuse_other_kinds
+from rft_models.reward_model.loading import weighted_head
+from rft_models.reward_model.spec import RECORD
+from rft_models.vision.packed_rows import MediaInputs
+from rft_models.vision.processor import load_codec
+from rft_models.vision.tower import vision_tower_of
+
+if TYPE_CHECKING:
+    from rft_models.tokenization.tokenizer import HfTextCodec
+
+
+class CausalCritic:
+    """A transformers decoder, a linear layer without bias from its hidden states to one number, and a tokenizer.
+
+    The head is computed in float32 (float64 for float64 weights), whatever the decoder's type: a value is
+    compared with returns, and bfloat16 has three digits. `head_was_loaded` says whether it came from a file.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        head: nn.Linear,
+        codec: HfTextCodec | None,
+        *,
+        packed: bool,
+        head_prefix: str = "score",
+        head_was_loaded: bool = False,
+        kernel: VarlenKernel | None = None,
+        where: str = "model",
+    ) -> None:
+        self.model = model
+        self.head = head
+        self.codec = codec
+        self.head_prefix = head_prefix
+        self.head_was_loaded = head_was_loaded
+        self.where = where
+        self.adapters: Adapters | None = None
+        """What is trained beside the head; None = every weight is."""
+        self.tower = vision_tower_of(model)
+        """Gives the features of images; None: the model takes none."""
+        decoder = model if self.tower is None else model.get_decoder()
+        self._backbone = Backbone(decoder, packed=packed, kernel=kernel, tower=self.tower)
+
+    @property
+    def packed(self) -> bool:
+        """Whether the decoder runs once on all tokens, with segment-wise attention."""
+        return self._backbone.packed
+
+    def values(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        segment_ids_T: Tensor,
+        wanted_T: Tensor | None = None,
+        *,
+        mm_inputs: MediaInputs | None = None,
+    ) -> Tensor:
+        """V(tokens of the segment before token t), the estimate before token t is sampled, aligned with its log-prob.
+
+        That is the head on the state of token t - 1. The value after the last token is not among them.
+
+        Args:
+            token_ids_T: int64 ids of segments laid one after another.
+            positions_T: int64 position of each token inside its segment.
+            segment_ids_T: int64; a segment ends where the id changes.
+            wanted_T: bool; values elsewhere are 0, and a prompt (what stands before the first wanted token of
+                a segment) that neighbouring segments share runs once. None: all are wanted.
+            mm_inputs: the images of each segment in order, as for `CausalPolicy.token_logprobs`.
+
+        Returns:
+            [T] float32 (float64 for float64 weights), differentiable; 0 at the first token of a segment.
+        """
+        follows_T = follows_its_own(segment_ids_T)
+        row = (token_ids_T, positions_T, segment_ids_T)
+        if wanted_T is None:
+            states = States(self._backbone.hidden_states(*row, mm_inputs=mm_inputs), None)
+        else:
+            states = self._backbone.states(*row, wanted_T, mm_inputs=mm_inputs)
+            follows_T &= wanted_T.to(torch.bool)
+        after_T = self.head(states.hidden_KD.to(self.head.weight.dtype))[:, 0]
+        after_T = self._backbone.all_rows(after_T, states)
+        after_T = after_T if states.place_T is None else after_T.index_select(0, states.place_T)
+        return torch.where(follows_T, after_T.roll(1), 0.0)
+
+    def gather_always(self) -> None:
+        """Use the vision tower for rows without images too: ranks that gather weights together must all use them."""
+        if self.tower is not None:
+            self.tower.runs_always = True
+
+    def verify(self) -> None:
+        """Compare the packed forward with the decoder's own on two short segments, and look for what looks ahead.
+
+        Raises:
+            PreflightError: the states differ by more than the weights' precision explains, or a token's state
+                depends on tokens behind it, so that a value would know what is sampled next.
+        """
+        known: dict[str, Any] = {"device": self.device, "dtype": self.dtype, "where": self.where}
+        check_states(self._backbone.decoder, self._backbone, **known)
+        if self.tower is not None:
+            check_image_states(self.model, self._backbone, self.tower, **known)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names as in the saved directory."""
+        for name, parameter in self.model.named_parameters():
+            yield self._saved_name(name), parameter
+        for name, parameter in self.head.named_parameters(self.head_prefix):
+            yield name, parameter
+
+    def adapt(self, rules: AdapterRules, *, seed: int) -> Adapters:
+        """Put adapters around linear layers, once; they and the head are trained then. Errors as of `attach`."""
+        assert self.adapters is None, "there are adapters already"
+        self.adapters = attach(self.model, rules, seed=seed, where=self.where, packed=self.packed)
+        return self.adapters
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write a complete Hugging Face directory: safetensors weights, configuration, tokenizer.
+
+        With the prefix "score" it is a sequence classifier of transformers with one label.
+        """
+        self.snapshot(lambda _, tensor: tensor)(Path(directory))
+
+    def snapshot(self, copy: Callable[[str, Tensor], Tensor]) -> Callable[[Path], None]:
+        """`save_pretrained` of the weights as they are now: each is copied by `copy(name, tensor)`."""
+        state = self.model.state_dict()
+        held = state.items() if self.adapters is None else self.adapters.merged(state.items())
+        named = {self._saved_name(name): tensor for name, tensor in held}
+        named[f"{self.head_prefix}.weight"] = self.head.weight.detach()
+        tensors = {name: copy(name, tensor) for name, tensor in named.items()}
+        return lambda directory: self._write(directory, tensors)
+
+    def _write(self, path: Path, tensors: dict[str, Tensor]) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self.model.config.num_labels = 1
+        with no_progress_bars():
+            self.model.save_pretrained(str(path), state_dict=tensors)
+        self._name_the_classifier(path / "config.json")
+        if self.codec is not None:
+            self.codec.save_pretrained(path)
+        if self.tower is not None:
+            keep_processor_files(self.where, path)
+
+    def _saved_name(self, name: str) -> str:
+        """Of the decoder inside a model with a head, as the files of causal language models have it.
+
+        A model of images stands alone: transformers has no classifier around one, and its older names begin alike.
+        """
+        prefix = self.model.base_model_prefix if self.tower is None else ""
+        return f"{prefix}.{name}" if prefix else name
+
+    def _name_the_classifier(self, file: Path) -> None:
+        classifier = classifiers().get(self.model.config.model_type)
+        if classifier is not None and self.head_prefix == HEAD:
+            edit_config(file, {"architectures": [classifier]})
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of weights."""
+        return sum(parameter.numel() for _, parameter in self.named_parameters())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the decoder's weights."""
+        return next(self.model.parameters()).dtype
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode: dropout as configured, gradient checkpointing if it was asked for."""
+        self.model.train(mode)
+        self.head.train(mode)
+        return self
+
+    def eval(self) -> Self:
+        """No dropout, no checkpointing."""
+        return self.train(False)
+
+
+def load_critic(
+    source: str | Path,
+    *,
+    head_prefix: str = "score",
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    gradient_checkpointing: Checkpointing | bool | None = None,
+    attention: Attention = "auto",
+    flash_attn: bool = False,
+    codec: HfTextCodec | None = None,
+) -> CausalCritic:
+    """A critic from a causal or vision-language model, a saved critic, or a classifier with one label; in eval mode.
+
+    A head for tokens that is in the files is not read. The value head is the tensor "<head_prefix>.weight"
+    where the files hold one (of a reward model with several weighted heads their sum), otherwise it is drawn;
+    `head_was_loaded` says which.
+
+    Args:
+        source: a Hugging Face model directory (config.json, *.safetensors, tokenizer files).
+        head_prefix: name of the value head in the files, read and written.
+        seed: what a new head is drawn from.
+        dtype: type of the decoder's weights.
+        device: where the weights go.
+        gradient_checkpointing: as for `load_policy`.
+        attention: as for `load_policy`.
+        flash_attn: as for `load_policy`.
+        codec: a tokenizer that was loaded already (of a model that takes images an `HfVisionCodec`).
+
+    Raises:
+        DataError: directory, configuration, weights or tokenizer absent, damaged or of another kind; a tensor
+            of the head's name that is no value head.
+        OptionsError: a prefix that cannot name a tensor; attention="packed" for an architecture without it.
+        PreflightError: the architecture computes something that is not known here, or looks ahead.
+    """
+    checked_prefix(head_prefix)
+    path, config = checked_model_directory(source)
+    named = {**config, "architectures": []} if has_no_token_head(config) else config
+    refuse_other_kinds(path, named, takes_images=True)
+    codec = codec if codec is not None else load_codec(path)
+    packed = choose_packed(config["model_type"], attention, path, text_type=text_type(config))
+    with no_load_report():
+        model = load_model(path, dtype, native_attention(config), auto_class="AutoModel")
+    vars(model.config).pop(RECORD, None)  # a critic has one head, and none of a reward model's other parts
+    hidden_size = model.config.get_text_config(decoder=True).hidden_size
+    head_1D = weighted_head(path, config) if head_prefix == HEAD else None
+    head_1D = stored_head(path, head_prefix, hidden_size) if head_1D is None else head_1D
+    model.to(device)
+    return make_critic(
+        model,
+        initial_head(hidden_size, seed=seed) if head_1D is None else head_1D,
+        codec,
+        packed=packed,
+        head_prefix=head_prefix,
+        head_was_loaded=head_1D is not None,
+        gradient_checkpointing=gradient_checkpointing,
+        kernel=choose_attention(device, dtype, flash_attn=flash_attn).kernel,
+        where=str(path),
+    )
+
+
+def make_critic(
+    model: Any,
+    head_1D: Tensor,
+    codec: HfTextCodec | None = None,
+    *,
+    packed: bool,
+    head_prefix: str = "score",
+    head_was_loaded: bool = False,
+    gradient_checkpointing: Checkpointing | bool | None = None,
+    kernel: VarlenKernel | None = None,
+    where: str = "model",
+) -> CausalCritic:
+    """A critic from a transformers decoder in memory and a head of [1, hidden]; checks its forward."""
+    prepare(model, packed=packed, gradient_checkpointing=gradient_checkpointing)
+    weight = next(model.parameters())
+    head = value_head(head_1D.to(weight.device, torch.promote_types(weight.dtype, torch.float32)))
+    critic = CausalCritic(
+        model,
+        head.eval(),
+        codec,
+        packed=packed,
+        head_prefix=head_prefix,
+        head_was_loaded=head_was_loaded,
+        kernel=kernel,
+        where=where,
+    )
+    critic.verify()
+    return critic

@@ -1,0 +1,335 @@
+"""The decode forward: prompts in once, then one token for every row per step.
+
+`FunctionalDecoder` computes the Llama, Mistral, Qwen2 and Qwen3 families directly from their
+weights: fused query-key-value and gate-up products, a static cache, about twenty tensor calls a
+layer, attention over the live columns. `GeneralDecoder` (`decode_general.py`) runs any other
+causal model through transformers. Both give the log-probabilities of the training forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rft_models.attention.packed import PackedLayout, packed_attention
+from rft_models.decode.attention import BlockAttention, StepAttention
+from rft_models.decode.cuda_graphs import CudaGraphs, RecordedSteps, StepInputs, StepRecorder
+from rft_models.decode.kv_cache import DecodeCache, StaticCache, check_room, keys_and_values_bytes
+from rft_models.decode.row_groups import blocks_of
+from rft_models.families.patches import is_patched
+from rft_models.families.registry import FAST_DECODE_FAMILIES, STATIC_ROTARY
+from rft_models.families.vision import text_family
+from rft_models.layers.fast_linear import FastLinear, linear
+from rft_models.lora.merge import effective_weight, is_adapted, own_layer
+from rft_models.vision.decode_inputs import see
+
+if TYPE_CHECKING:
+    from rft_models.policy.causal_policy import CausalPolicy
+
+
+class DecodableModel(Protocol):
+    """What an in-process engine generates with."""
+
+    vocab_size: int
+    max_positions: int
+
+    def new_cache(self, max_rows: int, max_len: int) -> DecodeCache:
+        """An empty cache for at most `max_rows` sequences of at most `max_len` tokens."""
+        ...
+
+    def prefill(
+        self,
+        cache: Any,
+        token_ids_PL: Tensor,
+        lengths_P: Tensor,
+        copies_P: Sequence[int],
+        media: Sequence[Any] | None = None,
+    ) -> Tensor:
+        """Run P right-padded prompts once and append `copies_P[p]` rows for each, prompt by prompt.
+
+        `media` are the images of each prompt, None where it has none.
+        Returns [P, V] float32 logits at each prompt's last token.
+        """
+        ...
+
+    def step(self, cache: Any, token_ids_B: Tensor) -> Tensor:
+        """Append one token to every active row, in row order. Returns [B, V] float32 logits."""
+        ...
+
+    def refresh(self) -> None:
+        """Derive fused weights again after the parameters changed."""
+        ...
+
+
+def decoder_for(policy: CausalPolicy, *, graphs: bool = True) -> DecodableModel:
+    """The fast path where it is known to be exact, else the general one; `graphs`: see `CausalPolicy.decoder`."""
+    from rft_models.decode.hf_decoder import GeneralDecoder
+
+    return FunctionalDecoder(policy, graphs=graphs) if _is_fast(policy) else GeneralDecoder(policy)
+
+
+def _is_fast(policy: CausalPolicy) -> bool:
+    config = policy.model.config.get_text_config(decoder=True)
+    if text_family(config.model_type) not in FAST_DECODE_FAMILIES or is_patched(policy.model):
+        return False
+    backbone = policy.model.get_decoder()
+    rotary = backbone.rotary_emb
+    linears = [module for layer in backbone.layers for module in _linears(layer)]
+    head_dim = backbone.layers[0].self_attn.head_dim
+    return (
+        rotary.rope_type in STATIC_ROTARY
+        and rotary.inv_freq.shape[0] * 2 == head_dim
+        and all(type(own_layer(module)) in (nn.Linear, FastLinear) for module in linears)
+    )
+
+
+def _linears(layer: Any) -> tuple[nn.Module, ...]:
+    attention, mlp = layer.self_attn, layer.mlp
+    return (
+        attention.q_proj,
+        attention.k_proj,
+        attention.v_proj,
+        attention.o_proj,
+        mlp.gate_proj,
+        mlp.up_proj,
+        mlp.down_proj,
+    )
+
+
+@dataclass(slots=True)
+class _Layer:
+    """One block's weights: `qkv` and `gate_up` are copies laid one after another, the rest is the module's."""
+
+    module: Any
+    sliding_window: int | None
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    output: Tensor | None = None
+    """The attention's output matrix with its adapter folded in; None = the module's, as for `down`."""
+    down: Tensor | None = None
+
+
+class FunctionalDecoder:
+    """Decoding of pre-norm RMSNorm blocks with rotary positions and gated MLPs (Llama, Mistral, Qwen2, Qwen3).
+
+    The weights are those of the policy, except for the fused copies that `refresh` makes: call it
+    after an optimizer step and before generating.
+    """
+
+    def __init__(self, policy: CausalPolicy, *, graphs: bool = True) -> None:
+        self._head = policy.head
+        self._backbone = policy.model.get_decoder()
+        self._tower = policy.tower
+        config = policy.model.config.get_text_config(decoder=True)
+        attention = self._backbone.layers[0].self_attn
+        self.vocab_size = policy.head.weight.shape[0]
+        self.max_positions = int(config.max_position_embeddings)
+        self._head_dim = int(attention.head_dim)
+        self._num_heads = int(config.num_attention_heads)
+        self._num_kv_heads = int(config.num_key_value_heads)
+        self._scaling = float(attention.scaling)
+        self._layers: list[_Layer] = []
+        self._cos = self._sin = torch.empty(0)
+        self._recorded: RecordedSteps | None = None
+        if graphs and policy.head.weight.device.type == "cuda":
+            self.record_steps(CudaGraphs())
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Derive fused weights again after the parameters changed."""
+        self._layers = [_fuse(layer) for layer in self._backbone.layers]
+        self._forget_recordings()
+
+    @torch.inference_mode()
+    def new_cache(self, max_rows: int, max_len: int) -> StaticCache:
+        """An empty cache; memory is 2 x layers x rows x kv heads x max_len x head_dim values."""
+        check_room(0, max_rows, max_len, self.max_positions)
+        weight = self._head.weight
+        self._make_rotary(max_len, weight)
+        return StaticCache(
+            len(self._layers),
+            max_rows,
+            self._num_kv_heads,
+            max_len,
+            self._head_dim,
+            dtype=weight.dtype,
+            device=weight.device,
+        )
+
+    def cache_bytes(self, max_rows: int, max_len: int, *, num_prompts: int, prompt_len: int) -> int:
+        """Bytes of keys and values at their peak: all rows at once, the prompts beside them, a layer being copied."""
+        num_layers, heads = len(self._layers), (self._num_kv_heads, self._head_dim)
+        each = self._head.weight.dtype.itemsize
+        counts = ((max_rows, max_len), (num_prompts, prompt_len))
+        parts = [keys_and_values_bytes(num_layers, n, heads[0], length, heads[1], each) for n, length in counts]
+        return sum(part + part // (2 * num_layers) for part in parts)
+
+    @torch.inference_mode()
+    def prefill(
+        self,
+        cache: StaticCache,
+        token_ids_PL: Tensor,
+        lengths_P: Tensor,
+        copies_P: Sequence[int],
+        media: Sequence[Any] | None = None,
+    ) -> Tensor:
+        """See `DecodableModel.prefill`. Padding costs nothing in the linear layers: only real tokens run."""
+        device = self._head.weight.device
+        lengths_P = lengths_P.to("cpu", torch.int64)
+        layout = PackedLayout.from_lengths(lengths_P.tolist(), device)
+        cache.append(lengths_P, torch.tensor(list(copies_P)))
+        longest = int(lengths_P.max())
+        inside_PL = torch.arange(longest, device=device) < lengths_P.to(device)[:, None]
+        place_T = inside_PL.reshape(-1).nonzero()[:, 0]
+        token_ids_T = token_ids_PL.to(device)[:, :longest][inside_PL]
+        seen = see(self._tower, media, layout.lengths, token_ids_T, place_T % longest)
+        cache.shift_positions(seen.offsets_P)
+        hidden_TD = seen.embedded(self._embedding)
+        cos, sin = self._rotary(place_T % longest) if seen.axes_3T is None else self._rotary_of_axes(seen.axes_3T)
+        for number, layer in enumerate(self._layers):
+            query, key, value = self._project(layer, hidden_TD, cos, sin)
+            padded = [_to_rows(tensor, place_T, lengths_P.shape[0], longest) for tensor in (key, value)]
+            cache.write_prompts(number, padded[0], padded[1])
+            attended = packed_attention(
+                query, key, value, layout, scaling=self._scaling, sliding_window=layer.sliding_window
+            )
+            self._finish(layer, hidden_TD, attended.flatten(1))
+            seen.add_deep(number, hidden_TD)
+        return self._logits(hidden_TD[lengths_P.cumsum(0).to(device) - 1])
+
+    @torch.inference_mode()
+    def step(self, cache: StaticCache, token_ids_B: Tensor) -> Tensor:
+        """See `DecodableModel.step`."""
+        check_room(cache.num_rows, cache.max_rows, cache.longest() + 1, cache.max_len)
+        if self._recorded is not None and (logits := self._recorded.step(cache, token_ids_B)) is not None:
+            return logits
+        cache.clear_next_column()
+        blocks = blocks_of(cache, self._num_heads * self._head_dim)
+        attention = StepAttention(cache, self._num_kv_heads, self._scaling, blocks)
+        logits = self._forward(cache, StepInputs.of(cache, token_ids_B), attention)
+        cache.own_lengths_B = cache.own_lengths_B + 1
+        return logits
+
+    def record_steps(self, recorder: StepRecorder | None) -> None:
+        """Do steps from recordings where rows stay for a while; None = one operation at a time.
+
+        The logits of a step are then valid until the next one.
+        """
+        given = (self._num_kv_heads, self._scaling)
+        self._recorded = None if recorder is None else RecordedSteps(self._forward, recorder, *given)
+
+    def _forget_recordings(self) -> None:
+        """What a step reads lies elsewhere now."""
+        if self._recorded is not None:
+            self._recorded.refresh()
+
+    def _forward(self, cache: StaticCache, inputs: StepInputs, attention: StepAttention | BlockAttention) -> Tensor:
+        """Logits [B, V] of one token a row, whose keys and values go into the cache."""
+        row_B = torch.arange(cache.num_rows, device=self._head.weight.device)
+        hidden_BD = F.embedding(inputs.token_ids_B, self._embedding)
+        cos, sin = self._rotary(inputs.positions_B)
+        for number, layer in enumerate(self._layers):
+            query, key, value = self._project(layer, hidden_BD, cos, sin)
+            cache.keys[number][row_B, :, inputs.own_lengths_B] = key
+            cache.values[number][row_B, :, inputs.own_lengths_B] = value
+            self._finish(layer, hidden_BD, attention(number, query, layer.sliding_window))
+        return self._logits(hidden_BD)
+
+    @property
+    def _embedding(self) -> Tensor:
+        return self._backbone.embed_tokens.weight
+
+    def _make_rotary(self, num_positions: int, like: Tensor) -> None:
+        """cos and sin [positions, 1, D] from the module's own frequencies; sin carries the sign of the rotation."""
+        if self._cos.shape[0] >= num_positions and self._cos.device == like.device:
+            return
+        rotary = self._backbone.rotary_emb
+        angles = torch.arange(num_positions, device=like.device).float()[:, None] * rotary.inv_freq.float()
+        cos, sin = angles.cos() * rotary.attention_scaling, angles.sin() * rotary.attention_scaling
+        self._cos = torch.cat([cos, cos], -1)[:, None].to(like.dtype)
+        self._sin = torch.cat([-sin, sin], -1)[:, None].to(like.dtype)
+        self._forget_recordings()
+
+    def _rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self._cos[positions], self._sin[positions]
+
+    def _rotary_of_axes(self, axes_3T: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of tokens whose positions have three axes, each with its share of the frequencies."""
+        cos_1TD, sin_1TD = self._backbone.rotary_emb(self._embedding, axes_3T[:, None])
+        signs_D = torch.ones(self._head_dim, device=sin_1TD.device, dtype=sin_1TD.dtype)
+        signs_D[: self._head_dim // 2] = -1
+        return cos_1TD[0, :, None], (sin_1TD[0] * signs_D)[:, None]
+
+    def _project(self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Normed, projected, rotated query [N, H, D], key and value [N, G, D] of N rows."""
+        normed = _rms_norm(hidden, layer.module.input_layernorm)
+        heads = linear(normed, layer.qkv, layer.qkv_bias).view(hidden.shape[0], -1, self._head_dim)
+        rotated, value = heads[:, : -self._num_kv_heads], heads[:, -self._num_kv_heads :]
+        norm = getattr(layer.module.self_attn, "q_norm", None)
+        if norm is not None:
+            query, key = rotated[:, : self._num_heads], rotated[:, self._num_heads :]
+            key_norm = layer.module.self_attn.k_norm
+            rotated = torch.cat([_rms_norm(query, norm), _rms_norm(key, key_norm)], 1)
+        rotated = torch.addcmul(rotated * cos, rotated.roll(self._head_dim // 2, -1), sin)
+        return rotated[:, : self._num_heads], rotated[:, self._num_heads :], value
+
+    def _finish(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> None:
+        """Output projection and MLP, added to `hidden` in place."""
+        module = layer.module
+        output = module.self_attn.o_proj
+        hidden.add_(linear(attended, output.weight if layer.output is None else layer.output, output.bias))
+        both = linear(_rms_norm(hidden, module.post_attention_layernorm), layer.gate_up, layer.gate_up_bias)
+        gate, up = both.chunk(2, -1)
+        down = module.mlp.down_proj
+        matrix = down.weight if layer.down is None else layer.down
+        hidden.add_(linear(module.mlp.act_fn(gate).mul_(up), matrix, down.bias))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self._head.logits(_rms_norm(hidden, self._backbone.norm))
+
+
+def _to_rows(tensor_TGD: Tensor, place_T: Tensor, num_prompts: int, length: int) -> Tensor:
+    """[T, G, D] tokens -> [P, G, L, D], zeros behind each prompt."""
+    rows = tensor_TGD.new_zeros(num_prompts * length, *tensor_TGD.shape[1:])
+    rows[place_T] = tensor_TGD
+    return rows.view(num_prompts, length, *tensor_TGD.shape[1:]).transpose(1, 2)
+
+
+def _rms_norm(hidden: Tensor, module: Any) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * w."""
+    return F.rms_norm(hidden, (hidden.shape[-1],), module.weight, module.variance_epsilon)
+
+
+def _fuse(module: Any) -> _Layer:
+    attention, mlp = module.self_attn, module.mlp
+    qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+    gate_up = (mlp.gate_proj, mlp.up_proj)
+    return _Layer(
+        module=module,
+        sliding_window=_window(attention),
+        qkv=torch.cat([effective_weight(part) for part in qkv]),
+        qkv_bias=_fused_bias(qkv),
+        gate_up=torch.cat([effective_weight(part) for part in gate_up]),
+        gate_up_bias=_fused_bias(gate_up),
+        output=effective_weight(attention.o_proj) if is_adapted(attention.o_proj) else None,
+        down=effective_weight(mlp.down_proj) if is_adapted(mlp.down_proj) else None,
+    )
+
+
+def _window(attention: Any) -> int | None:
+    """Mistral has one window for all layers in its configuration, Qwen2 and Qwen3 one per layer."""
+    if attention.config.model_type == "mistral":
+        return attention.config.sliding_window
+    return getattr(attention, "sliding_window", None)
+
+
+def _fused_bias(parts: Sequence[Any]) -> Tensor | None:
+    return None if parts[0].bias is None else torch.cat([part.bias for part in parts])

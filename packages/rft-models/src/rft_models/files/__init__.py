@@ -1,0 +1,1 @@
+"""A Hugging Face directory read without building a model. Imports no other room."""

@@ -1,0 +1,44 @@
+"""Whether heads and columns of a decoder divide over ranks, from its configuration alone. No torch is imported here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import gcd
+from pathlib import Path
+from typing import Any
+
+from rft_core.errors import OptionsError
+from rft_models.files.directories import existing_directory, read_json
+
+
+def refuse_uneven_model(directory: str | Path, num_ranks: int) -> None:
+    """`refuse_uneven` for the config.json of a model directory; nothing for one rank or without that file."""
+    file = existing_directory(directory) / "config.json"
+    if num_ranks > 1 and file.is_file():
+        whole = read_json(file)
+        refuse_uneven(whole.get("text_config") or whole, num_ranks, str(file))
+
+
+def refuse_uneven(config: Mapping[str, Any], num_ranks: int, where: str) -> None:
+    """Raise OptionsError where what ranks share out does not divide; `config` is that of the decoder."""
+    heads = int(config.get("num_attention_heads") or 0)
+    sizes = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(config.get("num_key_value_heads") or heads),
+        "intermediate_size": int(config.get("intermediate_size") or 0),
+    }
+    uneven = {name: size for name, size in sizes.items() if size % num_ranks}
+    if not uneven:
+        return
+    most = gcd(*sizes.values())
+    allowed = [number for number in range(1, most + 1) if most % number == 0]
+    nearest = min(allowed, key=lambda number: abs(number - num_ranks))
+    raise OptionsError(
+        code="tensor.uneven",
+        what=f"tp_size = {num_ranks}, and the model has {', '.join(f'{name} {size}' for name, size in uneven.items())}",
+        where=where,
+        why="every rank computes as many heads and columns as the others; "
+        f"allowed: {', '.join(map(str, allowed))}; tokens of a sequence are shared out whatever the heads",
+        state="nothing was loaded",
+        do=f"--tp_size {nearest}, or --sp_size {num_ranks} in its place",
+    )

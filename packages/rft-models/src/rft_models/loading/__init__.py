@@ -1,0 +1,1 @@
+"""A directory opened with transformers. May import `vision`, `layers`, `attention` and `files`."""

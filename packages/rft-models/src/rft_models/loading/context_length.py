@@ -1,0 +1,40 @@
+"""What a model directory says of itself, read from config.json without loading weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rft_models.families.vision import text_type
+from rft_models.files.directories import checked_model_directory
+from rft_models.policy.load import refuse_other_kinds
+
+_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """The few facts that planning a run needs."""
+
+    model_type: str
+    max_positions: int
+    """Tokens that prompt and response may have together."""
+    text_type: str = ""
+    """`model_type` of the decoder inside a vision-language model; "" for others."""
+
+
+def model_facts(directory: str | Path) -> ModelFacts:
+    """Facts of a directory that `load_policy` would accept.
+
+    Raises:
+        DataError: directory, configuration or weights absent, damaged or of another kind.
+    """
+    path, config = checked_model_directory(directory)
+    refuse_other_kinds(path, config, takes_images=True)
+    text = config.get("text_config") or config
+    lengths = [int(text[key]) for key in _LENGTH_KEYS if text.get(key)]
+    return ModelFacts(
+        model_type=str(config["model_type"]),
+        max_positions=min(lengths, default=2**31 - 1),
+        text_type=text_type(config),
+    )

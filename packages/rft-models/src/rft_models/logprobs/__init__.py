@@ -1,0 +1,1 @@
+"""Log-probabilities and entropies from hidden states, slab by slab. May import `layers`; uses rft-kernels."""

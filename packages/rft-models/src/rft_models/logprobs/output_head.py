@@ -1,0 +1,158 @@
+"""The output head: from final hidden states to logits, with what architectures add around the matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rft_core.errors import PreflightError
+from rft_models.layers.fast_linear import linear
+from rft_models.logprobs.fused_loss import LossOutputs, TokenObjective, linear_loss
+from rft_models.logprobs.linear_logprobs import HeadOutputs, linear_logprobs, linear_outputs
+from rft_models.logprobs.row_statistics import VocabularyShard
+
+_MULTIPLIERS = ("logit_scale", "lm_head_multiplier")
+_DIVISORS = ("logits_scaling",)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputHead:
+    """logits = softcap(scale (h W^T + b)), softcap(z) = c tanh(z / c)."""
+
+    layer: nn.Module
+    """Holds `weight` [V, D] and perhaps `bias` [V]; asked anew each time, since training replaces values."""
+    scale: float = 1.0
+    """Cohere's `logit_scale`, or one over Granite's `logits_scaling`."""
+    softcap: float | None = None
+    """Gemma 2's `final_logit_softcapping`."""
+    shard: VocabularyShard | None = None
+    """Which rows of the matrix this rank has, where ranks share it; None: all."""
+
+    @property
+    def weight(self) -> Tensor:
+        """[V, D], or this rank's rows of it."""
+        weight = self._own(self.layer.weight)
+        assert isinstance(weight, Tensor)
+        return weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[V] with the scale applied, or None."""
+        bias = self._own(getattr(self.layer, "bias", None))
+        return bias if bias is None or self.scale == 1.0 else bias * self.scale
+
+    def _own(self, tensor: Any) -> Any:
+        return tensor if self.shard is None or tensor is None else tensor.to_local()
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """[R, V] float32 (float64 for float64 weights)."""
+        assert self.shard is None, "no rank has all logits"
+        logits_RV = linear(self._scaled(hidden_RD), self.weight, self.bias)
+        logits_RV = logits_RV if logits_RV.dtype is torch.float64 else logits_RV.float()
+        return logits_RV if self.softcap is None else self.softcap * torch.tanh(logits_RV / self.softcap)
+
+    def logprobs(
+        self,
+        hidden_RD: Tensor,
+        targets_R: Tensor,
+        *,
+        temperature: float,
+        with_entropy: bool,
+        entropy_gradient: bool = False,
+        chunk_size: int | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probability of each target and the entropy, see `linear_logprobs`."""
+        return linear_logprobs(
+            self._scaled(hidden_RD),
+            self.weight,
+            targets_R,
+            bias=self.bias,
+            temperature=temperature,
+            softcap=self.softcap,
+            chunk_size=chunk_size,
+            with_entropy=with_entropy,
+            entropy_gradient=entropy_gradient,
+            shard=self.shard,
+        )
+
+    def outputs(
+        self,
+        hidden_RD: Tensor,
+        targets_R: Tensor,
+        *,
+        temperature: float,
+        with_argmax: bool = False,
+        top_k: int = 0,
+        chunk_size: int | None = None,
+    ) -> HeadOutputs:
+        """Log-probabilities with entropies and, on request, the most probable entries, see `linear_outputs`."""
+        return linear_outputs(
+            self._scaled(hidden_RD),
+            self.weight,
+            targets_R,
+            bias=self.bias,
+            temperature=temperature,
+            softcap=self.softcap,
+            chunk_size=chunk_size,
+            with_entropy=True,
+            with_argmax=with_argmax,
+            top_k=top_k,
+            shard=self.shard,
+        )
+
+    def loss(
+        self,
+        hidden_RD: Tensor,
+        targets_R: Tensor,
+        per_token_objective: TokenObjective,
+        *,
+        temperature: float,
+        chunk_size: int | None = None,
+    ) -> LossOutputs:
+        """The sum of an objective of each row's own log-probability and entropy, see `linear_loss`."""
+        return linear_loss(
+            self._scaled(hidden_RD),
+            self.weight,
+            targets_R,
+            per_token_objective,
+            bias=self.bias,
+            temperature=temperature,
+            softcap=self.softcap,
+            chunk_size=chunk_size,
+            shard=self.shard,
+        )
+
+    def _scaled(self, hidden_RD: Tensor) -> Tensor:
+        return hidden_RD if self.scale == 1.0 else hidden_RD * self.scale
+
+
+def head_of(model: Any, where: str) -> OutputHead:
+    """The head of a transformers causal language model.
+
+    Raises `PreflightError` where the model has no single output matrix. Whether the reading of the
+    configuration is complete is settled by `CausalPolicy.verify`, which compares with the model.
+    """
+    layer = model.get_output_embeddings()
+    if layer is None or not isinstance(getattr(layer, "weight", None), Tensor):
+        raise PreflightError(
+            code="models.no_output_matrix",
+            what=f"{type(model).__name__} has no output matrix of shape [vocabulary, hidden]",
+            where=where,
+            why="log-probabilities are computed from hidden states and one output matrix",
+            do="use a model whose class ends in ForCausalLM and has an lm_head",
+        )
+    config = model.config.get_text_config(decoder=True)
+    return OutputHead(layer, _scale(config.to_dict()), getattr(config, "final_logit_softcapping", None))
+
+
+def _scale(config: Mapping[str, Any]) -> float:
+    scale = 1.0
+    for name in _MULTIPLIERS:
+        scale *= float(config.get(name) or 1.0)
+    for name in _DIVISORS:
+        scale /= float(config.get(name) or 1.0)
+    return scale

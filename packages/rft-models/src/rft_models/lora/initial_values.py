@@ -1,0 +1,86 @@
+"""The values that adapters begin with, also where the weights under them are still in their files.
+
+A model made without memory (`meta_load`) has none for its adapters either: what they begin with waits here, and is
+given out block by block beside the weights of the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rft_models.lora.merge import ADAPTER, plain
+
+_META = torch.device("meta")
+
+
+class Files(Protocol):
+    """Weights that are read a block at a time, see `weight_files.WeightFiles`."""
+
+    def block(self, name: str, start: Sequence[int], shape: Sequence[int]) -> Tensor: ...
+
+    def close(self) -> None: ...
+
+
+@torch.no_grad()
+def begin(name: str, module: Any, key: int, files: Files | None) -> dict[str, Tensor]:
+    """Give a layer's adapter its first values: A from the key, B zero, DoRA's lengths those of the matrix.
+
+    They are float32, or wider where the matrix is. A is uniform in +-1 / sqrt(in), as peft draws it.
+
+    Args:
+        name: of the layer in the model.
+        module: peft's layer.
+        key: what A follows from.
+        files: where the matrix is, when the layer has no memory; None = in the layer.
+
+    Returns:
+        The values by the model's names where there is no memory for them; else nothing, they are in place.
+    """
+    has_length, held = ADAPTER in module.lora_magnitude_vector, module.base_layer.weight
+    base = plain(held) if files is None else _read(name, held, files) if has_length else held
+    wide = torch.promote_types(base.dtype, torch.float32)
+    down, up = module.lora_A[ADAPTER], module.lora_B[ADAPTER]
+    generator = torch.Generator().manual_seed(key & 0x7FFF_FFFF_FFFF_FFFF)
+    drawn = torch.rand(down.weight.shape, generator=generator, dtype=torch.float32) * 2 - 1
+    values = {
+        f"lora_A.{ADAPTER}.weight": (drawn / down.weight.shape[1] ** 0.5).to(wide),
+        f"lora_B.{ADAPTER}.weight": torch.zeros(up.weight.shape, dtype=wide),
+    }
+    if has_length:
+        rows = (base.t() if getattr(module, "fan_in_fan_out", False) else base).to(wide)
+        values[f"lora_magnitude_vector.{ADAPTER}.weight"] = torch.linalg.norm(rows, dim=1)
+    place = held.device if files is None else _META
+    for own, value in values.items():
+        owner = module.get_submodule(own.removesuffix(".weight"))
+        owner.weight = nn.Parameter(value.to(place))
+    for own, parameter in module.named_parameters():
+        parameter.requires_grad_(own.startswith("lora_"))
+    return {} if files is None else {f"{name}.{own}": value for own, value in values.items()}
+
+
+def _read(name: str, weight: Tensor, files: Files) -> Tensor:
+    return files.block(f"{name}.weight", (0,) * weight.ndim, tuple(weight.shape)).to(weight.dtype)
+
+
+class AdaptedFiles:
+    """The files under a model with adapters, and the values of these: blocks of both by the model's names."""
+
+    def __init__(self, files: Files, waiting: dict[str, Tensor]) -> None:
+        """`waiting` is let go of when the files are closed."""
+        self._files, self._waiting = files, waiting
+
+    def block(self, name: str, start: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """`shape` elements from `start` on."""
+        if name not in self._waiting:
+            return self._files.block(name.replace(".base_layer.", "."), start, shape)
+        places = tuple(slice(first, first + size) for first, size in zip(start, shape, strict=True))
+        return self._waiting[name][places]
+
+    def close(self) -> None:
+        """Let go of both."""
+        self._files.close()
+        self._waiting.clear()

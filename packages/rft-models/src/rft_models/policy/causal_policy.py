@@ -1,0 +1,484 @@
+"""A causal language model as the trainer sees it: packed tokens in, log-probabilities out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from rft_models.attention.sequence_parallel import SequenceMode, SequenceRanks, even_share, rows_here
+from rft_models.attention.varlen import VarlenKernel
+from rft_models.backbone.backbone import Backbone, Probe, States, follows_its_own, own_attention, refuse_difference
+from rft_models.backbone.image_check import media_probe
+from rft_models.files.directories import no_progress_bars
+from rft_models.files.processor_files import keep_processor_files
+from rft_models.layers.moe_router import Router, RouterBalance, balance, count_experts, router_of, verify_router
+from rft_models.logprobs.fused_loss import LossOutputs, TokenObjective
+from rft_models.logprobs.linear_logprobs import KEPT_LOGITS
+from rft_models.logprobs.output_head import head_of
+from rft_models.lora.adapters import AdapterRules, Adapters, attach
+from rft_models.lora.files import save_beside
+from rft_models.lora.initial_values import AdaptedFiles
+from rft_models.lora.quantization import saved_as_numbers, state_of
+from rft_models.policy.freezing import FreezeRules, Frozen, TrainedRows, freeze
+from rft_models.vision.media import Media
+from rft_models.vision.packed_rows import MediaInputs
+from rft_models.vision.tower import vision_tower_of
+
+if TYPE_CHECKING:
+    from rft_models.decode.fast_decoder import DecodableModel
+    from rft_models.files.safetensors_reader import WeightFiles
+    from rft_models.tokenization.tokenizer import HfTextCodec
+
+
+Batch = tuple[Tensor, Tensor, Tensor, Tensor, "MediaInputs | None"]
+"""token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs."""
+
+
+class Compute(Protocol):
+    """Calls a function; what stands around the call is its own."""
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any: ...
+
+
+def _directly(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+class CausalPolicy:
+    """A transformers causal language model, its tokenizer, and the way its packed forward is computed.
+
+    `packed` and `kernel` say which, see `Backbone`; all ways are exact.
+    `head_chunk_size` is the number of rows whose logits are formed at a time; None picks by size.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        codec: HfTextCodec | None,
+        *,
+        packed: bool,
+        head_chunk_size: int | None = None,
+        kernel: VarlenKernel | None = None,
+        where: str = "model",
+    ) -> None:
+        self.model = model
+        self.codec = codec
+        self.head_chunk_size = head_chunk_size
+        self.where = where
+        self.head = head_of(model, where)
+        self._vocab_size = self.head.weight.shape[0]  # read here: a weight that lies in parts may be empty later
+        self.tower = vision_tower_of(model)
+        """Gives the features of images; None: the model takes none."""
+        self._backbone = Backbone(model.get_decoder(), packed=packed, kernel=kernel, tower=self.tower)
+        self._trained_rows = TrainedRows()
+        self.adapters: Adapters | None = None
+        """What is trained beside the weights, which then are not; None = none."""
+        self._compute: Compute = _directly
+        self.unread: WeightFiles | AdaptedFiles | None = None
+        """Where the parameters are that have no memory yet (`meta_load`); None = they are all here."""
+
+    def compute_through(self, compute: Compute) -> None:
+        """Let every forward run inside `compute(function, *arguments)`, for weights that have to be gathered first."""
+        self._compute = compute
+        if self.tower is not None:
+            self.tower.runs_always = True
+
+    def split_sequences(self, ranks: SequenceRanks, mode: SequenceMode = "auto") -> None:
+        """Compute every packed row together with other ranks, which must make the same calls, see `sequence_split`.
+
+        Raises:
+            OptionsError: the model's own attention is used, which needs whole rows; or a ring would drop out.
+        """
+        self._backbone.split_over(ranks, self.where, mode)
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The decoder's layers in order: what can be gathered, recomputed or placed one at a time."""
+        return list(self.model.get_decoder().layers)
+
+    @property
+    def packed(self) -> bool:
+        """Whether the backbone runs once on all tokens, with segment-wise attention."""
+        return self._backbone.packed
+
+    def token_logprobs(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        segment_ids_T: Tensor,
+        wanted_T: Tensor,
+        *,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+        entropy_gradient: bool = False,
+        mm_inputs: MediaInputs | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """log p(token t | earlier tokens of its segment) at logits / temperature, where wanted.
+
+        Args:
+            token_ids_T: int64 ids of segments laid one after another.
+            positions_T: int64 position of each token inside its segment.
+            segment_ids_T: int64; a segment ends where the id changes.
+            wanted_T: bool; the head runs on the rows that predict these tokens and on no others.
+            temperature: positive divisor of the logits.
+            with_entropy: also the entropy (nats) of the distribution that predicts each wanted token.
+            entropy_gradient: let gradients flow through that entropy.
+            mm_inputs: the images of each segment in order, None where it has none (vision-language models); an
+                image that several segments have runs once. None: no segment has any.
+
+        Returns:
+            ([T] log-probabilities, [T] entropies or None), float32 (float64 for float64 weights),
+            0 where not wanted and at the first token of a segment, which nothing predicts.
+        """
+        return self._compute(
+            self._token_logprobs,
+            (token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs),
+            temperature,
+            with_entropy,
+            entropy_gradient,
+        )
+
+    def _token_logprobs(
+        self, batch: Batch, temperature: float, with_entropy: bool, entropy_gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs = batch
+        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs=mm_inputs)
+        tokens_R, hidden_RD = self._predicting(segment_ids_T, wanted_T, states)
+        return self._head_logprobs(hidden_RD, token_ids_T, tokens_R, temperature, with_entropy, entropy_gradient)
+
+    def prefers_fused_loss(self, num_rows: int) -> bool:
+        """Whether `fused_loss` is the cheaper way for so many wanted tokens.
+
+        Where their logits are kept anyway it saves nothing. In float32 on a CPU, where the gradient of the matrix is
+        added up chunk after chunk of rows, it saves 4 to 7 % at twice the memory (2048 x 512 x 32000; in bfloat16
+        19 %), so it is left out.
+        """
+        forms_them_twice = self.head_chunk_size is not None or num_rows * self._vocab_size > KEPT_LOGITS
+        return forms_them_twice and (self.device.type != "cpu" or self.dtype in (torch.bfloat16, torch.float16))
+
+    def fused_loss(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        segment_ids_T: Tensor,
+        wanted_T: Tensor,
+        objective: TokenObjective,
+        *,
+        temperature: float = 1.0,
+        mm_inputs: MediaInputs | None = None,
+    ) -> LossOutputs:
+        """The sum of an objective of single tokens at three products with the output matrix in place of four.
+
+        Equal to the objective applied to `token_logprobs` with its entropies, see `rft_models.logprobs.fused_loss`.
+
+        Args:
+            token_ids_T, positions_T, segment_ids_T, wanted_T, temperature, mm_inputs: as in `token_logprobs`.
+            objective: (log-probabilities [N], entropies [N], tokens [N] int64) -> losses [N]; the tokens are
+                places in 0 .. T - 1, those of a call any of the wanted ones.
+
+        Returns:
+            The loss, which can go backward once, and [T] log-probabilities and entropies without gradient.
+        """
+        batch = (token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs)
+        return LossOutputs(*self._compute(self._fused_loss, batch, objective, temperature))
+
+    def _fused_loss(self, batch: Batch, objective: TokenObjective, temperature: float) -> tuple[Tensor, ...]:
+        token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs = batch
+        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs=mm_inputs)
+        tokens_R, hidden_RD = self._predicting(segment_ids_T, wanted_T, states)
+        found = self.head.loss(
+            hidden_RD,
+            token_ids_T.index_select(0, tokens_R),
+            lambda logprobs_N, entropy_N, rows_N: objective(logprobs_N, entropy_N, tokens_R[rows_N]),
+            temperature=temperature,
+            chunk_size=self.head_chunk_size,
+        )
+        zeros_T = torch.zeros(token_ids_T.shape[0], dtype=found.logprobs.dtype, device=found.logprobs.device)
+        spread = [self._merged(zeros_T.index_copy(0, tokens_R, values)) for values in (found.logprobs, found.entropy)]
+        return found.loss, *spread
+
+    def token_logprobs_and_balance(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        segment_ids_T: Tensor,
+        wanted_T: Tensor,
+        *,
+        expert_counts_E: Tensor | None,
+        temperature: float = 1.0,
+        with_entropy: bool = False,
+        entropy_gradient: bool = False,
+    ) -> tuple[Tensor, Tensor | None, RouterBalance]:
+        """`token_logprobs`, and from the same forward this batch's part of the routers' loss, see `router`.
+
+        `expert_counts_E` are the counts of the whole step (`expert_counts`, summed); None: this batch is the step.
+        """
+        batch = (token_ids_T, positions_T, segment_ids_T, wanted_T, None)
+        logprobs_T, entropy_T, *share = self._compute(
+            self._logprobs_and_balance, batch, expert_counts_E, temperature, with_entropy, entropy_gradient
+        )
+        return logprobs_T, entropy_T, RouterBalance(*share)
+
+    def _logprobs_and_balance(
+        self,
+        batch: Batch,
+        expert_counts_E: Tensor | None,
+        temperature: float,
+        with_entropy: bool,
+        entropy_gradient: bool,
+    ) -> tuple[Tensor | None, ...]:
+        token_ids_T, positions_T, segment_ids_T, wanted_T, _ = batch
+        router, logits = self.router, list[Tensor]()
+        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, routed=logits)
+        tokens_R, rows_R = _predictions(segment_ids_T, wanted_T, states)
+        hidden_RD = states.hidden_KD.index_select(0, rows_R)
+        logprobs_T, entropy_T = self._head_logprobs(
+            hidden_RD, token_ids_T, tokens_R, temperature, with_entropy, entropy_gradient
+        )
+        found = balance(logits, rows_R, router, expert_counts_E)
+        return logprobs_T, entropy_T, found.share, found.max_load
+
+    @torch.no_grad()
+    def expert_counts(
+        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor
+    ) -> Tensor:
+        """[E] float64: rows that go to each expert, see `count_experts`. A forward of the backbone."""
+        return self._compute(self._expert_counts, (token_ids_T, positions_T, segment_ids_T, wanted_T, None))
+
+    def _expert_counts(self, batch: Batch) -> Tensor:
+        token_ids_T, positions_T, segment_ids_T, wanted_T, _ = batch
+        router, logits = self.router, list[Tensor]()
+        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, routed=logits)
+        return count_experts(logits, _predictions(segment_ids_T, wanted_T, states)[1], router)
+
+    @cached_property
+    def router(self) -> Router:
+        """What the model's routers have in common.
+
+        Raises:
+            OptionsError: it has none that are known here.
+            PreflightError: its own load-balancing loss is another one.
+        """
+        config = self.model.config.get_text_config(decoder=True)
+        found = router_of(self.model.config.model_type, config.to_dict(), self.where)
+        with own_attention(self.model, packed=self.packed):
+            verify_router(self.model, found, self.where)
+        return found
+
+    @property
+    def num_experts(self) -> int:
+        """Of each layer of a mixture of experts."""
+        return self.router.num_experts
+
+    def _predicting(self, segment_ids_T: Tensor, wanted_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
+        """([R] wanted tokens, [R, D] the states that predict them): all, or an even share of what ranks hold."""
+        tokens_R, rows_R = _all_predictions(segment_ids_T, wanted_T, states)
+        if self._backbone.split is None or states.here is None:
+            return tokens_R, states.hidden_KD.index_select(0, rows_R)
+        return even_share(self._backbone.split, states.hidden_KD, states.num_rows, tokens_R, rows_R)
+
+    def _head_logprobs(
+        self,
+        hidden_RD: Tensor,
+        token_ids_T: Tensor,
+        tokens_R: Tensor,
+        temperature: float,
+        with_entropy: bool,
+        entropy_gradient: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        logprobs_R, entropy_R = self.head.logprobs(
+            hidden_RD,
+            token_ids_T.index_select(0, tokens_R),
+            temperature=temperature,
+            with_entropy=with_entropy,
+            entropy_gradient=entropy_gradient,
+            chunk_size=self.head_chunk_size,
+        )
+        zeros_T = torch.zeros(token_ids_T.shape[0], dtype=logprobs_R.dtype, device=logprobs_R.device)
+        entropy_T = None if entropy_R is None else self._merged(zeros_T.index_copy(0, tokens_R, entropy_R))
+        return self._merged(zeros_T.index_copy(0, tokens_R, logprobs_R)), entropy_T
+
+    def _merged(self, values_T: Tensor) -> Tensor:
+        """With the places that other ranks computed."""
+        return values_T if self._backbone.split is None else self._backbone.split.merge(values_T)
+
+    def hidden_states(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        segment_ids_T: Tensor,
+        *,
+        mm_inputs: MediaInputs | None = None,
+    ) -> Tensor:
+        """[T, D] final hidden states (after the last norm), each seeing its own segment only."""
+        return self._compute(self._hidden_states, token_ids_T, positions_T, segment_ids_T, mm_inputs)
+
+    def _hidden_states(self, *row: Any) -> Tensor:
+        return self._backbone.hidden_states(*row[:3], mm_inputs=row[3])
+
+    def verify(self, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
+        """Compare the packed forward and the head with the model's own forward on two short segments.
+
+        Catches an architecture whose head or attention does more than is computed here. `device` and `dtype` are
+        those of the computation where the weights are kept in others; every rank of them must call it.
+
+        Raises:
+            PreflightError: the log-probabilities differ by more than the weights' precision explains.
+        """
+        training = self.model.training
+        self.model.eval()
+        place = device or self.device
+        probes: list[tuple[Probe, MediaInputs]] = [(Probe.of(self._vocab_size, place), (None, None))]
+        if self.tower is not None:
+            probes.append(media_probe(self.tower, self._vocab_size, place))
+        for probe, media in probes:
+            with torch.no_grad():
+                expected = torch.cat([self._native_logits(*pair) for pair in zip(probe.segments, media, strict=True)])
+                found = self._compute(self._packed_logits, probe, media)
+            what = f"logits of {type(self.model).__name__}" + (" with images" if any(media) else "")
+            refuse_difference(expected, found, of=what, dtype=dtype or self.dtype, where=self.where)
+        self.model.train(training)
+
+    def _packed_logits(self, probe: Probe, media: MediaInputs) -> Tensor:
+        row = (probe.token_ids_T, probe.positions_T, probe.segment_ids_T)
+        return self.head.logits(self._backbone.hidden_states(*row, mm_inputs=media))
+
+    def _native_logits(self, tokens: Tensor, media: Media | None = None) -> Tensor:
+        given = {} if media is None or self.tower is None else self.tower.own_inputs(tokens, media)
+        with own_attention(self.model, packed=self.packed):
+            return self.model(input_ids=tokens[None], use_cache=False, **given).logits[0].float()
+
+    def accepts(self, argument: str) -> bool:
+        """Whether the backbone's forward has an argument of this name."""
+        return self._backbone.accepts(argument)
+
+    def decoder(self, *, graphs: bool = True) -> DecodableModel:
+        """What the in-process engine generates with; shares these weights, `refresh()` after they changed.
+
+        `graphs`: on a GPU a step may be recorded as a CUDA graph, see `step_graph`.
+        """
+        from rft_models.decode.fast_decoder import decoder_for
+
+        return decoder_for(self, graphs=graphs)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names as in the saved directory; tied matrices appear once."""
+        yield from self.model.named_parameters()
+
+    def freeze(self, rules: FreezeRules) -> Frozen:
+        """Leave parts untrained, once and before an optimizer is made; returns what is trained and what is not.
+
+        Raises:
+            OptionsError: a prefix that no parameter has, rows beyond the vocabulary, or nothing left to train.
+        """
+        assert not self._trained_rows.rows, "rows were chosen already"
+        found, self._trained_rows = freeze(self.model, rules, self.where)
+        return found
+
+    def adapt(self, rules: AdapterRules, *, seed: int, base: str | Path | None = None) -> Adapters:
+        """Put adapters around linear layers, once and before an optimizer is made; nothing else is trained then.
+
+        `base` is the directory of the weights under them; None = what was loaded. Errors as of `adapters.attach`.
+        """
+        assert self.adapters is None, "there are adapters already"
+        where = str(Path(base or self.where).absolute())
+        files = self.unread
+        self.adapters = attach(self.model, rules, seed=seed, where=where, packed=self.packed, files=files)
+        self.unread = None if files is None else AdaptedFiles(files, self.adapters.waiting)
+        self._backbone.look_for_dropout()
+        return self.adapters
+
+    def served(self, named: Iterable[tuple[str, Tensor]] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """(name, whole tensor) as files and engines have them: the parameters, with adapters folded in.
+
+        `named`: the whole tensors, as the model names them; None = its parameters are whole.
+        """
+        given = self.named_parameters() if named is None else named
+        yield from given if self.adapters is None else self.adapters.merged(given)
+
+    def base_parameters(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters without those of adapters, under the names that files have."""
+        if self.adapters is not None:
+            yield from self.adapters.base_parameters(remove_duplicate=remove_duplicate)
+        else:
+            yield from self.model.named_parameters(remove_duplicate=remove_duplicate)
+
+    def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What an optimizer takes: parameters that require a gradient, and of a matrix with trained rows those rows."""
+        for name, parameter in self.named_parameters():
+            if parameter.requires_grad:
+                yield self._trained_rows.replace(name, parameter)
+
+    def save_pretrained(self, directory: str | Path, weights: dict[str, Tensor] | None = None) -> None:
+        """Write a complete Hugging Face directory: safetensors weights, configuration, tokenizer.
+
+        `weights` are those to write in place of the model's own, by the names of its state. Adapters are folded in,
+        and written alone to the folder `adapter` below, which peft loads.
+        """
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        if self.adapters is not None:
+            weights = save_beside(self.adapters, Path(directory), weights or state_of(self.model))
+        with no_progress_bars(), saved_as_numbers(self.model):
+            self.model.save_pretrained(str(directory), state_dict=weights)
+        self._save_codec(directory)
+
+    def _save_codec(self, directory: str | Path) -> None:
+        """Tokenizer, and what an image processor needs, whether this run has read it or not."""
+        if self.codec is not None:
+            self.codec.save_pretrained(directory)
+        if self.tower is not None:
+            keep_processor_files(self.where, directory)
+
+    def snapshot(self, copy: Callable[[str, Tensor], Tensor]) -> Callable[[Path], None]:
+        """`save_pretrained` of the weights as they are now: each is copied by `copy(name, tensor)`."""
+        weights = {name: copy(name, tensor) for name, tensor in state_of(self.model).items()}
+        return lambda directory: self.save_pretrained(directory, weights)
+
+    def save_description(self, directory: str | Path) -> None:
+        """Write what a Hugging Face directory holds besides the weights: configuration, tokenizer."""
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        self.model.config.save_pretrained(str(directory))
+        if self.model.can_generate():
+            self.model.generation_config.save_pretrained(str(directory))
+        self._save_codec(directory)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of weights, tied matrices counted once."""
+        return sum(parameter.numel() for _, parameter in self.named_parameters())
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        return self.head.weight.dtype
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode: dropout as configured, gradient checkpointing if it was asked for."""
+        self.model.train(mode)
+        return self
+
+    def eval(self) -> Self:
+        """No dropout, no checkpointing."""
+        return self.train(False)
+
+
+def _predictions(segment_ids_T: Tensor, wanted_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
+    """([R] wanted tokens that something here predicts, [R] the rows of the states that predict them)."""
+    tokens_R, rows_R = _all_predictions(segment_ids_T, wanted_T, states)
+    return (tokens_R, rows_R) if states.here is None else rows_here(tokens_R, rows_R, states.here)
+
+
+def _all_predictions(segment_ids_T: Tensor, wanted_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
+    """([R] wanted tokens that something predicts, [R] the rows that do, as the ranks hold them one after another)."""
+    tokens_R = (wanted_T.to(torch.bool) & follows_its_own(segment_ids_T)).nonzero()[:, 0]
+    return tokens_R, tokens_R - 1 if states.place_T is None else states.place_T[tokens_R - 1]

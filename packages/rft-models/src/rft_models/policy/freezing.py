@@ -1,0 +1,242 @@
+"""Which weights are trained: parts frozen by name, or nothing but the rows of some tokens.
+
+A frozen tensor requires no gradient, so that it is in no optimizer: neither a step nor weight decay reaches it.
+Rows are trained through parameters of their own that share the matrix's memory. The matrix itself is given to no
+optimizer; its gradient is cut down to the rows when it arrives. So the other rows have no moments, no decay, and the
+same bits for ever, and every path that reads the matrix (embedding, head, engine, saving) sees the trained rows.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rft_core.errors import OptionsError
+
+_PARTS = ("visual", "vision_tower", "multi_modal_projector", "language_model")
+"""Parts of vision-language models, which may be named without the "model." before them."""
+_NEAR = 5
+"""Names that an error suggests."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeRules:
+    """What a person asks for; the default freezes nothing.
+
+    Example: `FreezeRules(prefixes=("model.embed_tokens", "model.layers.0"))`.
+    """
+
+    prefixes: tuple[str, ...] = ()
+    """Parameters of these names, or below them, are frozen: "model.layers.1" is not "model.layers.10"."""
+    train_only_tokens_from: int = -1
+    """Only the rows of tokens with this id or a higher one are trained, in the embedding and the output matrix."""
+
+    def __post_init__(self) -> None:
+        if self.prefixes and self.train_only_tokens_from >= 0:
+            raise OptionsError(
+                code="freezing.two_ways",
+                what=f"freeze_prefix {','.join(self.prefixes)} beside train_only_tokens_from "
+                f"{self.train_only_tokens_from}",
+                where="--freeze_prefix, --train_only_tokens_from",
+                why="where only rows are trained, every other weight is frozen already",
+                do=f"--train_only_tokens_from {self.train_only_tokens_from} (and leave freeze_prefix out)",
+            )
+
+    @classmethod
+    def of(cls, prefixes: str, train_only_tokens_from: int = -1) -> FreezeRules:
+        """With prefixes joined by commas."""
+        parts = (part.strip() for part in prefixes.split(","))
+        return cls(tuple(part for part in parts if part), train_only_tokens_from)
+
+    @property
+    def freezes(self) -> bool:
+        """Whether anything is asked for."""
+        return bool(self.prefixes) or self.train_only_tokens_from >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """What a model's training leaves alone."""
+
+    tensors: dict[str, int]
+    """Number of weights of each wholly frozen tensor, by name."""
+    rows: dict[str, tuple[int, int, int]]
+    """(first trained row, number of rows, row length) of each matrix of which rows are trained."""
+    num_trained: int
+    """Weights that are trained."""
+    num_weights: int
+    """Weights of the model, tied matrices counted once."""
+
+    def lines(self) -> list[str]:
+        """For people: how much is trained, and the name of everything that is not."""
+        frozen = self.num_weights - self.num_trained
+        told = [f"{self.num_trained:,} of {self.num_weights:,} weights are trained; {frozen:,} are frozen:"]
+        for name, (first, num_rows, width) in self.rows.items():
+            told.append(f"{name} rows 0 to {first - 1:,} ({first * width:,}); trained from row {first:,} ({num_rows})")
+        return told + [f"{name} ({count:,})" for name, count in _by_pattern(self.tensors).items()]
+
+
+@dataclass(slots=True)
+class TrainedRows:
+    """The last rows of matrices, as parameters of their own that share the matrices' memory."""
+
+    rows: dict[str, nn.Parameter] = field(default_factory=dict[str, nn.Parameter])
+    """By the matrix's name."""
+    first: int = 0
+
+    def add(self, name: str, weight: nn.Parameter, first: int) -> None:
+        """Train the rows of `weight` from `first` on; its gradients go there and are dropped elsewhere."""
+        self.first = first
+        self.rows[name] = nn.Parameter(weight.detach()[first:])
+        weight.requires_grad_(True)
+        weight.register_post_accumulate_grad_hook(partial(_move_gradient, self.rows[name], first))
+
+    def replace(self, name: str, parameter: nn.Parameter) -> tuple[str, nn.Parameter]:
+        """What an optimizer takes for a parameter: itself, or its rows as "name[first:]"."""
+        return (f"{name}[{self.first}:]", self.rows[name]) if name in self.rows else (name, parameter)
+
+
+def freeze(model: Any, rules: FreezeRules, where: str = "model") -> tuple[Frozen, TrainedRows]:
+    """Freeze parameters of a transformers model in place.
+
+    Raises:
+        OptionsError: a prefix that no parameter has, rows beyond the vocabulary, or nothing left to train.
+    """
+    rows = TrainedRows()
+    if rules.train_only_tokens_from >= 0:
+        _freeze_all_but_rows(model, rules.train_only_tokens_from, rows, where)
+    for parameter in _matching(model, rules.prefixes, where):
+        parameter.requires_grad_(False)
+    found = _describe(model, rows)
+    if found.num_trained == 0:
+        raise OptionsError(
+            code="freezing.nothing_trained",
+            what=f"nothing to train: 0 of {found.num_weights:,} weights require gradients",
+            where=where,
+            why=f"freeze_prefix {','.join(rules.prefixes)} covers all {len(found.tensors)} tensors",
+            do="--freeze_prefix with fewer names",
+        )
+    return found, rows
+
+
+def preview(directory: str | Path, rules: FreezeRules) -> Frozen:
+    """What `freeze` would do with the model in a directory, from its configuration and without its weights."""
+    return freeze(model_without_weights(directory), rules, where=str(directory))[0]
+
+
+def model_without_weights(directory: str | Path) -> Any:
+    """The transformers model that a directory's configuration describes; its tensors have no memory."""
+    import transformers
+
+    from rft_models.policy.load import auto_class_of
+
+    config = transformers.AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"):
+        return getattr(transformers, auto_class_of(config.to_dict())).from_config(config)
+
+
+def _freeze_all_but_rows(model: Any, first: int, rows: TrainedRows, where: str) -> None:
+    matrices = [model.get_input_embeddings().weight, model.get_output_embeddings().weight]
+    vocabulary = min(int(matrix.shape[0]) for matrix in matrices)
+    if first >= vocabulary:
+        raise OptionsError(
+            code="freezing.no_new_tokens",
+            what=f"train_only_tokens_from = {first:,}, and the matrices of the model have rows 0 to {vocabulary - 1:,}",
+            where=where,
+            why="no row would be trained: the model has no tokens from there on",
+            do="name the id of the first new token, after the model and its tokenizer were extended",
+        )
+    model.requires_grad_(False)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for matrix in dict.fromkeys(matrices):  # tied: once
+        rows.add(names[id(matrix)], matrix, first)
+
+
+def _matching(model: Any, prefixes: Sequence[str], where: str) -> Iterator[nn.Parameter]:
+    """The parameters below each prefix; a tied matrix is found under both of its names."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for prefix in prefixes:
+        stem = prefix.rstrip(".")
+        found = next((found for name in names_of(stem) if (found := _below(name, named))), [])
+        if not found:
+            raise OptionsError(
+                code="freezing.no_such_parameter",
+                what=f"freeze_prefix {prefix!r} matches none of the {len(named)} parameter names",
+                where=where,
+                why="the names are those of the model as it is loaded; near ones: " + ", ".join(_near(stem, named)),
+                do=f"--freeze_prefix {_near(stem, named)[0]}",
+            )
+        yield from found
+
+
+def names_of(stem: str) -> list[str]:
+    """The name itself, then others that a part of a vision-language model has; "visual" is any model's tower."""
+    names = [stem]
+    if stem.split(".")[0] in _PARTS:
+        names.append(f"model.{stem}")
+    return [*names, "model.vision_tower"] if stem == "visual" else names
+
+
+def _below(stem: str, named: dict[str, nn.Parameter]) -> list[nn.Parameter]:
+    return [parameter for name, parameter in named.items() if name == stem or name.startswith(f"{stem}.")]
+
+
+def _near(prefix: str, names: Sequence[str] | dict[str, Any]) -> list[str]:
+    """Names and beginnings of names that a person may have meant, the likeliest first."""
+    known = dict.fromkeys(".".join(parts[:end]) for parts in (n.split(".") for n in names) for end in range(1, 9))
+    wanted = prefix.split(".")[-1]
+    inside = [name for name in known if name.split(".")[-1] == wanted]
+    alike = difflib.get_close_matches(prefix, known, n=_NEAR, cutoff=0.5)
+    tops = sorted(known, key=lambda name: name.count("."))
+    return list(dict.fromkeys([*inside, *alike, *tops]))[:_NEAR]
+
+
+def _describe(model: Any, rows: TrainedRows) -> Frozen:
+    named = dict(model.named_parameters())
+    trained = {n: rows.rows[n].numel() if n in rows.rows else p.numel() for n, p in named.items() if p.requires_grad}
+    return Frozen(
+        tensors={name: parameter.numel() for name, parameter in named.items() if name not in trained},
+        rows={name: (rows.first, part.shape[0], part.shape[1]) for name, part in rows.rows.items()},
+        num_trained=sum(trained.values()),
+        num_weights=sum(parameter.numel() for parameter in named.values()),
+    )
+
+
+def _move_gradient(rows: nn.Parameter, first: int, weight: Tensor) -> None:
+    assert weight.grad is not None
+    part = weight.grad[first:]
+    rows.grad = part.clone() if rows.grad is None else rows.grad.add_(part)
+    weight.grad = None
+
+
+def _by_pattern(tensors: dict[str, int]) -> dict[str, int]:
+    """Weights of tensors whose names differ in one layer number, as `model.layers.[0-11].mlp.up_proj.weight`."""
+    groups: dict[str, list[tuple[int, int]]] = {}
+    for name, count in tensors.items():
+        number = re.search(r"(?<=\.)\d+(?=\.)", name)
+        pattern = name if number is None else f"{name[: number.start()]}*{name[number.end() :]}"
+        groups.setdefault(pattern, []).append((-1 if number is None else int(number[0]), count))
+    return {
+        pattern.replace("*", _ranges([n for n, _ in members]), 1): sum(count for _, count in members)
+        for pattern, members in groups.items()
+    }
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """[0, 1, 2, 5] as "[0-2,5]"; one number as it is."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    text = ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return text if len(numbers) == 1 else f"[{text}]"

@@ -1,0 +1,130 @@
+"""A model whose parameters have shapes and no memory, until each rank reads the blocks that it keeps.
+
+What is not a parameter (the frequencies of rotary positions) is computed as in a model that is loaded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from rft_core.errors import OptionsError
+from rft_models.attention.kernels import choose_attention
+from rft_models.families import patches
+from rft_models.families.vision import text_type
+from rft_models.files.checkpoint_names import names_in_files
+from rft_models.files.directories import checked_model_directory
+from rft_models.files.safetensors_reader import WeightFiles, shapes_of
+from rft_models.layers.gradient_checkpointing import Checkpointing
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.freezing import FreezeRules
+from rft_models.policy.load import auto_class_of, choose_packed, native_attention, prepare, refuse_other_kinds
+from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.vision.processor import load_codec
+
+_META = torch.device("meta")
+
+
+def load_on_meta(
+    directory: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    gradient_checkpointing: Checkpointing | bool | None = None,
+    flash_attn: bool = False,
+    freeze: FreezeRules | None = None,
+    head_chunk_size: int | None = None,
+    codec: HfTextCodec | None = None,
+) -> CausalPolicy:
+    """`load_policy` without the weights: they are in `policy.unread`, for whoever gives the parameters memory.
+
+    `policy.verify()` is left to do when they have come. Arguments and errors are those of `load_policy`.
+
+    Raises:
+        OptionsError: the tensors in the files are not those of the model, one for one.
+    """
+    path, config = checked_model_directory(directory)
+    refuse_other_kinds(path, config, takes_images=True)
+    codec = codec if codec is not None else load_codec(path)
+    packed = choose_packed(config["model_type"], "auto", path, text_type=text_type(config))
+    model = patches.apply(_empty_model(path, config, dtype))
+    _drop_memory(model)
+    _place_buffers(model, torch.device(device), path)
+    files = WeightFiles(path)
+    files.rename(names_in_files(model, files.names()))
+    files.refuse_others(shapes_of(model))
+    prepare(model, packed=packed, gradient_checkpointing=gradient_checkpointing)
+    kernel = choose_attention(device, dtype, flash_attn=flash_attn).kernel
+    policy = CausalPolicy(model, codec, packed=packed, head_chunk_size=head_chunk_size, kernel=kernel, where=str(path))
+    policy.unread = files
+    if freeze is not None and freeze.freezes:
+        policy.freeze(freeze)
+    return policy
+
+
+def load_reference_on_meta(
+    directory: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    flash_attn: bool = False,
+    head_chunk_size: int | None = None,
+) -> CausalPolicy:
+    """`load_on_meta`, frozen: eval mode and no parameter requires a gradient."""
+    policy = load_on_meta(directory, dtype=dtype, device=device, flash_attn=flash_attn, head_chunk_size=head_chunk_size)
+    policy.model.requires_grad_(False)
+    return policy
+
+
+def _empty_model(path: Path, config: dict[str, Any], dtype: torch.dtype) -> Any:
+    """The architecture of the directory as transformers makes it, with its settings of generation."""
+    import transformers
+
+    found: Any = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+    with _WithoutMemory():
+        model: Any = getattr(transformers, auto_class_of(config)).from_config(
+            found, dtype=dtype, attn_implementation=native_attention(config), trust_remote_code=False
+        )
+    if (path / "generation_config.json").is_file():
+        model.generation_config = transformers.GenerationConfig.from_pretrained(str(path), local_files_only=True)
+    return model
+
+
+class _WithoutMemory(TorchFunctionMode):
+    """Tensors that are made to be filled later get no memory; those that are computed are as ever."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = dict(kwargs or {})
+        if func is torch.empty:
+            named["device"] = _META
+        return func(*args, **named)
+
+
+def _drop_memory(model: nn.Module) -> None:
+    """Take the memory of the parameters that have some (gains of norms); tied ones stay tied."""
+    empty: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if parameter.is_meta:
+                continue
+            if id(parameter) not in empty:
+                empty[id(parameter)] = nn.Parameter(parameter.to(_META), requires_grad=parameter.requires_grad)
+            setattr(module, name, empty[id(parameter)])
+
+
+def _place_buffers(model: nn.Module, device: torch.device, path: Path) -> None:
+    for where, module in model.named_modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if buffer.is_meta:
+                raise OptionsError(
+                    code="models.meta_buffer",
+                    what=f"{where}.{name} {list(buffer.shape)} is not a parameter, and only its file has its values",
+                    where=f"--meta_init with {path}",
+                    why="parameters alone are read in blocks",
+                    do="leave --meta_init out: the weights are loaded whole and then spread",
+                )
+            setattr(module, name, buffer.to(device))

@@ -1,0 +1,1 @@
+"""Scalar heads on a decoder. May import `backbone` and `loading`."""

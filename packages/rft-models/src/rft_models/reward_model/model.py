@@ -1,0 +1,182 @@
+"""A causal decoder with scalar heads: packed texts in, scores by head out. Loading and saving: `reward_files`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from rft_models.attention.varlen import VarlenKernel
+from rft_models.backbone.backbone import Backbone, States
+from rft_models.backbone.causality_check import check_states
+from rft_models.backbone.image_check import check_image_states
+from rft_models.reward_model.head import ScoreHead, last_tokens
+from rft_models.reward_model.spec import RewardSpec
+from rft_models.vision.packed_rows import MediaInputs
+from rft_models.vision.tower import vision_tower_of
+
+if TYPE_CHECKING:
+    from rft_models.tokenization.tokenizer import HfTextCodec
+
+
+class RewardModel:
+    """A transformers decoder, a `ScoreHead` on its states, and the tokenizer that its texts go through.
+
+    The head is computed in float32 (float64 for float64 weights), whatever the decoder's type. With the plain
+    spec (one pooled state, the last) it computes what a sequence classifier of transformers computes.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        head: ScoreHead,
+        codec: HfTextCodec | None,
+        *,
+        packed: bool,
+        kernel: VarlenKernel | None = None,
+        where: str = "model",
+    ) -> None:
+        self.model = model
+        self.head = head
+        self.codec = codec
+        self.where = where
+        self.tower = vision_tower_of(model)
+        """Gives the features of images; None: the model takes none."""
+        decoder = model if self.tower is None else model.get_decoder()
+        self._backbone = Backbone(decoder, packed=packed, kernel=kernel, tower=self.tower)
+        self._pad_id: int | None = getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
+
+    @property
+    def spec(self) -> RewardSpec:
+        """What the head computes."""
+        return self.head.spec
+
+    @property
+    def packed(self) -> bool:
+        """Whether the decoder runs once on all tokens, with segment-wise attention."""
+        return self._backbone.packed
+
+    def scores(
+        self,
+        token_ids_T: Tensor,
+        positions_T: Tensor,
+        segment_ids_T: Tensor,
+        own_T: Tensor | None = None,
+        *,
+        mm_inputs: MediaInputs | None = None,
+    ) -> dict[str, Tensor]:
+        """Scores of texts, whatever they are packed with.
+
+        Args:
+            token_ids_T: int64 ids of segments laid one after another, a segment a text.
+            positions_T: int64 position of each token inside its segment.
+            segment_ids_T: int64; a segment ends where the id changes.
+            own_T: bool; what stands before the first own token of a segment and is shared by neighbouring
+                segments runs once. It changes no score. None: every token runs.
+            mm_inputs: the images of each segment in order, as for `CausalPolicy.token_logprobs`.
+
+        Returns:
+            [S] of each head by name, float32 (float64 for float64 weights), differentiable; segments in order.
+        """
+        changes_T = torch.ones_like(segment_ids_T)
+        changes_T[1:] = (segment_ids_T[1:] != segment_ids_T[:-1]).to(torch.int64)
+        segment_T = changes_T.cumsum(0) - 1
+        row = (token_ids_T, positions_T, segment_ids_T)
+        if own_T is None:
+            states = States(self._backbone.hidden_states(*row, mm_inputs=mm_inputs), None)
+        else:
+            states = self._backbone.states(*row, own_T, mm_inputs=mm_inputs)
+        pooled_SD = self._pooled(states, token_ids_T, segment_T, int(segment_T[-1]) + 1)
+        scores_SK = self.head(pooled_SD)
+        return dict(zip(self.spec.heads, scores_SK.unbind(1), strict=True))
+
+    def _pooled(self, states: States, token_ids_T: Tensor, segment_T: Tensor, num_segments: int) -> Tensor:
+        """[S, D] in the head's type."""
+        dtype = self.head.score.weight.dtype
+        if self.head.pooling is None:
+            rows_S = last_tokens(token_ids_T, segment_T, num_segments, self._pad_id)
+            rows_S = rows_S if states.place_T is None else states.place_T[rows_S]
+            return states.hidden_KD.index_select(0, rows_S).to(dtype)
+        states_TD = states.hidden_KD if states.place_T is None else states.hidden_KD.index_select(0, states.place_T)
+        return self.head.pooling(states_TD.to(dtype), segment_T, num_segments)
+
+    def verify(self) -> None:
+        """Compare the packed forward with the decoder's own; `PreflightError` where they differ."""
+        known: dict[str, Any] = {"device": self.device, "dtype": self.dtype, "where": self.where}
+        check_states(self._backbone.decoder, self._backbone, **known)
+        if self.tower is not None:
+            check_image_states(self.model, self._backbone, self.tower, **known)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names as in the saved directory."""
+        for name, parameter in self.model.named_parameters():
+            yield self.saved_name(name), parameter
+        yield from self.head.named_parameters(self.spec.tensor_prefix.rstrip("."))
+
+    def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What an optimizer takes."""
+        return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
+
+    def saved_name(self, name: str) -> str:
+        """Of the decoder inside a model with a head, as the files of causal language models have it.
+
+        A model of images stands alone: transformers has no classifier around one.
+        """
+        prefix = self.model.base_model_prefix if self.tower is None else ""
+        return f"{prefix}.{name}" if prefix and self.spec.is_classifier else name
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write a complete Hugging Face directory: safetensors weights, configuration, tokenizer.
+
+        With the plain spec a model of text is a sequence classifier of transformers whose labels are the heads.
+        """
+        self.snapshot(lambda _, tensor: tensor)(Path(directory))
+
+    def snapshot(self, copy: Callable[[str, Tensor], Tensor]) -> Callable[[Path], None]:
+        """`save_pretrained` of the weights as they are now: each is copied by `copy(name, tensor)`."""
+        from rft_models.reward_model.loading import write
+
+        named = {self.saved_name(name): tensor for name, tensor in self.model.state_dict().items()}
+        named |= {f"{self.spec.tensor_prefix}{name}": tensor for name, tensor in self.head.state_dict().items()}
+        tensors = {name: copy(name, tensor) for name, tensor in named.items()}
+        return lambda directory: write(self, directory, tensors)
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of weights."""
+        return sum(parameter.numel() for _, parameter in self.named_parameters())
+
+    @property
+    def max_positions(self) -> int:
+        """Tokens of the longest text that can be placed; 0 = no limit."""
+        config = self.model.config.get_text_config(decoder=True)
+        return int(getattr(config, "max_position_embeddings", 0) or 0)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.head.score.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the decoder's weights."""
+        return next(self.model.parameters()).dtype
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the weights."""
+        self.model.to(device)
+        self.head.to(device)
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode: dropout as configured, gradient checkpointing if it was asked for, the learned scale."""
+        self.model.train(mode)
+        self.head.train(mode)
+        return self
+
+    def eval(self) -> Self:
+        """No dropout, no checkpointing, no scale."""
+        return self.train(False)

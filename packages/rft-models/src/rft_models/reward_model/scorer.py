@@ -1,0 +1,165 @@
+"""Prompts and responses as text, scored by a reward model with its own tokenizer and chat template.
+
+The policy's tokens mean nothing here: two tokenizers share no ids, and a template's turns are what the reward model
+was trained on. A text always ends as the reward model's training texts do (the end of the assistant's turn, or the
+end token), also where the policy was cut off: a score is read at the end of a text, and a state that never was one
+in training says nothing. A text that is longer than the model places has no score; it is never cut.
+
+A reward model that takes images sees those of the prompt through its own processor; a response has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from rft_core.errors import DataError
+from rft_models.reward_model.model import RewardModel
+from rft_models.reward_model.shared_images import shared_images_of
+from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.vision.media import Media
+
+Images = tuple[bytes, ...]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class RewardTextScorer:
+    """Scores of prompt and response pairs, packed up to `max_tokens` a forward."""
+
+    def __init__(self, model: RewardModel, *, max_tokens: int = 8192) -> None:
+        """
+        Args:
+            model: in eval mode, with a tokenizer.
+            max_tokens: tokens of a forward; a longer text runs alone.
+        """
+        assert model.codec is not None, "a reward model without a tokenizer scores token ids only"
+        self.model = model
+        self._codec: HfTextCodec = model.codec
+        self._images = shared_images_of(model.codec)
+        self._max_tokens = max_tokens
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Names of the scores."""
+        return self.model.spec.heads
+
+    @torch.no_grad()
+    def score(
+        self,
+        prompts: Sequence[str],
+        messages: Sequence[Messages],
+        responses: Sequence[str],
+        images: Sequence[Images] | None = None,
+    ) -> list[dict[str, float] | str]:
+        """One score a head for each pair, or the reason why there is none.
+
+        Args:
+            prompts: the prompts as the policy saw them, used where the tokenizer has no chat template.
+            messages: the prompts as conversations; empty for a prompt that is plain text.
+            responses: texts without special tokens.
+            images: files of each prompt's images, in the order of their places; None: no prompt has any.
+        """
+        seen = images if images is not None else [()] * len(prompts)
+        rows = [self._encoded(*row) for row in zip(prompts, messages, responses, seen, strict=True)]
+        found: list[dict[str, float] | str] = [row if isinstance(row, str) else {} for row in rows]
+        texts = {place: row for place, row in enumerate(rows) if not isinstance(row, str)}
+        for places in self._batches({place: ids for place, (ids, _) in texts.items()}):
+            asked = [(prompts[place], seen[place]) for place in places]
+            shared = shared_lengths([texts[place][0] for place in places], asked)
+            for place, scores in zip(places, self._forward([texts[place] for place in places], shared), strict=True):
+                found[place] = scores
+        return found
+
+    def token_ids(self, prompt: str, messages: Messages, response: str) -> list[int]:
+        """The pair as the reward model reads it, of a prompt without images.
+
+        Raises:
+            DataError: its tokenizer or template cannot take the text.
+        """
+        return self.encode(prompt, messages, response)[0]
+
+    def encode(
+        self, prompt: str, messages: Messages, response: str, images: Images = ()
+    ) -> tuple[list[int], Media | None]:
+        """The pair as the reward model reads it, and its images.
+
+        Raises:
+            DataError: its tokenizer, template or image processor cannot take it.
+        """
+        if self._images is not None:
+            response = self._images.of_response(response)
+        text = self._text(prompt, messages, response)
+        special = not self._codec.has_chat_template
+        if self._images is None:
+            ids, media = self._codec.encode(text, add_special_tokens=special), None
+        else:
+            ids, media = self._images.encode_shared(text, images)
+        end = self._codec.eos_ids[:1] if special else ()
+        return (ids if not end or ids[-1:] == list(end) else [*ids, *end]), media
+
+    def _text(self, prompt: str, messages: Messages, response: str) -> str:
+        if not self._codec.has_chat_template:
+            return prompt + response
+        turns = list(messages) or [{"role": "user", "content": prompt}]
+        answered = [*turns, {"role": "assistant", "content": response}]
+        return self._codec.render_chat(answered, add_generation_prompt=False)
+
+    def _encoded(
+        self, prompt: str, messages: Messages, response: str, images: Images
+    ) -> tuple[list[int], Media | None] | str:
+        if images and self._images is None:
+            return "the reward model takes no images"
+        try:
+            ids, media = self.encode(prompt, messages, response, images)
+        except DataError as error:
+            return f"the reward model cannot read it: {error.problem.what}"
+        limit = self.model.max_positions
+        if limit and len(ids) > limit:
+            return f"{len(ids)} tokens, the reward model places {limit}"
+        return (ids, media) if ids else "the text has no tokens"
+
+    def _batches(self, tokens: Mapping[int, Sequence[int]]) -> list[list[int]]:
+        """Places in order, as many a forward as fit."""
+        batches: list[list[int]] = []
+        room = 0
+        for place, ids in tokens.items():
+            if not batches or len(ids) > room:
+                batches.append([])
+                room = self._max_tokens
+            batches[-1].append(place)
+            room -= len(ids)
+        return batches
+
+    def _forward(
+        self, texts: Sequence[tuple[Sequence[int], Media | None]], shared: Sequence[int]
+    ) -> list[dict[str, float]]:
+        device = self.model.device
+        rows, media = [ids for ids, _ in texts], tuple(one for _, one in texts)
+        lengths = torch.tensor([len(row) for row in rows])
+        segments_T = torch.repeat_interleave(torch.arange(len(rows)), lengths)
+        positions_T = torch.cat([torch.arange(len(row)) for row in rows])
+        own_T = positions_T >= torch.tensor(shared)[segments_T]
+        scores = self.model.scores(
+            torch.tensor([token for row in rows for token in row], device=device),
+            positions_T.to(device),
+            segments_T.to(device),
+            own_T.to(device),
+            mm_inputs=media if any(media) else None,
+        )
+        columns = [scores[name].tolist() for name in self.heads]
+        return [dict(zip(self.heads, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def shared_lengths(rows: Sequence[Sequence[int]], prompts: Sequence[object]) -> list[int]:
+    """For each row how many tokens at its start the neighbours with its prompt have too; below its own length."""
+    shared: list[int] = []
+    for _, run in groupby(zip(prompts, rows, strict=True), key=lambda pair: pair[0]):
+        listed = [row for _, row in run]
+        limit = min(len(row) for row in listed) - 1 if len(listed) > 1 else 0
+        first = listed[0]
+        common = next((i for i in range(limit) if any(row[i] != first[i] for row in listed)), limit)
+        shared += [common] * len(listed)
+    return shared

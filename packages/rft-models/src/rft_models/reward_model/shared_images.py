@@ -1,0 +1,65 @@
+"""Several texts about the same images, whose images are prepared once: what a reward model reads of a prompt's samples.
+
+A response takes no image, whatever it spells: markers in it are read as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.vision.media import Media
+from rft_models.vision.processor import MARKER, HfVisionCodec
+
+OTHER_MARKER = "(image)"
+"""What stands in a response in place of a marker."""
+
+
+class SharedImages(HfVisionCodec):
+    """A codec that prepares the images of neighbouring texts once, where they are the same files.
+
+    Example::
+
+        shared = SharedImages(codec)
+        first, again = (shared.encode_shared(text, images) for text in ("<image>one", "<image>two"))
+    """
+
+    def __init__(self, codec: HfVisionCodec) -> None:
+        super().__init__(codec, codec.processor, codec.family, codec.image_token_id, codec.pixels)
+        self._last: tuple[tuple[bytes, ...], Media] | None = None
+
+    def encode_shared(self, text: str, images: tuple[bytes, ...]) -> tuple[list[int], Media | None]:
+        """As `encode_media`."""
+        collapsed = self._as_processor_does(self._with_own_markers(text))
+        same = self._last is not None and (self._last[0] is images or self._last[0] == images)
+        if not images or not same or collapsed.count(self.image_token_id) != len(images):
+            token_ids, media = self.encode_media(text, images)
+            self._last = (images, media) if media is not None else None
+            return token_ids, media
+        assert self._last is not None
+        return _expanded(collapsed, self._last[1])
+
+    def of_response(self, text: str) -> str:
+        """A text without any word that this model reads as the place of an image."""
+        for word in (MARKER, self.processor.image_token):
+            text = text.replace(word, OTHER_MARKER)
+        return text
+
+
+def shared_images_of(codec: HfTextCodec) -> SharedImages | None:
+    """For a tokenizer with an image processor; None for one of text."""
+    return SharedImages(codec) if isinstance(codec, HfVisionCodec) else None
+
+
+def _expanded(collapsed: Sequence[int], like: Media) -> tuple[list[int], Media]:
+    """The tokens with placeholder n as often as image n has features, and the media of this text."""
+    token_ids: list[int] = []
+    spans: list[tuple[int, int]] = []
+    for token in collapsed:
+        number = 1
+        if token == like.image_token_id:
+            number = like.images[len(spans)].num_tokens
+            spans.append((len(token_ids), number))
+        token_ids += [token] * number
+    media = Media(like.images, tuple(spans), like.image_token_id, like.files, like.processor_options)
+    return token_ids, media

@@ -1,0 +1,1 @@
+"""Counters for tests and benchmarks. Imports no other room."""

@@ -1,0 +1,197 @@
+"""The text that a chat template puts between the turns of a conversation, as tokens.
+
+A policy's turn is never rendered: its tokens stay as they were sampled. What comes between two turns is cut out of
+renderings of a short conversation with a mark in the policy's place:
+
+```
+<|im_start|>assistant\\nMARK<|im_end|>\\n<|im_start|>user\\nthe observation<|im_end|>\\n<|im_start|>assistant\\n
+                           └ sampled ┘└──────────────────── observation ────────────────────────────────────┘
+```
+
+This is right where the template only ever adds to what it has written: the rendering of a conversation and one message
+more begins with that of the conversation. A template that does otherwise is refused, with the first place that
+differs. One difference is known and kept: templates that leave earlier thinking out of a rendering (Qwen3) would make
+the policy's own words disappear; here they stay in its context.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rft_core.errors import DataError
+from rft_models.tokenization.tokenizer import HfTextCodec
+
+Messages = Sequence[Mapping[str, Any]]
+
+_MARK, _SECOND_MARK, _ASKED, _TOLD = "5550001", "5550002", "5550003", "5550004"
+"""Digits alone, which every tokenizer and every template leaves as they are."""
+
+_CACHED = 4096
+
+
+class TurnRenderer:
+    """Openings and observations by a tokenizer's chat template.
+
+    A message of the role "tool" becomes the user's, between <tool_response> tags, where the template has no such role;
+    special tokens in a message's content, and words that stand for an image, are broken up, so that no tool can end a
+    turn, speak as somebody else or leave a place for an image that is not there. Several threads may ask.
+    """
+
+    def __init__(self, codec: HfTextCodec) -> None:
+        """
+        Raises:
+            DataError: no chat template, or one that changes what it has written, or whose turns end with no token that
+                ends a response.
+        """
+        self._codec = codec
+        self._cache: dict[str, tuple[int, ...]] = {}
+        self._one_at_a_time = threading.Lock()
+        self._end_texts = [codec.decode([token]) for token in codec.eos_ids]
+        words = {*codec.tokenizer.all_special_tokens, *codec.media_words}
+        self._special = sorted(words, key=len, reverse=True)
+        asked = self._text([_user(_ASKED)], speaks=False)
+        speaking = self._text([_user(_ASKED)], speaks=True)
+        self._require_prefix(asked, speaking, "the words that open the assistant's turn")
+        self._end_of_asked = asked[asked.rindex(_ASKED) + len(_ASKED) :]
+        self.has_tool_role = self._takes_tools()
+        self.drops_thinking = self._leaves_thinking_out()
+        """Whether the template would leave the thinking of earlier turns out; here it stays."""
+        self._check_growth(speaking, "user")
+        if self.has_tool_role:
+            self._check_growth(speaking, "tool")
+        self.generation_ids = tuple(codec.encode(speaking.removeprefix(asked)))
+        """The words that open the assistant's turn, with which a rendered prompt ends."""
+
+    def opening(self, messages: Messages) -> tuple[int, ...]:
+        """From the end of a prompt's last message (the user's) to where the policy speaks, `messages` between.
+
+        Raises:
+            DataError: the template refuses these messages there.
+        """
+        if not messages:
+            return self.generation_ids
+        return self._cached("opening", messages)
+
+    def observation(self, messages: Messages) -> tuple[int, ...]:
+        """From behind the token that ended the policy's turn to where it speaks again.
+
+        Raises:
+            DataError: the template refuses these messages there.
+        """
+        return self._cached("observation", messages)
+
+    def _cached(self, kind: str, messages: Messages) -> tuple[int, ...]:
+        key = json.dumps([kind, *map(dict, messages)], sort_keys=True)
+        with self._one_at_a_time:
+            found = self._cache.get(key)
+            if found is None:
+                text = self.opening_text(messages) if kind == "opening" else self.observation_text(messages)
+                if len(self._cache) >= _CACHED:
+                    self._cache.clear()
+                found = self._cache[key] = tuple(self._codec.encode(text))
+            return found
+
+    def opening_text(self, messages: Messages) -> str:
+        """`opening` before it is tokenised."""
+        text = self._text([_user(_ASKED), *self._harmless(messages)], speaks=True)
+        self._require_prefix(self._text([_user(_ASKED)], speaks=False), text, "the messages that open a conversation")
+        return text[text.rindex(_ASKED) + len(_ASKED) + len(self._end_of_asked) :]
+
+    def observation_text(self, messages: Messages) -> str:
+        """`observation` before it is tokenised."""
+        spoken = [_user(_ASKED), {"role": "assistant", "content": _MARK}]
+        text = self._text([*spoken, *self._harmless(messages)], speaks=True)
+        behind = text[text.rindex(_MARK) + len(_MARK) :]
+        return behind[self._end_of_turn(behind) :]
+
+    def _end_of_turn(self, behind: str) -> int:
+        """Characters up to the end of the first token that ends a response."""
+        ends = [behind.find(end) + len(end) for end in self._end_texts if end and end in behind]
+        if not ends:
+            raise self._refused(
+                f"behind the assistant's words it writes {behind[:40]!r}",
+                f"a turn is over when one of {self._end_texts} is sampled, and the template writes none of them",
+                "put the token that ends a turn into eos_token_id of generation_config.json",
+            )
+        return min(ends)
+
+    def _harmless(self, messages: Messages) -> list[dict[str, Any]]:
+        kept: list[dict[str, Any]] = []
+        for message in messages:
+            content = str(message["content"])
+            for token in self._special:
+                content = content.replace(token, f"{token[0]} {token[1:]}")
+            role = message["role"]
+            if role == "tool" and not self.has_tool_role:
+                role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
+                if kept and kept[-1]["role"] == "user":
+                    kept[-1]["content"] += f"\n{content}"
+                    continue
+            kept.append({**message, "role": role, "content": content})
+        return kept
+
+    def _takes_tools(self) -> bool:
+        """Whether a tool's message stands behind a plain turn and is written with its words."""
+        spoken = [_user(_ASKED), {"role": "assistant", "content": _MARK}]
+        try:
+            text = self._text([*spoken, {"role": "tool", "content": _TOLD}], speaks=True)
+        except DataError:
+            return False
+        return _TOLD in text and text != self._as_assistant(spoken)
+
+    def _as_assistant(self, spoken: Messages) -> str:
+        """A template without the role may take what is not the user's for the assistant's."""
+        try:
+            return self._text([*spoken, {"role": "assistant", "content": _TOLD}], speaks=True)
+        except DataError:
+            return ""
+
+    def _leaves_thinking_out(self) -> bool:
+        thought = f"<think>\n{_SECOND_MARK}\n</think>\n\n{_MARK}"
+        messages = [_user(_ASKED), {"role": "assistant", "content": thought}, _user(_TOLD)]
+        return _SECOND_MARK not in self._text(messages, speaks=True)
+
+    def _check_growth(self, speaking: str, role: str) -> None:
+        """Two turns and two observations: each rendering begins with the one before it."""
+        first = [_user(_ASKED), {"role": "assistant", "content": _MARK}, {"role": role, "content": _TOLD}]
+        one = self._text(first, speaks=True)
+        found = one.find(_MARK, len(speaking)) if one.startswith(speaking) else -1
+        if found < 0 or one[len(speaking) : found].strip():
+            self._require_prefix(speaking + _MARK, one, "the assistant's first turn")
+        second = [{"role": "assistant", "content": _SECOND_MARK}, {"role": role, "content": _TOLD}]
+        two = self._text([*first, *second], speaks=True)
+        found = two.find(_SECOND_MARK, len(one)) if two.startswith(one) else -1
+        if found < 0 or two[len(one) : found].strip():
+            self._require_prefix(one + _SECOND_MARK, two, "the assistant's second turn")
+        self._end_of_turn(one[one.rindex(_MARK) + len(_MARK) :])
+
+    def _require_prefix(self, before: str, after: str, added: str) -> None:
+        if after.startswith(before):
+            return
+        place = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
+        raise self._refused(
+            f"with {added} added it writes {after[place : place + 24]!r} at character {place}, "
+            f"where it had written {before[place : place + 24]!r}",
+            "turns are put behind one another as tokens, so a template may only add to what it has written",
+            "put a template that keeps earlier turns as they are into chat_template.jinja of the model's directory",
+        )
+
+    def _text(self, messages: Messages, *, speaks: bool) -> str:
+        return self._codec.render_chat(messages, add_generation_prompt=speaks)
+
+    def _refused(self, what: str, why: str, do: str) -> DataError:
+        return DataError(
+            code="text.chat_turns",
+            what=f"the chat template cannot be used for conversations: {what}",
+            where=self._codec.where,
+            why=why,
+            state="nothing was sampled",
+            do=do,
+        )
+
+
+def _user(content: str) -> dict[str, str]:
+    return {"role": "user", "content": content}

@@ -1,0 +1,212 @@
+"""Text to token ids and back, and chat templates, through a Hugging Face tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rft_core.errors import DataError
+
+_CLASSES_OF_THE_FILE = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""Tokenizer classes that add nothing to tokenizer.json."""
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+class HfTextCodec:
+    """A tokenizer: `encode`, `decode`, `render_chat`, and the ids that end a response.
+
+    `eos_ids` are the tokenizer's end token and those that `generation_config.json` lists (chat
+    models end a turn with another token than a document).
+    """
+
+    def __init__(self, tokenizer: Any, *, eos_ids: Sequence[int] = (), where: str = "tokenizer") -> None:
+        self.tokenizer = tokenizer
+        self.where = where
+        self.tools: Sequence[Mapping[str, Any]] = ()
+        """JSON schemas of the tools that `render_chat` tells the model of."""
+        own = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+        self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys([*own, *eos_ids]))
+        self.vocab_size = len(tokenizer)
+        self._closed_alphabet = _closed_alphabet(tokenizer)
+
+    @property
+    def pad_id(self) -> int:
+        """Id that fills padding: the padding token, else the end token, else 0."""
+        if self.tokenizer.pad_token_id is not None:
+            return int(self.tokenizer.pad_token_id)
+        return self.eos_ids[0] if self.eos_ids else 0
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `render_chat` can be used."""
+        return bool(self.tokenizer.chat_template)
+
+    @property
+    def media_words(self) -> tuple[str, ...]:
+        """Words that stand for an image in a text; none here."""
+        return ()
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of `text`.
+
+        Raises:
+            DataError: the tokenizer knows a fixed set of characters and `text` has another one.
+        """
+        if self._closed_alphabet is not None:
+            self._refuse_unknown_characters(text, self._closed_alphabet)
+        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Text of `ids`, spaces as they are."""
+        return self.tokenizer.decode(
+            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+
+    def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        """Text of several sequences, special tokens left out, in one call of the tokenizer's compiled part."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            return [self.decode(ids, skip_special_tokens=True) for ids in batch]
+        return backend.decode_batch([list(ids) for ids in batch], skip_special_tokens=True)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
+        """`messages` (role and content each) as one text, ending where the assistant speaks if asked.
+
+        The result holds the template's special tokens; encode it with `add_special_tokens=False`.
+
+        Raises:
+            DataError: no chat template, or the template refuses these messages.
+        """
+        import jinja2
+
+        if not self.has_chat_template:
+            raise DataError(
+                code="text.no_chat_template",
+                what="a chat was given, and the tokenizer has no chat template",
+                where=self.where,
+                why="the template of the model says how roles become text; guessing one trains on the wrong format",
+                do="give prompts as plain text, or put chat_template.jinja into the model's directory",
+            )
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in self.tools] or None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except jinja2.TemplateError as error:
+            raise DataError(
+                code="text.chat_refused",
+                what=f"the chat template refused {len(messages)} messages: {error}",
+                where=self.where,
+                why="templates accept certain roles in a certain order",
+                do=f"change the roles {[message.get('role') for message in messages][:8]} to what the template takes",
+            ) from error
+        assert isinstance(text, str)
+        return text
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write the tokenizer's files, chat template included."""
+        self.tokenizer.save_pretrained(str(directory))
+
+    def _refuse_unknown_characters(self, text: str, alphabet: frozenset[str]) -> None:
+        for token in self.tokenizer.all_special_tokens:
+            text = text.replace(token, "")
+        unknown = sorted(set(text) - alphabet)
+        if unknown:
+            raise DataError(
+                code="text.unknown_character",
+                what=f"characters {''.join(unknown)[:40]!r} are not among the tokenizer's {len(alphabet)}",
+                where=self.where,
+                why="this tokenizer has one token a character and none for unknown ones",
+                do=f"remove {unknown[0]!r} from the text, or build the model with it in the alphabet",
+            )
+
+
+def _last_model(path: Path) -> str:
+    """The model of the newest checkpoint where the directory is a run, to be given in its place."""
+    models = sorted(path.glob("checkpoints/step_*/model"))
+    return f"--pretrain {models[-1]}" if models else ""
+
+
+def load_tokenizer(directory: str | Path) -> HfTextCodec:
+    """The tokenizer of a Hugging Face directory, local files only, no code from the directory.
+
+    Raises:
+        DataError: directory or tokenizer files absent, damaged, or in need of code of their own.
+    """
+    from rft_models.files.directories import existing_directory, read_json
+
+    path = existing_directory(directory)
+    found = [name for name in _TOKENIZER_FILES if (path / name).is_file()]
+    if not found:
+        raise DataError(
+            code="models.no_tokenizer",
+            what=f"no tokenizer file ({', '.join(_TOKENIZER_FILES[:2])}, ...) in {path}",
+            where=str(path),
+            why="a model directory must be complete: text cannot become ids without its tokenizer",
+            do=_last_model(path) or f"copy tokenizer.json and tokenizer_config.json of the model into {path}",
+        )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if (path / name).is_file():
+            read_json(path / name)
+    if "auto_map" in _json_or_empty(path / "tokenizer_config.json") and "tokenizer.json" not in found:
+        raise DataError(
+            code="models.tokenizer_needs_code",
+            what="tokenizer_config.json has an auto_map: the tokenizer is Python code in the directory",
+            where=str(path / "tokenizer_config.json"),
+            why="code from a model directory is never run",
+            do="convert the tokenizer to tokenizer.json",
+        )
+    return HfTextCodec(_from_pretrained(path), eos_ids=_generation_eos_ids(path), where=str(path))
+
+
+def _from_pretrained(path: Path) -> Any:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    # AutoTokenizer puts the class of the model's family in the place of this one, which for Qwen2 replaces the
+    # normalizer and the splitting that tokenizer.json holds
+    as_written = _json_or_empty(path / "tokenizer_config.json").get("tokenizer_class") in _CLASSES_OF_THE_FILE
+    kind: Any = PreTrainedTokenizerFast if as_written and (path / "tokenizer.json").is_file() else AutoTokenizer
+    try:
+        return kind.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise DataError(
+            code="models.tokenizer_damaged",
+            what=f"the tokenizer does not load: {_first_line(error)}",
+            where=str(path),
+            why="its files are damaged, or of a kind that this transformers does not know",
+            do=f"copy the tokenizer files into {path} again",
+        ) from error
+
+
+def _generation_eos_ids(path: Path) -> list[int]:
+    value = _json_or_empty(path / "generation_config.json").get("eos_token_id")
+    if value is None:
+        return []
+    return [int(item) for item in value] if isinstance(value, list) else [int(value)]
+
+
+def _json_or_empty(path: Path) -> dict[str, Any]:
+    from rft_models.files.directories import read_json
+
+    return read_json(path) if path.is_file() else {}
+
+
+def _closed_alphabet(tokenizer: Any) -> frozenset[str] | None:
+    """The characters of a one-token-a-character tokenizer without an unknown token, else None."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or tokenizer.unk_token is not None:
+        return None
+    model = json.loads(backend.to_str())["model"]
+    if model.get("type") != "WordLevel":
+        return None
+    return frozenset(token for token in model["vocab"] if len(token) == 1)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,61 @@
+"""How many tokens prompts with images come to, by the sizes of the images alone: for plans, which decode nothing."""
+
+from __future__ import annotations
+
+from rft_models.vision.processor import HfVisionCodec
+
+
+class PlannedImages(HfVisionCodec):
+    """A codec that counts.
+
+    Example: `PlannedImages(codec).image_tokens(4032, 3024, most_pixels=200_704)`.
+    """
+
+    def __init__(self, codec: HfVisionCodec) -> None:
+        super().__init__(codec, codec.processor, codec.family, codec.image_token_id, codec.pixels)
+        self._found: dict[tuple[int, int, int | None], int | None] = {}
+
+    @property
+    def scales(self) -> bool:
+        """Whether a cap on pixels changes the number of features: LLaVA's processor makes every image one size."""
+        return self.family.three_axes
+
+    @property
+    def least_pixels(self) -> int:
+        """Pixels that smaller images are enlarged to."""
+        return self._range[0] if self._range else int(self.processor.image_processor.size["shortest_edge"])
+
+    @property
+    def pixels_of_token(self) -> int:
+        """Pixels that one feature covers; 0 where every image has the same number of features."""
+        if not self.scales:
+            return 0
+        processor = self.processor.image_processor
+        return (int(processor.patch_size) * int(processor.merge_size)) ** 2
+
+    def text_tokens(self, text: str) -> int:
+        """Tokens of a prompt in which each image is one placeholder."""
+        return len(self._as_processor_does(self._with_own_markers(text)))
+
+    def image_tokens(self, width: int, height: int, most_pixels: int | None = None) -> int | None:
+        """Features of an image of this size; None where the processor refuses its shape.
+
+        `most_pixels` stands in for the cap of this codec.
+        """
+        key = (width, height, most_pixels)
+        if key not in self._found:
+            self._found[key] = self._counted(*key)
+        return self._found[key]
+
+    def _counted(self, width: int, height: int, most_pixels: int | None) -> int | None:
+        if not self.scales:
+            return self.num_image_tokens(width, height)
+        processor = self.processor.image_processor
+        own = (int(processor.size["shortest_edge"]), int(processor.size["longest_edge"]))
+        least, most = self._range or own
+        least, most = (least, most) if most_pixels is None else (min(least, most_pixels), most_pixels)
+        try:
+            patches = processor.get_number_of_image_patches(height, width, {"min_pixels": least, "max_pixels": most})
+        except (ValueError, ZeroDivisionError):
+            return None
+        return int(patches) // int(processor.merge_size) ** 2
