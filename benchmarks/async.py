@@ -32,6 +32,7 @@ import torch
 from async_run import Measured, Workload, run
 from async_simulated import Times, simulate
 
+from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.load import load_policy
 from rft_models.tiny_models.text import build_character_model
 
@@ -52,7 +53,7 @@ LAST = 0.25
 
 def engine_times(model: Path, work: Workload) -> tuple[float, float, float]:
     """(seconds of a decode step, seconds more a row, seconds a prefilled token) of one replica's decoder."""
-    decoder, points = load_policy(model).decoder(), {}
+    decoder, points = decoder_for(load_policy(model)), {}
     with torch.inference_mode():
         for rows in (1, work.samples_per_step // 2, work.samples_per_step):
             cache = decoder.new_cache(rows, work.longest + 8)

@@ -35,6 +35,7 @@ from rft_algos.algorithms.published import Grpo
 from rft_dist.collectives import SingleProcess
 from rft_dist.replicated import ReplicatedOptimizer, StepOutcome
 from rft_engine.native import NativeEngine
+from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_trainer.credit import CreditAssigner, ScoreRules
@@ -192,7 +193,7 @@ def our_run(case: Case, directory: Path, num_steps: int, gate: Gate) -> Reinforc
     policy = load_policy(directory).train()
     assert policy.codec is not None
     collectives = SingleProcess()
-    engine = NativeEngine(policy.decoder(), max_rows=256, max_len=case.prompt_tokens + NEW_TOKENS)
+    engine = NativeEngine(decoder_for(policy), max_rows=256, max_len=case.prompt_tokens + NEW_TOKENS)
     optimizer = make_optimizer(policy, GatedOptimizer)
     assert isinstance(optimizer, GatedOptimizer)
     optimizer.gate = gate

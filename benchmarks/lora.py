@@ -39,7 +39,7 @@ from torch import Tensor
 from rft_cli.engines import native_engine
 from rft_core.keyed_random import derive_key
 from rft_engine.engine_process_weights import read_weight_file, write_weight_file
-from rft_models.decode.fast_decoder import FunctionalDecoder, _fuse, _rms_norm
+from rft_models.decode.fast_decoder import FunctionalDecoder, _fuse, _rms_norm, decoder_for
 from rft_models.layers.fast_linear import linear
 from rft_models.lora.adapters import AdapterRules, WithoutAdapters
 from rft_models.lora.merge import ADAPTER, own_layer
@@ -98,7 +98,7 @@ def sync_table(directory: Path, given: argparse.Namespace, folder: Path) -> list
             bytes_of[name] = sum(tensor.numel() * tensor.element_size() for tensor in read.values())
     rows = [{"what": name, "bytes": bytes_of[name], "seconds": _median(seconds[name])} for name in ways]
     for name, policy in (("full, refresh in process", full), ("merged, refresh in process", adapted)):
-        decoder = policy.decoder()
+        decoder = decoder_for(policy)
         times = [_timed(decoder.refresh) for _ in range(given.rounds + 1)]
         rows.append({"what": name, "bytes": 0, "seconds": _median(times)})
     return rows

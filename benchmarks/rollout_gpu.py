@@ -22,6 +22,7 @@ from rft_engine.copied import CopiedNativeEngine
 from rft_engine.native import NativeEngine
 from rft_engine.records import Completion
 from rft_models.attention.hf_interface import IMPLEMENTATION
+from rft_models.decode.fast_decoder import decoder_for
 from rft_models.decode.weight_copy import EngineCopy
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import make_policy
@@ -84,9 +85,9 @@ def main() -> None:
     vocabulary, number = policy.head.weight.shape[0], policy.num_parameters
     generator = torch.Generator().manual_seed(7)
     prompts = torch.randint(1, vocabulary, (PROMPTS, PROMPT_TOKENS), generator=generator)
-    engine = NativeEngine(policy.decoder(), max_rows=PROMPTS * SAMPLES, max_len=256, device=device)
+    engine = NativeEngine(decoder_for(policy), max_rows=PROMPTS * SAMPLES, max_len=256, device=device)
     keys = [[(p << 16) + s for s in range(SAMPLES)] for p in range(PROMPTS)]
-    eager = NativeEngine(policy.decoder(graphs=False), max_rows=PROMPTS * SAMPLES, max_len=256, device=device)
+    eager = NativeEngine(decoder_for(policy, graphs=False), max_rows=PROMPTS * SAMPLES, max_len=256, device=device)
     rows = prompts.repeat_interleave(SAMPLES, 0).to(device)
     settings = GenerationConfig(
         do_sample=True, temperature=1.0, top_k=0, max_new_tokens=TOKENS, min_new_tokens=TOKENS, pad_token_id=0

@@ -12,6 +12,8 @@ from typing import Any
 
 from rollout_case import CASES, PROMPT_TOKENS, STOP_FREE, Case
 
+from rft_models.decode.fast_decoder import decoder_for
+
 Rollout = Callable[[int], list[int]]
 """A round's number -> how many tokens each sample got, prompt after prompt."""
 
@@ -20,7 +22,7 @@ def native(case: Case, directory: Path) -> Rollout:
     """Ours, in this process."""
     from rft_engine.native import NativeEngine
 
-    engine = NativeEngine(_policy(directory).decoder(), max_rows=case.prompts * case.samples, max_len=512)
+    engine = NativeEngine(decoder_for(_policy(directory)), max_rows=case.prompts * case.samples, max_len=512)
     prompts, budgets = case.prompt_ids(), case.budgets()
 
     def rollout(number: int) -> list[int]:

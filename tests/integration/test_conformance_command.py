@@ -14,6 +14,7 @@ from rft_cli.commands import conformance
 from rft_cli.main import main
 from rft_engine.hf import HfEngine
 from rft_engine.native import NativeEngine
+from rft_models.decode.fast_decoder import decoder_for
 from rft_models.tiny_models.text import build_character_model
 
 SIZES: dict[str, Any] = {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 48, "init_std": 0.3}
@@ -114,7 +115,7 @@ def planted(kind: type[NativeEngine], stale: bool = False) -> Any:
     """`make_engine` with a fault in the native engine."""
 
     def make(settings: Any, machine: Any, policy: Any, model_dir: Any, max_len: int) -> Any:
-        decoder = policy.decoder()
+        decoder = decoder_for(policy)
         engine = kind(decoder, max_rows=8, max_len=max_len, device="cpu")
         if stale:  # the fused copies of the decoder are those of the weights before the step
             decoder.refresh = lambda: None

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError
 from rft_engine.native import NativeEngine
+from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.load import make_policy
 
 END = "<end>"
@@ -80,7 +81,7 @@ def engine_for(vocab_size: int) -> NativeEngine[Any]:
     with torch.no_grad():
         for parameter in model.parameters():  # far from uniform, so that beams differ between prompts
             parameter.mul_(20.0 if parameter.dim() > 1 else 1.0)
-    return NativeEngine(make_policy(model.eval(), None, packed=True).decoder(), max_rows=512, max_len=96)
+    return NativeEngine(decoder_for(make_policy(model.eval(), None, packed=True)), max_rows=512, max_len=96)
 
 
 def prompts_of(tokenizer: Tokenizer) -> list[list[int]]:

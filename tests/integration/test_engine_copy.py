@@ -20,6 +20,7 @@ from rft_core.errors import ServiceError
 from rft_engine.copied import CopiedNativeEngine
 from rft_engine.native import NativeEngine
 from rft_engine.settings import DecodingEngineSettings
+from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.causal_policy import CausalPolicy
 
 PROMPTS = [[3, 9, 11], [5], [7, 7, 30, 31, 6, 40]]
@@ -53,7 +54,7 @@ def always_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3", "gpt2"])
 def test_the_same_tokens_and_log_probs_to_the_bit(family: str) -> None:
     policy = tied_policy(family, 3)
-    shared = NativeEngine(policy.decoder(), max_rows=4, max_len=MAX_LEN)
+    shared = NativeEngine(decoder_for(policy), max_rows=4, max_len=MAX_LEN)
     engine = native_engine(policy, 4, MAX_LEN, "cpu")
     trie = TokenTrie.of([[3, 4], [5, 6, 7], [5, 8], [9, 1]])
     for version in (1, 2):
@@ -81,7 +82,7 @@ def test_an_engine_that_computes_in_another_type_is_a_copy() -> None:
     rounded = tied_policy("qwen2", 3)
     rounded.model.to(torch.bfloat16)
     rounded.model.model.rotary_emb.inv_freq = policy.model.model.rotary_emb.inv_freq
-    expected = NativeEngine(rounded.decoder(), max_rows=4, max_len=MAX_LEN)
+    expected = NativeEngine(decoder_for(rounded), max_rows=4, max_len=MAX_LEN)
     for options in OPTIONS:
         assert engine.generate(PROMPTS, KEYS, **options) == expected.generate(PROMPTS, KEYS, **options)
 
@@ -90,7 +91,7 @@ def test_an_engine_that_computes_in_another_type_is_a_copy() -> None:
 def test_the_check_of_a_run_knows_version_and_rank() -> None:
     policy = tied_policy("llama", 3)
     engine, settings = native_engine(policy, 4, MAX_LEN, "cpu"), DecodingEngineSettings(engine_type="native")
-    assert engine_check(settings, MACHINE, policy, NativeEngine(policy.decoder(), max_rows=1, max_len=8)) is None
+    assert engine_check(settings, MACHINE, policy, NativeEngine(decoder_for(policy), max_rows=1, max_len=8)) is None
     check = engine_check(settings, MACHINE, policy, engine)
     assert check is not None
     engine.load_weights(5)

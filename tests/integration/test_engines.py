@@ -14,6 +14,7 @@ from rft_core.errors import OptionsError, PreflightError, ServiceError
 from rft_engine.hf import HfEngine
 from rft_engine.native import NativeEngine
 from rft_engine.records import Completion
+from rft_models.decode.fast_decoder import decoder_for
 from rft_models.decode.hf_generate import HfGenerator
 from rft_models.families.registry import PACKED_FAMILIES
 from rft_models.policy.causal_policy import CausalPolicy
@@ -66,7 +67,7 @@ def assert_equal(one: list[list[Completion]], other: list[list[Completion]]) -> 
 def test_hugging_face_and_native_draw_the_same(model_type: str, options: dict[str, Any]) -> None:
     policy = tiny_policy(model_type)
     hf = HfEngine(HfGenerator(policy), max_rows=5, max_len=32)
-    native = NativeEngine(policy.decoder(), max_rows=5, max_len=32)
+    native = NativeEngine(decoder_for(policy), max_rows=5, max_len=32)
     for engine in (hf, native):
         engine.load_weights(4)
     found = hf.generate(PROMPTS, KEYS, **options)
@@ -94,7 +95,7 @@ CONSTRAINED: list[dict[str, Any]] = [
 def test_budgets_mean_the_same(model_type: str, stops: tuple[int, ...]) -> None:
     policy = tiny_policy(model_type)
     options: dict[str, Any] = {"temperature": 1.2, "max_new_tokens": 9, "stop_token_ids": stops, "budgets": BUDGETS}
-    wanted = NativeEngine(policy.decoder(), max_rows=5, max_len=32).generate(PROMPTS, KEYS, **options)
+    wanted = NativeEngine(decoder_for(policy), max_rows=5, max_len=32).generate(PROMPTS, KEYS, **options)
     assert_equal(HfEngine(HfGenerator(policy), max_rows=3, max_len=32).generate(PROMPTS, KEYS, **options), wanted)
     lengths = [[len(completion.token_ids) for completion in row] for row in wanted]
     assert stops or lengths == BUDGETS
@@ -109,7 +110,7 @@ def test_budgets_mean_the_same(model_type: str, stops: tuple[int, ...]) -> None:
 def test_a_constraint_means_the_same(model_type: str, options: dict[str, Any]) -> None:
     policy = tiny_policy(model_type)
     hf = HfEngine(HfGenerator(policy), max_rows=4, max_len=32)
-    wanted = NativeEngine(policy.decoder(), max_rows=5, max_len=32).generate(
+    wanted = NativeEngine(decoder_for(policy), max_rows=5, max_len=32).generate(
         PROMPTS, KEYS, max_new_tokens=7, constraint=TREE, **options
     )
     assert_equal(hf.generate(PROMPTS, KEYS, max_new_tokens=7, constraint=TREE, **options), wanted)
@@ -122,7 +123,7 @@ def test_a_constraint_means_the_same(model_type: str, options: dict[str, Any]) -
 @pytest.mark.parametrize("model_type", ["qwen2", "gpt2"])
 def test_with_little_memory_fewer_rows_draw_the_same(model_type: str) -> None:
     policy = tiny_policy(model_type)
-    decoder: Any = policy.decoder()
+    decoder: Any = decoder_for(policy)
     heads = (2, 2, 8) if model_type == "qwen2" else (2, 4, 8)  # layers, heads of keys, their size
     one_step = 2 * heads[0] * heads[1] * heads[2] * 4  # float32 keys and values of a token
     bytes_of_five = decoder.cache_bytes(5, 32, num_prompts=0, prompt_len=0)

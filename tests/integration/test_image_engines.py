@@ -14,6 +14,7 @@ from rft_engine.copied import CopiedNativeEngine
 from rft_engine.hf import HfEngine
 from rft_engine.native import NativeEngine
 from rft_engine.records import Completion
+from rft_models.decode.fast_decoder import decoder_for
 from rft_models.decode.hf_generate import HfGenerator
 from rft_models.decode.weight_copy import EngineCopy
 from rft_models.families.vision import VISION_FAMILIES
@@ -78,11 +79,11 @@ def test_engines_draw_the_same_and_score_as_the_packed_forward(tmp_path: Path, m
     copied = CopiedNativeEngine(EngineCopy(policy), policy.named_parameters, max_rows=8, max_len=200)
     copied.refresh()
     engines = {
-        "one by one": NativeEngine(policy.decoder(), max_rows=2, max_len=200),
+        "one by one": NativeEngine(decoder_for(policy), max_rows=2, max_len=200),
         "copy": copied,
         "hf": HfEngine(HfGenerator(policy), max_rows=5, max_len=200),
     }
-    native = NativeEngine(policy.decoder(), max_rows=8, max_len=200)
+    native = NativeEngine(decoder_for(policy), max_rows=8, max_len=200)
     for options in OPTIONS:
         drawn = native.generate(prompts, KEYS, media=media, **options)
         for name, engine in engines.items():
@@ -99,7 +100,7 @@ def test_engines_draw_the_same_and_score_as_the_packed_forward(tmp_path: Path, m
 def test_another_image_is_another_answer(tmp_path: Path) -> None:
     policy = policy_of(tmp_path / "model", "qwen2_5_vl")
     prompts, media = prompts_of(policy)
-    engine = NativeEngine(policy.decoder(), max_rows=8, max_len=200)
+    engine = NativeEngine(decoder_for(policy), max_rows=8, max_len=200)
     [[seen]] = engine.generate(prompts[:1], [[1]], media=media[:1], **OPTIONS[0])
     [[same]] = engine.generate(prompts[:1], [[1]], media=media[:1], **OPTIONS[0])
     [[unseen]] = engine.generate(prompts[:1], [[1]], **OPTIONS[0])  # the placeholders' own embeddings

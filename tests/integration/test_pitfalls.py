@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rft_engine.native import NativeEngine
+from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_models.tiny_models.text import build_character_model
@@ -25,7 +26,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> CausalPolicy:
 def sampled(policy: CausalPolicy, temperature: float, top_p: float = 1.0) -> list[RolloutGroup]:
     """Two prompts of different lengths with three rollouts each."""
     prompts = [Prompt(f"p{i}", ids, "", None, "p") for i, ids in enumerate([(3, 4, 5), (6, 7, 8, 9, 3)])]
-    engine = NativeEngine(policy.decoder(), max_rows=6, max_len=32)
+    engine = NativeEngine(decoder_for(policy), max_rows=6, max_len=32)
     completions = engine.generate(
         [p.token_ids for p in prompts],
         [[1, 2, 3], [4, 5, 6]],

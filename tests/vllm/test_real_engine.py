@@ -15,6 +15,7 @@ from rft_engine.in_step import check_in_step
 from rft_engine.native import NativeEngine
 from rft_engine.vllm_engine import VllmEngine
 from rft_engine.vllm_settings import VllmSettings
+from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.load import load_policy
 
 GAP = 1e-4
@@ -55,7 +56,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_tokens_logprobs_and_kept_mass_are_those_of_the_native_engine(pair: Pair, model_dir: Path, options) -> None:
-    native = NativeEngine(load_policy(model_dir).decoder(), max_rows=16, max_len=MAX_LEN)
+    native = NativeEngine(decoder_for(load_policy(model_dir)), max_rows=16, max_len=MAX_LEN)
     restored = Policy(model_dir)
     pair.policy.model.load_state_dict(restored.model.state_dict())
     pair.engine.load_weights(pair.engine.weight_version + 1)
@@ -79,7 +80,7 @@ LIMITED = [
 
 @pytest.mark.parametrize("options", LIMITED, ids=["budgets", "ended", "greedy", "even"])
 def test_budgets_and_constraints_are_those_of_the_native_engine(pair: Pair, model_dir: Path, options) -> None:
-    native = NativeEngine(load_policy(model_dir).decoder(), max_rows=16, max_len=MAX_LEN)
+    native = NativeEngine(decoder_for(load_policy(model_dir)), max_rows=16, max_len=MAX_LEN)
     pair.policy.model.load_state_dict(Policy(model_dir).model.state_dict())
     pair.engine.load_weights(pair.engine.weight_version + 1)
     asked = {"temperature": 1.0, "max_new_tokens": 12, **options}

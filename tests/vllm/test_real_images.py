@@ -13,6 +13,7 @@ from rft_engine.native import NativeEngine
 from rft_engine.records import Completion
 from rft_engine.vllm_engine import VllmEngine
 from rft_engine.vllm_settings import VllmSettings
+from rft_models.decode.fast_decoder import decoder_for
 from rft_models.files.checkpoint_names import as_saved
 from rft_models.policy.load import load_policy
 from rft_models.tiny_models.text import build_character_tokenizer
@@ -46,7 +47,7 @@ def test_prompts_with_images_are_continued_as_by_the_native_engine(tmp_path: Pat
         policy.codec.encode_media("<image>what is it? ", images[1:]),
     ]
     prompts, media = [ids for ids, _ in pairs], [one for _, one in pairs]
-    native = NativeEngine(policy.decoder(), max_rows=8, max_len=200)
+    native = NativeEngine(decoder_for(policy), max_rows=8, max_len=200)
     settings = VllmSettings(model_dir=path, max_rows=8, max_len=200, enforce_eager=True)
     engine = VllmEngine(settings, as_saved(policy.model, policy.named_parameters))
     for version in (1, 2):

@@ -21,6 +21,7 @@ from rft_engine.replicas import ReplicaEngine
 from rft_engine.shared_weights import WeightShelf
 from rft_engine.vllm_process import VllmProcessEngine
 from rft_engine.vllm_settings import VllmSettings
+from rft_models.decode.fast_decoder import decoder_for
 from rft_models.files.checkpoint_names import as_saved
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
@@ -48,7 +49,7 @@ class Replicas:
             started = list(pool.map(lambda number: self._started(folder, number), range(2)))
         shelf = WeightShelf(as_saved(self.policy.model, self.policy.named_parameters), torch.float32)
         self.pool = ReplicaEngine(started, shelf, max_len=MAX_LEN)
-        self.native = NativeEngine(self.policy.decoder(), max_rows=8, max_len=MAX_LEN)
+        self.native = NativeEngine(decoder_for(self.policy), max_rows=8, max_len=MAX_LEN)
         codec = self.policy.codec
         assert isinstance(codec, HfVisionCodec)
         generator = torch.Generator().manual_seed(7)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError
-from rft_models.decode.fast_decoder import FunctionalDecoder
+from rft_models.decode.fast_decoder import FunctionalDecoder, decoder_for
 from rft_models.lora.adapters import AdapterRules, WithoutAdapters, preview
 from rft_models.lora.dropout import mix
 from rft_models.policy.causal_policy import CausalPolicy
@@ -137,7 +137,7 @@ def test_a_shared_prompt_gives_what_separate_prompts_give(tiny_model: Build) -> 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3", "qwen3_moe"])
 def test_decoding_gives_the_log_probs_of_the_packed_forward(family: str, kind: AdapterKind, tiny_model: Build) -> None:
     policy = adapted(tiny_model(family), kind=kind)
-    decoder = policy.decoder()
+    decoder = decoder_for(policy)
     assert isinstance(decoder, FunctionalDecoder) == (family != "qwen3_moe")
     for _ in range(2):
         tokens = torch.arange(12) * 7 % VOCAB

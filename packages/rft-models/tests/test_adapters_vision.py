@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from rft_models.decode.fast_decoder import decoder_for
 from rft_models.lora.adapters import AdapterRules, preview
 from rft_models.policy.load import load_policy
 from rft_models.tiny_models.text import build_character_tokenizer
@@ -47,7 +48,7 @@ def test_merged_weights_compute_what_the_adapters_compute_on_images(model_type: 
         base, _ = load_policy(path).eval().token_logprobs(*given, mm_inputs=(media,))
     torch.testing.assert_close(merged, found.detach(), atol=1e-5, rtol=1e-5)
     assert (base - merged).abs().max() > 1e-3
-    decoder = policy.eval().decoder()
+    decoder = decoder_for(policy.eval())
     cache = decoder.new_cache(1, len(ids))
     rows = [decoder.prefill(cache, ids[None, : len(prompt)], torch.tensor([len(prompt)]), [1], media=[media])[0]]
     rows += [decoder.step(cache, ids[place : place + 1])[0] for place in range(len(prompt), len(ids) - 1)]

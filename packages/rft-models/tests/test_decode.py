@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rft_core.errors import OptionsError
 from rft_models.decode import row_groups
-from rft_models.decode.fast_decoder import FunctionalDecoder
+from rft_models.decode.fast_decoder import FunctionalDecoder, decoder_for
 from rft_models.decode.hf_decoder import GeneralDecoder
 from rft_models.families.registry import FAST_DECODE_FAMILIES, PACKED_FAMILIES
 from rft_models.policy.causal_policy import CausalPolicy
@@ -146,7 +146,7 @@ def test_rows_that_are_not_there_or_do_not_fit_are_refused(kind: type, model_typ
 
 @pytest.mark.parametrize("model_type", FAST)
 def test_known_families_take_the_fast_path(model_type: str, tiny_model: Build) -> None:
-    assert isinstance(make_policy(tiny_model(model_type), None, packed=True).decoder(), FunctionalDecoder)
+    assert isinstance(decoder_for(make_policy(tiny_model(model_type), None, packed=True)), FunctionalDecoder)
 
 
 @pytest.mark.parametrize(
@@ -168,12 +168,12 @@ def test_variants_of_the_fast_families(model_type: str, changes: dict[str, Any],
 def test_length_dependent_rotary_frequencies_take_the_general_path(tiny_model: Build) -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     policy = make_policy(tiny_model("llama", rope_parameters=rope), None, packed=True)
-    assert isinstance(policy.decoder(), GeneralDecoder)
+    assert isinstance(decoder_for(policy), GeneralDecoder)
 
 
 def test_refresh_takes_over_changed_weights(tiny_model: Build) -> None:
     policy = make_policy(tiny_model("qwen2"), None, packed=True)
-    decoder = policy.decoder()
+    decoder = decoder_for(policy)
     with torch.no_grad():
         for _, parameter in policy.named_parameters():
             parameter.mul_(1.3).add_(0.01)

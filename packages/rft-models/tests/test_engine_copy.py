@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import PreflightError, ServiceError
+from rft_models.decode.fast_decoder import decoder_for
 from rft_models.decode.weight_copy import EngineCopy, is_sharded, needs_copy
 from rft_models.families import patches
 from rft_models.families.registry import FAST_DECODE_FAMILIES, PACKED_FAMILIES
@@ -48,7 +49,7 @@ def logits(model: Any) -> Tensor:
 
 
 def own_logits(policy: CausalPolicy) -> Tensor:
-    return logits(policy.decoder())
+    return logits(decoder_for(policy))
 
 
 @pytest.mark.parametrize("model_type", EVERY)
@@ -226,6 +227,6 @@ def test_the_fast_path_is_taken_where_the_policy_takes_it(tiny_model: Build) -> 
         policy = policy_of(tiny_model, model_type)
         twin = EngineCopy(policy)
         fill(twin, policy)
-        kind = type(policy.decoder().new_cache(1, 8))
+        kind = type(decoder_for(policy).new_cache(1, 8))
         assert type(twin.new_cache(1, 8)) is kind, model_type
         assert (kind.__name__ == "StaticCache") == (model_type in FAST_DECODE_FAMILIES)

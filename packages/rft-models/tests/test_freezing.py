@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError
+from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import FreezeRules, preview
 from rft_models.policy.load import load_policy, make_policy
@@ -114,7 +115,7 @@ def test_one_step_on_rows_is_the_step_of_an_optimizer_that_has_only_them(tiny_mo
 
 def test_engine_and_files_see_the_trained_rows(tiny_model: Build, tmp_path: Path) -> None:
     policy = make_policy(tiny_model("qwen2"), None, packed=True)
-    decoder = policy.decoder()
+    decoder = decoder_for(policy)
     policy.freeze(FreezeRules(train_only_tokens_from=FIRST))
     train(policy, 3)
     decoder.refresh()

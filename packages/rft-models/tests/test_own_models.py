@@ -12,6 +12,7 @@ import torch
 
 from rft_core.errors import DataError, OptionsError
 from rft_models.critic.causal_critic import load_critic
+from rft_models.decode.fast_decoder import decoder_for
 from rft_models.families import custom, patches, registry
 from rft_models.families.custom import load_model_code, register_family
 from rft_models.families.patches import is_patched, registered_patches
@@ -117,7 +118,7 @@ def test_one_file_adds_a_family_that_is_loaded_trained_and_loaded_again(
     policy = load_policy(directory)
     assert policy.packed
     assert type(policy.model).__name__ == "OwnForCausalLM"
-    decoder = policy.decoder()
+    decoder = decoder_for(policy)
     tokens = torch.tensor([[2, 5, 7, 3]])
     logits = decoder.prefill(decoder.new_cache(1, 8), tokens, torch.tensor([4]), [1])
     assert float(logits[0].log_softmax(-1)[9]) == pytest.approx(float(logprobs(policy)[4]), abs=1e-5)

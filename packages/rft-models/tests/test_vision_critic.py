@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rft_core.errors import OptionsError, PreflightError
-from rft_models.backbone.backbone import own_attention
+from rft_models.attention.hf_interface import own_attention
 from rft_models.critic.causal_critic import CausalCritic, load_critic
 from rft_models.families.vision import VISION_FAMILIES
 from rft_models.layers.gradient_checkpointing import Checkpointing

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from rft_models.decode.fast_decoder import DecodableModel, FunctionalDecoder
+from rft_models.decode.fast_decoder import DecodableModel, FunctionalDecoder, decoder_for
 from rft_models.decode.hf_decoder import GeneralDecoder
 from rft_models.decode.weight_copy import EngineCopy
 from rft_models.families.vision import VISION_FAMILIES
@@ -98,8 +98,8 @@ def check(decoder: Any, policy: CausalPolicy) -> None:
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_both_decoders_agree_with_the_packed_forward(vision_directory: Callable[[str], Path], model_type: str) -> None:
     policy = load_policy(vision_directory(model_type))
-    assert isinstance(policy.decoder(), FunctionalDecoder)
-    check(policy.decoder(), policy)
+    assert isinstance(decoder_for(policy), FunctionalDecoder)
+    check(decoder_for(policy), policy)
     check(GeneralDecoder(policy), policy)
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from rft_core.errors import PreflightError, RftError
-from rft_models.backbone.backbone import own_attention
+from rft_models.attention.hf_interface import own_attention
 from rft_models.families.vision import VISION_FAMILIES
 from rft_models.layers.gradient_checkpointing import Checkpointing
 from rft_models.policy.causal_policy import CausalPolicy

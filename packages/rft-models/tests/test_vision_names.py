@@ -15,8 +15,9 @@ from rft_core.errors import DataError, RftError
 from rft_models.families.vision import VISION_FAMILIES
 from rft_models.files.checkpoint_names import as_saved, own_names
 from rft_models.loading.context_length import model_facts
+from rft_models.loading.transformers_loading import refuse_other_kinds
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_models.policy.load import load_policy, refuse_other_kinds
+from rft_models.policy.load import load_policy
 from rft_models.policy.load_on_meta import load_on_meta
 from rft_models.vision.processor import load_vision_codec
 

@@ -21,6 +21,7 @@ from rft_engine.native import NativeEngine
 from rft_engine.replicas import ReplicaEngine
 from rft_engine.settings import DecodingEngineSettings
 from rft_engine.weight_digests import WeightProvider
+from rft_models.decode.fast_decoder import decoder_for
 from rft_models.decode.hf_generate import HfGenerator
 from rft_models.decode.weight_copy import EngineCopy, needs_copy
 from rft_models.files.checkpoint_names import as_saved
@@ -178,7 +179,7 @@ def native_engine(
     CUDA graph.
     """
     if weights is None and not needs_copy(policy, dtype):
-        return NativeEngine(policy.decoder(graphs=graphs), max_rows=max_rows, max_len=max_len, device=device)
+        return NativeEngine(decoder_for(policy, graphs=graphs), max_rows=max_rows, max_len=max_len, device=device)
     twin = EngineCopy(policy, dtype=dtype, graphs=graphs)
     provider = weights or policy.served
     engine = CopiedNativeEngine(twin, provider, max_rows=max_rows, max_len=max_len, device=device)

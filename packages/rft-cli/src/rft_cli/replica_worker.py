@@ -13,6 +13,7 @@ import torch
 from rft_cli.determinism import repeat_exactly
 from rft_cli.replica_images import received_media
 from rft_engine.replica_worker import ReplicaModel, named, serve_replica
+from rft_models.decode.fast_decoder import decoder_for
 from rft_models.families.custom import load_model_code
 from rft_models.policy.load import load_policy
 
@@ -55,7 +56,7 @@ def make_model(settings: dict[str, Any]) -> ReplicaModel:
     )
     for _, parameter in policy.named_parameters():
         parameter.requires_grad_(False)
-    tensors, decoder = named(iter(policy.named_parameters())), policy.decoder(graphs=settings["graphs"])
+    tensors, decoder = named(iter(policy.named_parameters())), decoder_for(policy, graphs=settings["graphs"])
     return ReplicaModel(decoder, tensors, settings["dtype"], settings["device"], received_media)
 
 

@@ -14,6 +14,7 @@ from rft_cli.model_choice import weights_dtype
 from rft_cli.prompt_files import as_prompts, renderer_for
 from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key
+from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.load import load_policy
 from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.data.prompts import PromptRow, prompts_from_rows
@@ -41,7 +42,7 @@ def run(argv: list[str]) -> int:
         response = settings.sampling.generate_max_len
         if settings.sampling.max_len is not None:
             response = min(response, settings.sampling.max_len - settings.sampling.prompt_max_len)
-        decoder = policy.decoder()
+        decoder = decoder_for(policy)
         response = min(response, decoder.max_positions - longest_prompt)
         engine = make_engine(settings.engine, machine, policy, settings.model.pretrain, longest_prompt + response)
         keys = [

@@ -6,6 +6,8 @@ masked attention (softcapping included).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from torch.nn import functional as F
 
 from rft_core.errors import OptionsError
 from rft_models.attention.packed import RowLayout, softcapped_attention
+from rft_models.families.vision import is_vision
 
 IMPLEMENTATION = "rft_packed"
 
@@ -112,3 +115,20 @@ def no_mask(device: torch.device | str) -> Tensor:
     mask is built; the attention function ignores it because it has the layout.
     """
     return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+
+
+@contextmanager
+def own_attention(model: Any, *, packed: bool) -> Iterator[None]:
+    """Let a model that was switched to the packed attention compute its own for a while."""
+    if packed:
+        switched(model).set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        if packed:
+            switched(model).set_attn_implementation(IMPLEMENTATION)
+
+
+def switched(model: Any) -> Any:
+    """What the packed attention is set on: of a vision-language model the decoder, the vision tower keeps its own."""
+    return model.get_decoder() if is_vision(model.config.model_type) else model

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rft_core.errors import OptionsError, PreflightError
-from rft_models.attention.hf_interface import IMPLEMENTATION, no_mask
+from rft_core.errors import OptionsError
+from rft_models.attention.hf_interface import no_mask, own_attention
 from rft_models.attention.packed import PackedLayout, PiecedLayout, RowLayout
 from rft_models.attention.sequence_parallel import RowSplit, SequenceMode, SequenceRanks, takes_ring
 from rft_models.attention.shared_prefix import share_prompts
 from rft_models.attention.varlen import VarlenKernel
-from rft_models.families.vision import is_vision
 from rft_models.vision.packed_rows import MediaInputs, RowInputs, no_tower
 
 if TYPE_CHECKING:
     from rft_models.vision.tower import VisionTower
-
-_PROBE_LENGTHS = (3, 5)
 
 
 class States(NamedTuple):
@@ -225,75 +219,6 @@ def follows_its_own(segment_ids_T: Tensor) -> Tensor:
     follows_T = torch.zeros_like(segment_ids_T, dtype=torch.bool)
     follows_T[1:] = segment_ids_T[1:] == segment_ids_T[:-1]
     return follows_T
-
-
-@contextmanager
-def own_attention(model: Any, *, packed: bool) -> Iterator[None]:
-    """Let a model that was switched to the packed attention compute its own for a while."""
-    if packed:
-        switched(model).set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        if packed:
-            switched(model).set_attn_implementation(IMPLEMENTATION)
-
-
-def switched(model: Any) -> Any:
-    """What the packed attention is set on: of a vision-language model the decoder, the vision tower keeps its own."""
-    return model.get_decoder() if is_vision(model.config.model_type) else model
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Two short segments that a forward is tried on."""
-
-    segments: list[Tensor]
-    token_ids_T: Tensor
-    positions_T: Tensor
-    segment_ids_T: Tensor
-
-    @classmethod
-    def of(cls, vocab_size: int, device: torch.device) -> Probe:
-        """Ids that differ between the segments, whatever the vocabulary."""
-        segments = [
-            (torch.arange(length, device=device) * 7 + 3 + start) % vocab_size
-            for start, length in enumerate(_PROBE_LENGTHS)
-        ]
-        return cls.of_segments(segments)
-
-    @classmethod
-    def of_segments(cls, segments: list[Tensor]) -> Probe:
-        """These segments, laid one after another."""
-        return cls(
-            segments,
-            torch.cat(segments),
-            torch.cat([torch.arange(len(tokens), device=tokens.device) for tokens in segments]),
-            torch.cat([torch.full_like(tokens, number) for number, tokens in enumerate(segments)]),
-        )
-
-
-def refuse_difference(expected: Tensor, found: Tensor, *, of: str, dtype: torch.dtype, where: str) -> None:
-    """Raise `PreflightError` where the two differ by more than weights of this dtype explain."""
-    error, spread = difference(expected, found), float(expected.abs().max()) + 1.0
-    if not error <= tolerance(dtype):
-        raise PreflightError(
-            code="models.forward_differs",
-            what=f"{of} differ from its own forward by {error * spread:.3g} of {spread:.3g}",
-            where=where,
-            why="what is computed must be what the model computes; its head or attention does more than is known here",
-            do="choose a model of one of the families in the README of rft-models",
-        )
-
-
-def difference(expected: Tensor, found: Tensor) -> float:
-    """Largest difference over the largest expected number and one."""
-    return float((expected - found).abs().max()) / (float(expected.abs().max()) + 1.0)
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """Of `difference`, for two ways to compute with weights of this dtype."""
-    return 1e-4 if dtype in (torch.float32, torch.float64) else 5e-2
 
 
 def _drops_out(model: Any) -> bool:

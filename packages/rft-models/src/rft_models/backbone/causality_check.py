@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from rft_core.errors import PreflightError
-from rft_models.backbone.backbone import Backbone, Probe, difference, refuse_difference, tolerance
+from rft_models.backbone.backbone import Backbone
+from rft_models.backbone.forward_check import Probe, difference, refuse_difference, tolerance
 
 
 def check_states(model: Any, backbone: Backbone, *, device: torch.device, dtype: torch.dtype, where: str) -> None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from rft_models.backbone.backbone import Backbone, Probe, own_attention, refuse_difference
+from rft_models.attention.hf_interface import own_attention
+from rft_models.backbone.backbone import Backbone
+from rft_models.backbone.forward_check import Probe, refuse_difference
 from rft_models.vision.media import Media
 from rft_models.vision.packed_rows import MediaInputs
 from rft_models.vision.tower import VisionTower

@@ -20,8 +20,15 @@ from rft_models.files.directories import checked_model_directory, no_load_report
 from rft_models.files.processor_files import keep_processor_files
 from rft_models.layers.gradient_checkpointing import Checkpointing
 from rft_models.loading.sequence_classifiers import HEAD, classifiers, edit_config, has_no_token_head
+from rft_models.loading.transformers_loading import (
+    Attention,
+    choose_packed,
+    load_model,
+    native_attention,
+    prepare,
+    refuse_other_kinds,
+)
 from rft_models.lora.adapters import AdapterRules, Adapters, attach
-from rft_models.policy.load import Attention, choose_packed, load_model, native_attention, prepare, refuse_other_kinds
 from rft_models.reward_model.loading import weighted_head
 from rft_models.reward_model.spec import RECORD
 from rft_models.vision.packed_rows import MediaInputs

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from rft_core.errors import DataError, OptionsError
 from rft_core.keyed_random import derive_key, keyed_normal
-from rft_models.files.directories import read_json
+from rft_models.files.head_tensors import file_with_tensor, refuse_bias, stored_tensor
 
 _NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 
@@ -62,57 +60,7 @@ def stored_head(path: Path, head_prefix: str, hidden_size: int) -> Tensor | None
     raise DataError(
         code="models.value_head_shape",
         what=f"{name} has shape {list(found.shape)}, a value head on this model has [1, {hidden_size}]",
-        where=str(_file_of(path, name)),
+        where=str(file_with_tensor(path, name)),
         why=f"one linear layer maps a hidden state of {hidden_size} numbers to one value",
         do="name the prefix of the value head, or one that is not in the file to start from a new head",
-    )
-
-
-def stored_tensor(path: Path, name: str) -> Tensor | None:
-    """The tensor of this name as it stands in the directory's safetensors, or None; `DataError` for a damaged file."""
-    file = _file_of(path, name)
-    if file is None:
-        return None
-    try:
-        with safe_open(file, framework="pt") as opened:
-            return opened.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise _damaged(file, error) from error
-
-
-def refuse_bias(path: Path, head_prefix: str) -> None:
-    """`DataError` where the head "<prefix>.weight" comes with a bias."""
-    name = f"{head_prefix}.bias"
-    file = _file_of(path, name)
-    if file is not None:
-        raise DataError(
-            code="models.value_head_bias",
-            what=f"the value head has a bias, {name}",
-            where=str(file),
-            why="the head computed here has none, and leaving a bias out would shift every value",
-            do="use a model whose value head has no bias, or another prefix to start from a new head",
-        )
-
-
-def _file_of(path: Path, name: str) -> Path | None:
-    """The file among those that transformers reads which holds a tensor of this name."""
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map: dict[str, Any] = read_json(index).get("weight_map", {})
-        return path / weight_map[name] if name in weight_map else None
-    file = path / "model.safetensors"
-    try:
-        with safe_open(file, framework="pt") as opened:
-            return file if name in opened.keys() else None  # noqa: SIM118 - not a mapping
-    except (SafetensorError, OSError) as error:
-        raise _damaged(file, error) from error
-
-
-def _damaged(file: Path, error: Exception) -> DataError:
-    return DataError(
-        code="models.damaged_weights",
-        what=f"{file.name} does not open: {error}",
-        where=str(file),
-        why="the file is damaged or absent",
-        do=f"copy {file.name} of the model again",
     )

@@ -67,7 +67,11 @@ class DecodableModel(Protocol):
 
 
 def decoder_for(policy: CausalPolicy, *, graphs: bool = True) -> DecodableModel:
-    """The fast path where it is known to be exact, else the general one; `graphs`: see `CausalPolicy.decoder`."""
+    """What the in-process engine generates with: the fast decoder where it is known to be exact, else the general one.
+
+    It shares the policy's weights: call `refresh()` after they changed. `graphs`: on a GPU a step may be recorded as a
+    CUDA graph, see `cuda_graphs`.
+    """
     from rft_models.decode.hf_decoder import GeneralDecoder
 
     return FunctionalDecoder(policy, graphs=graphs) if _is_fast(policy) else GeneralDecoder(policy)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rft_models.backbone.backbone import own_attention
+from rft_models.attention.hf_interface import own_attention
 from rft_models.vision.decode_inputs import generation_inputs
 
 if TYPE_CHECKING:

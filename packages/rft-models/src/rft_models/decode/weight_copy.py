@@ -24,8 +24,8 @@ from rft_models.decode.fast_decoder import FunctionalDecoder, decoder_for
 from rft_models.decode.hf_decoder import GeneralDecoder
 from rft_models.decode.kv_cache import DecodeCache
 from rft_models.families import patches
+from rft_models.loading.transformers_loading import prepare
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_models.policy.load import prepare
 
 _MOST_NAMED = 5
 _META = torch.device("meta")

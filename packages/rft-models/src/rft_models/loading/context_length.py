@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rft_models.families.vision import text_type
 from rft_models.files.directories import checked_model_directory
-from rft_models.policy.load import refuse_other_kinds
+from rft_models.loading.transformers_loading import refuse_other_kinds
 
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from rft_core.errors import DataError, OptionsError, PreflightError
 from rft_core.keyed_random import derive_key
 from rft_models.layers.fast_linear import use_fast_linears
+from rft_models.loading.transformers_loading import model_without_weights
 from rft_models.lora.dropout import KeyedDropout, RowKeys
-from rft_models.lora.files import fingerprint
+from rft_models.lora.fingerprint import fingerprint
 from rft_models.lora.initial_values import Files, begin
 from rft_models.lora.merge import ADAPTER, MergeFacts, folded, is_adapted, is_adapter_tensor, plain
 from rft_models.lora.targets import ALL_LINEAR, ends_with, linear_layers, target_modules
-from rft_models.policy.freezing import model_without_weights
 from rft_models.settings import AdapterKind
 
 _FILE_PREFIX = "base_model.model."

@@ -6,9 +6,8 @@ values, so that adapters are never continued on other weights than those they we
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ from torch import Tensor
 
 from rft_core.errors import DataError
 from rft_models.files.directories import read_json
-from rft_models.lora.initial_values import Files
 
 if TYPE_CHECKING:
     from rft_models.lora.adapters import Adapters
@@ -28,37 +26,12 @@ CONFIG, WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "bas
 FOLDER = "adapter"
 """Where a model directory with merged weights holds its adapters: beside config.json they would be applied twice."""
 
-_MOST_ELEMENTS = 64
 _SHOWN = 3
 
 
 def is_adapter_directory(path: Path) -> bool:
     """Whether a directory holds adapters and no model."""
     return (path / CONFIG).is_file() and not (path / "config.json").is_file()
-
-
-def fingerprint(named: Iterable[tuple[str, Tensor]], files: Files | None = None) -> str:
-    """32 hexadecimal digits over names, shapes, types and up to 64 evenly spaced elements of every tensor.
-
-    `files`: where the elements are read, of tensors without memory.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in named:
-        last = max(tensor.numel() - 1, 0)
-        places = torch.linspace(0, last, min(tensor.numel(), _MOST_ELEMENTS), dtype=torch.float64).round().long()
-        if files is None:
-            found = tensor.detach().reshape(-1)[places.to(tensor.device)]
-        else:
-            found = _read_elements(name, tensor, places, files)
-        digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}|{found.double().cpu().tolist()}\n".encode())
-    return digest.hexdigest()
-
-
-def _read_elements(name: str, tensor: Tensor, places: Tensor, files: Files) -> Tensor:
-    """Of a tensor's shape and type, the elements at places in row-major order."""
-    indices = torch.stack(torch.unravel_index(places, tensor.shape), 1).tolist()
-    found = [files.block(name, tuple(index), (1,) * tensor.ndim).reshape(-1) for index in indices]
-    return torch.cat(found).to(tensor.dtype)
 
 
 def save(adapters: Adapters, directory: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from rft_models.attention.hf_interface import own_attention
 from rft_models.attention.sequence_parallel import SequenceMode, SequenceRanks, even_share, rows_here
 from rft_models.attention.varlen import VarlenKernel
-from rft_models.backbone.backbone import Backbone, Probe, States, follows_its_own, own_attention, refuse_difference
+from rft_models.backbone.backbone import Backbone, States, follows_its_own
+from rft_models.backbone.forward_check import Probe, refuse_difference
 from rft_models.backbone.image_check import media_probe
 from rft_models.files.directories import no_progress_bars
 from rft_models.files.processor_files import keep_processor_files
@@ -30,7 +32,6 @@ from rft_models.vision.packed_rows import MediaInputs
 from rft_models.vision.tower import vision_tower_of
 
 if TYPE_CHECKING:
-    from rft_models.decode.fast_decoder import DecodableModel
     from rft_models.files.safetensors_reader import WeightFiles
     from rft_models.tokenization.tokenizer import HfTextCodec
 
@@ -356,15 +357,6 @@ class CausalPolicy:
     def accepts(self, argument: str) -> bool:
         """Whether the backbone's forward has an argument of this name."""
         return self._backbone.accepts(argument)
-
-    def decoder(self, *, graphs: bool = True) -> DecodableModel:
-        """What the in-process engine generates with; shares these weights, `refresh()` after they changed.
-
-        `graphs`: on a GPU a step may be recorded as a CUDA graph, see `step_graph`.
-        """
-        from rft_models.decode.fast_decoder import decoder_for
-
-        return decoder_for(self, graphs=graphs)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Names as in the saved directory; tied matrices appear once."""

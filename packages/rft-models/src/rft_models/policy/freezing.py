@@ -16,10 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from rft_core.errors import OptionsError
+from rft_models.loading.transformers_loading import model_without_weights
 
 _PARTS = ("visual", "vision_tower", "multi_modal_projector", "language_model")
 """Parts of vision-language models, which may be named without the "model." before them."""
@@ -130,17 +130,6 @@ def freeze(model: Any, rules: FreezeRules, where: str = "model") -> tuple[Frozen
 def preview(directory: str | Path, rules: FreezeRules) -> Frozen:
     """What `freeze` would do with the model in a directory, from its configuration and without its weights."""
     return freeze(model_without_weights(directory), rules, where=str(directory))[0]
-
-
-def model_without_weights(directory: str | Path) -> Any:
-    """The transformers model that a directory's configuration describes; its tensors have no memory."""
-    import transformers
-
-    from rft_models.policy.load import auto_class_of
-
-    config = transformers.AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-    with torch.device("meta"):
-        return getattr(transformers, auto_class_of(config.to_dict())).from_config(config)
 
 
 def _freeze_all_but_rows(model: Any, first: int, rows: TrainedRows, where: str) -> None:

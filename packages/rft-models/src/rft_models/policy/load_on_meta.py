@@ -20,9 +20,15 @@ from rft_models.files.checkpoint_names import names_in_files
 from rft_models.files.directories import checked_model_directory
 from rft_models.files.safetensors_reader import WeightFiles, shapes_of
 from rft_models.layers.gradient_checkpointing import Checkpointing
+from rft_models.loading.transformers_loading import (
+    auto_class_of,
+    choose_packed,
+    native_attention,
+    prepare,
+    refuse_other_kinds,
+)
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import FreezeRules
-from rft_models.policy.load import auto_class_of, choose_packed, native_attention, prepare, refuse_other_kinds
 from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_models.vision.processor import load_codec
 

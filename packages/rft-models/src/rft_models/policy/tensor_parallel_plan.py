@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rft_core.errors import PreflightError
-from rft_models.backbone.backbone import Probe, refuse_difference
+from rft_models.backbone.forward_check import Probe, refuse_difference
 from rft_models.files.divisibility import refuse_uneven
 from rft_models.logprobs.row_statistics import Collectives, VocabularyShard
 from rft_models.lora.merge import ADAPTER, is_adapted

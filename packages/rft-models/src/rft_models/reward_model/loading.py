@@ -18,13 +18,19 @@ from torch import Tensor
 from rft_core.errors import DataError, OptionsError
 from rft_models.attention.kernels import choose_attention
 from rft_models.attention.varlen import VarlenKernel
-from rft_models.critic.value_head import refuse_bias, stored_tensor
 from rft_models.families.vision import is_vision, text_type
-from rft_models.files.directories import checked_model_directory, no_load_report, no_progress_bars
-from rft_models.files.processor_files import keep_processor_files
+from rft_models.files.directories import checked_model_directory, no_load_report
+from rft_models.files.head_tensors import refuse_bias, stored_tensor
 from rft_models.layers.gradient_checkpointing import Checkpointing
-from rft_models.loading.sequence_classifiers import HEAD, classifiers, decoder_class, edit_config, has_no_token_head
-from rft_models.policy.load import Attention, choose_packed, load_model, native_attention, prepare, refuse_other_kinds
+from rft_models.loading.sequence_classifiers import HEAD, has_no_token_head
+from rft_models.loading.transformers_loading import (
+    Attention,
+    choose_packed,
+    load_model,
+    native_attention,
+    prepare,
+    refuse_other_kinds,
+)
 from rft_models.reward_model.head import ScoreHead, new_head
 from rft_models.reward_model.model import RewardModel
 from rft_models.reward_model.spec import RECORD, RewardSpec, spec_of_classifier, stored_spec
@@ -135,24 +141,6 @@ def spec_in_files(path: Path, config: dict[str, Any]) -> RewardSpec:
         )
     refuse_bias(path, HEAD)
     return spec_of_classifier(config, weight_KD.shape[0])
-
-
-def write(made: RewardModel, path: Path, tensors: dict[str, Tensor]) -> None:
-    """`tensors` by their saved names, the configuration and the tokenizer."""
-    path.mkdir(parents=True, exist_ok=True)
-    with no_progress_bars():
-        made.model.save_pretrained(str(path), state_dict=tensors)
-    spec, kind = made.spec, made.model.config.model_type
-    names = {str(number): name for number, name in enumerate(spec.heads)}
-    changes: dict[str, Any] = {RECORD: spec.as_record()}
-    if spec.is_classifier:
-        changes |= {"id2label": names, "label2id": {name: int(number) for number, name in names.items()}}
-    named = classifiers().get(kind) if spec.is_classifier else decoder_class(kind)
-    edit_config(path / "config.json", changes | ({"architectures": [named]} if named else {}))
-    if made.codec is not None:
-        made.codec.save_pretrained(path)
-    if made.tower is not None:
-        keep_processor_files(made.where, path)
 
 
 def weighted_head(path: Path, config: dict[str, Any]) -> Tensor | None:

@@ -14,6 +14,7 @@ from rft_models.backbone.backbone import Backbone, States
 from rft_models.backbone.causality_check import check_states
 from rft_models.backbone.image_check import check_image_states
 from rft_models.reward_model.head import ScoreHead, last_tokens
+from rft_models.reward_model.saving import write
 from rft_models.reward_model.spec import RewardSpec
 from rft_models.vision.packed_rows import MediaInputs
 from rft_models.vision.tower import vision_tower_of
@@ -137,12 +138,13 @@ class RewardModel:
 
     def snapshot(self, copy: Callable[[str, Tensor], Tensor]) -> Callable[[Path], None]:
         """`save_pretrained` of the weights as they are now: each is copied by `copy(name, tensor)`."""
-        from rft_models.reward_model.loading import write
-
         named = {self.saved_name(name): tensor for name, tensor in self.model.state_dict().items()}
         named |= {f"{self.spec.tensor_prefix}{name}": tensor for name, tensor in self.head.state_dict().items()}
         tensors = {name: copy(name, tensor) for name, tensor in named.items()}
-        return lambda directory: write(self, directory, tensors)
+        processor_from = self.where if self.tower is not None else None
+        return lambda directory: write(
+            self.model, self.spec, self.codec, directory, tensors, processor_from=processor_from
+        )
 
     @property
     def num_parameters(self) -> int:

@@ -1,0 +1,64 @@
+"""Compare a forward computed here with the model's own, on two short segments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rft_core.errors import PreflightError
+
+_PROBE_LENGTHS = (3, 5)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Two short segments that a forward is tried on."""
+
+    segments: list[Tensor]
+    token_ids_T: Tensor
+    positions_T: Tensor
+    segment_ids_T: Tensor
+
+    @classmethod
+    def of(cls, vocab_size: int, device: torch.device) -> Probe:
+        """Ids that differ between the segments, whatever the vocabulary."""
+        segments = [
+            (torch.arange(length, device=device) * 7 + 3 + start) % vocab_size
+            for start, length in enumerate(_PROBE_LENGTHS)
+        ]
+        return cls.of_segments(segments)
+
+    @classmethod
+    def of_segments(cls, segments: list[Tensor]) -> Probe:
+        """These segments, laid one after another."""
+        return cls(
+            segments,
+            torch.cat(segments),
+            torch.cat([torch.arange(len(tokens), device=tokens.device) for tokens in segments]),
+            torch.cat([torch.full_like(tokens, number) for number, tokens in enumerate(segments)]),
+        )
+
+
+def refuse_difference(expected: Tensor, found: Tensor, *, of: str, dtype: torch.dtype, where: str) -> None:
+    """Raise `PreflightError` where the two differ by more than weights of this dtype explain."""
+    error, spread = difference(expected, found), float(expected.abs().max()) + 1.0
+    if not error <= tolerance(dtype):
+        raise PreflightError(
+            code="models.forward_differs",
+            what=f"{of} differ from its own forward by {error * spread:.3g} of {spread:.3g}",
+            where=where,
+            why="what is computed must be what the model computes; its head or attention does more than is known here",
+            do="choose a model of one of the families in the README of rft-models",
+        )
+
+
+def difference(expected: Tensor, found: Tensor) -> float:
+    """Largest difference over the largest expected number and one."""
+    return float((expected - found).abs().max()) / (float(expected.abs().max()) + 1.0)
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Of `difference`, for two ways to compute with weights of this dtype."""
+    return 1e-4 if dtype in (torch.float32, torch.float64) else 5e-2

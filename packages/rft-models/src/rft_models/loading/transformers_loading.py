@@ -1,0 +1,162 @@
+"""Open a model directory with transformers: local files, safetensors, no code from the directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+
+from rft_core.errors import DataError, OptionsError
+from rft_models.attention.hf_interface import IMPLEMENTATION, register, switched
+from rft_models.families.registry import PACKED_FAMILIES, own_classes, packs
+from rft_models.families.vision import is_unknown_vision, is_vision, unknown_family
+from rft_models.files.directories import no_progress_bars
+from rft_models.layers import gradient_checkpointing as checkpointing
+from rft_models.layers.fast_linear import use_fast_linears
+from rft_models.layers.gradient_checkpointing import Checkpointing
+
+Attention = Literal["auto", "packed", "native"]
+
+
+AutoClass = Literal["AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModel"]
+
+
+def prepare(model: Any, *, packed: bool, gradient_checkpointing: Checkpointing | bool | None = None) -> None:
+    """Switch a transformers model to the computations used here; it is in eval mode afterwards."""
+    if packed:
+        register()
+        switched(model).set_attn_implementation(IMPLEMENTATION)
+    use_fast_linears(model)
+    if gradient_checkpointing:
+        chosen = gradient_checkpointing if isinstance(gradient_checkpointing, Checkpointing) else Checkpointing()
+        checkpointing.apply(model, chosen)
+    model.eval()
+
+
+def native_attention(config: dict[str, Any]) -> str:
+    """Implementation to load with: fused, except that transformers' fused one leaves out softcapping."""
+    return "eager" if config.get("attn_logit_softcapping") else "sdpa"
+
+
+def auto_class_of(config: dict[str, Any]) -> AutoClass:
+    """The class of transformers that reads a policy of this configuration."""
+    return "AutoModelForImageTextToText" if is_vision(config["model_type"]) else "AutoModelForCausalLM"
+
+
+def refuse_other_kinds(path: Path, config: dict[str, Any], *, takes_images: bool = False) -> None:
+    """Raise a DataError unless the configuration is that of a causal language model of transformers.
+
+    `takes_images`: a vision-language model of one of `VISION_FAMILIES` will do too.
+    """
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    where = str(path / "config.json")
+    model_type = config.get("model_type")
+    architectures = config.get("architectures") or []
+    if "auto_map" in config and model_type not in CONFIG_MAPPING:
+        raise DataError(
+            code="models.needs_remote_code",
+            what=f"model_type {model_type!r} is Python code in the directory (auto_map in config.json)",
+            where=where,
+            why="code from a model directory is never run",
+            do="use a model whose architecture is part of transformers",
+        )
+    causal_classes = {name for value in CAUSAL.values() for name in ([value] if isinstance(value, str) else value)}
+    named = model_type in CAUSAL or model_type in own_classes()
+    causal_classes.update(own_classes().values())
+    if takes_images and is_vision(model_type or ""):
+        named = True
+        causal_classes.update({name for name in architectures if name.endswith("ForConditionalGeneration")})
+    if named and (not architectures or causal_classes.intersection(architectures)):
+        return
+    if is_unknown_vision(config):
+        raise unknown_family(config, where)
+    known = model_type in CONFIG_MAPPING
+    raise DataError(
+        code="models.not_causal" if known else "models.unknown_architecture",
+        what=f"model_type {model_type!r} with architectures {architectures} is not a causal language model",
+        where=where,
+        why="tokens are generated and scored left to right: the class must be one of transformers' causal models"
+        if known
+        else "this transformers does not know the architecture",
+        do="use the model's ...ForCausalLM directory"
+        if known
+        else "install a transformers that has it, or name its code with --model_code",
+    )
+
+
+def choose_packed(model_type: str, attention: Attention, path: Path, *, text_type: str = "") -> bool:
+    """Whether the packed attention is used, see `load_policy`; `OptionsError` where it cannot be.
+
+    `text_type` is that of the decoder in a model whose own type does not say it (LLaVA).
+    """
+    known = packs(model_type) or (is_vision(model_type) and packs(text_type))
+    if attention == "packed" and not known:
+        raise OptionsError(
+            code="models.no_packed_attention",
+            what=f'attention "packed" for model_type {model_type!r}; known are {", ".join(sorted(PACKED_FAMILIES))}',
+            where=str(path),
+            why="packing is exact only where nothing but the attention mixes tokens",
+            do='attention "auto"',
+        )
+    return known and attention != "native"
+
+
+def load_model(
+    path: Path, dtype: torch.dtype, attention: str, *, auto_class: AutoClass, more: dict[str, Any] | None = None
+) -> Any:
+    """The weights in a checked directory; "AutoModel" is the decoder alone and leaves every head in the file out.
+
+    `more`: further arguments of transformers' `from_pretrained`.
+
+    Raises:
+        DataError: the weights are damaged, or the file lacks some of the architecture's.
+    """
+    import transformers
+
+    try:
+        with no_progress_bars():
+            loaded: Any = getattr(transformers, auto_class).from_pretrained(
+                str(path),
+                dtype=dtype,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                attn_implementation=attention,
+                output_loading_info=True,
+                **(more or {}),
+            )
+    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise DataError(
+            code="models.damaged_weights",
+            what=f"the weights do not load: {lines[0]}",
+            where=str(path),
+            why="a file is damaged, or its tensors do not have the sizes that config.json states",
+            do=f"copy the *.safetensors and config.json of the model into {path} again",
+        ) from error
+    model, report = loaded
+    missing = sorted(str(name) for name in report["missing_keys"])
+    if missing:
+        raise DataError(
+            code="models.missing_weights",
+            what=f"{len(missing)} tensors of the architecture are not in the files, the first is {missing[0]}",
+            where=str(path),
+            why="a tensor that is not loaded would start from random values",
+            do=f"copy the *.safetensors that belong to this config.json into {path}",
+        )
+    return model
+
+
+def model_without_weights(directory: str | Path) -> Any:
+    """The transformers model that a directory's configuration describes; its tensors have no memory."""
+    import transformers
+
+    from rft_models.loading.transformers_loading import auto_class_of
+
+    config = transformers.AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"):
+        return getattr(transformers, auto_class_of(config.to_dict())).from_config(config)
