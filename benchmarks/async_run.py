@@ -18,7 +18,7 @@ from rft_algos.algorithms.published import Grpo
 from rft_cli.replica_choice import WORKER
 from rft_core.keyed_random import derive_key, permutation
 from rft_dist.collectives import SingleProcess
-from rft_dist.replicated import ReplicatedOptimizer
+from rft_dist.strategies.data_parallel import ReplicatedOptimizer
 from rft_engine.replica_process import ProcessReplica
 from rft_engine.replicas import ReplicaEngine
 from rft_engine.shared_weights import WeightShelf

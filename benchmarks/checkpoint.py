@@ -33,11 +33,11 @@ from torch import Tensor
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.checkpoint import state_dict_saver as saver
 
-from rft_dist.checkpoints.background import BackgroundSaves, Copy
-from rft_dist.checkpoints.operations import write_file
+from rft_dist.checkpoint_format.file_operations import write_file
+from rft_dist.checkpoint_format.safetensors_pieces import file_pieces
+from rft_dist.checkpoints.async_writer import BackgroundSaves, Copy
 from rft_dist.checkpoints.reader import open_verified
 from rft_dist.checkpoints.store import CheckpointStore
-from rft_dist.checkpoints.tensor_file import file_pieces
 
 RESULTS = Path(__file__).resolve().parent / "results" / "checkpoint.json"
 MATRIX, VECTOR = (1024, 1024), (1024,)

@@ -24,7 +24,7 @@ from torch import Tensor
 from rft_algos.advantages import group_norm
 from rft_core.keyed_random import uniforms
 from rft_dist.collectives import SingleProcess
-from rft_dist.replicated import ReplicatedOptimizer, StepOutcome
+from rft_dist.strategies.data_parallel import ReplicatedOptimizer, StepOutcome
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_trainer.metrics import MetricTotals

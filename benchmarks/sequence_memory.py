@@ -19,7 +19,7 @@ import tempfile
 from itertools import product
 from pathlib import Path
 
-from rft_dist.testing import run_ranks
+from rft_dist.testing.ranks import run_ranks
 
 RESULTS = Path(__file__).resolve().parent / "results" / "sequence_memory.json"
 MODES = ("ulysses", "ring")
@@ -38,8 +38,8 @@ def rank(context: int, out: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
-    from rft_dist.strategies.sequence import SequenceGroup
+    from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
+    from rft_dist.strategies.sequence_parallel import SequenceGroup
     from rft_models.policy.load import make_policy
     from rft_models.testing.activation_bytes import held_for_backward
 

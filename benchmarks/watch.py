@@ -29,9 +29,15 @@ def rank(side: str, exchanges: int) -> None:
     """One process of one run; rank 0 prints its figures."""
     import torch
 
-    from rft_dist.launch import Watched, ranks_from_environment, start_process_group, start_watch, stop_process_group
+    from rft_dist.health.activity import Activity
+    from rft_dist.launch.process_group import (
+        Watched,
+        ranks_from_environment,
+        start_process_group,
+        start_watch,
+        stop_process_group,
+    )
     from rft_dist.settings import WatchSettings
-    from rft_dist.watch.activity import Activity
 
     torch.set_num_threads(1)
     info = ranks_from_environment()

@@ -32,7 +32,7 @@ from rft_cli.config.schema import Required, Setting, schema
 from rft_cli.config.values import allowed, as_text
 from rft_cli.settings import COMMANDS
 from rft_core.errors import ExitCode
-from rft_dist.environment import REPORTED, environment_report
+from rft_dist.launch.environment import REPORTED, environment_report
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rft_dist.environment import REPORTED
+from rft_dist.launch.environment import REPORTED
 
 ROOT = Path(__file__).parents[2]
 FLAGS = (ROOT / "ci" / "lightrft_flags.txt").read_text().splitlines()

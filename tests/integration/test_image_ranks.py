@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from support.image_ranks import FAMILIES, MODES, alone
 from torch import Tensor
 
-from rft_dist.testing import run_ranks
+from rft_dist.testing.ranks import run_ranks
 from rft_models.tiny_models.text import build_character_tokenizer
 from rft_models.tiny_models.vision import VisionSizes, build_vision_model
 

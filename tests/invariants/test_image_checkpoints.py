@@ -12,7 +12,7 @@ from support.image_checkpoints import FAMILIES, WAYS, one_process, open_spread, 
 from torch import Tensor
 
 from rft_cli.exporting import export
-from rft_dist.testing import run_ranks
+from rft_dist.testing.ranks import run_ranks
 from rft_models.files.checkpoint_names import as_saved
 from rft_models.policy.load import load_policy
 from rft_models.tiny_models.text import build_character_tokenizer

@@ -16,7 +16,7 @@ from support.compare import relative_distance
 from support.lora_ranks import CASES
 from torch import Tensor
 
-from rft_dist.testing import run_ranks
+from rft_dist.testing.ranks import run_ranks
 from rft_models.tiny_models.text import build_character_model
 
 PROGRAM = Path(__file__).parents[1] / "support" / "lora_ranks.py"

@@ -16,7 +16,7 @@ from support.compare import relative_distance
 from support.strategy_ranks import VOCABULARY, cases
 from torch import Tensor
 
-from rft_dist.testing import run_ranks
+from rft_dist.testing.ranks import run_ranks
 
 PROGRAM = Path(__file__).parents[1] / "support" / "strategy_ranks.py"
 pytestmark = pytest.mark.xdist_group("strategies")

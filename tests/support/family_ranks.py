@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rft_dist.collectives import Collectives
-from rft_dist.strategies.sequence import SequenceGroup
-from rft_dist.strategies.tensor import TensorGroup, TensorParallelModel
+from rft_dist.strategies.sequence_parallel import SequenceGroup
+from rft_dist.strategies.tensor_parallel import TensorGroup, TensorParallelModel
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import make_policy
 from rft_models.policy.tensor_parallel_plan import cut_policy, tensor_plan

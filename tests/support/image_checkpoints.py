@@ -21,7 +21,7 @@ from rft_cli.strategies import Spread, spread_policy
 from rft_dist.checkpoints.reader import Checkpoint, open_verified
 from rft_dist.checkpoints.store import CheckpointStore
 from rft_dist.collectives import SingleProcess
-from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
+from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_models.settings import AdapterSettings, ModelSettings
 from rft_models.vision.processor import load_vision_codec

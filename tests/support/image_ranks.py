@@ -12,10 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
+from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import SequenceMode
 from rft_dist.strategies.fsdp import FullyShardedModel
-from rft_dist.strategies.sequence import SequenceGroup
+from rft_dist.strategies.sequence_parallel import SequenceGroup
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_models.vision.media import Media

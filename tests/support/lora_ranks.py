@@ -18,7 +18,7 @@ from rft_cli.adapter_choice import adapt
 from rft_cli.compose_parts import trainable_policy
 from rft_cli.machine import Machine
 from rft_cli.strategies import Spread, spread_policy
-from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
+from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_models.lora import files
 from rft_models.lora.adapters import WithoutAdapters

@@ -15,10 +15,10 @@ from torch import Tensor
 from rft_cli.compose_parts import trainable_policy
 from rft_cli.machine import Machine
 from rft_cli.strategies import Spread, spread_policy
-from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
-from rft_dist.live_bytes import LiveBytes
+from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings
-from rft_dist.strategies.blocks import local
+from rft_dist.strategies.dtensor_shards import local
+from rft_dist.testing.live_bytes import LiveBytes
 from rft_models.settings import AdapterSettings, ModelSettings
 
 torch.set_num_threads(1)

@@ -8,7 +8,7 @@ from typing import Any
 
 import rft_cli.main
 from rft_cli import launching
-from rft_dist import preflight_facts, preflight_start
+from rft_dist.preflight import process_checks, rank_facts
 
 
 def differ_at(rank: int, changes: Mapping[str, Any]) -> None:
@@ -21,7 +21,7 @@ def differ_at(rank: int, changes: Mapping[str, Any]) -> None:
     own = int(os.environ["RANK"])
     if changes.get("two_nodes"):
         os.environ |= {"LOCAL_RANK": "0", "NODE_RANK": str(own), "NUM_NODES": "2", "GPUS_PER_NODE": "1"}
-        preflight_start.refuse_contradictions = _nothing  # two machines would not meet at 127.0.0.1
+        process_checks.refuse_contradictions = _nothing  # two machines would not meet at 127.0.0.1
         launching.gloo_problem = _nothing
     if changes.get("start"):
         os.chdir(changes["start"])
@@ -41,5 +41,5 @@ def _nothing(*_: object) -> None:
 
 def _patch(name: str, answers: dict[str, str]) -> None:
     """Let a function of the facts answer otherwise for some names."""
-    original: Callable[[str], str] = getattr(preflight_facts, name)
-    setattr(preflight_facts, name, lambda asked: answers.get(asked) or original(asked))
+    original: Callable[[str], str] = getattr(rank_facts, name)
+    setattr(rank_facts, name, lambda asked: answers.get(asked) or original(asked))

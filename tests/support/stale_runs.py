@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rft_algos.algorithms.published import Grpo
 from rft_core.keyed_random import derive_key, permutation
 from rft_dist.collectives import SingleProcess
-from rft_dist.replicated import ReplicatedOptimizer
+from rft_dist.strategies.data_parallel import ReplicatedOptimizer
 from rft_engine.copied import CopiedNativeEngine
 from rft_engine.copied_check import check_copy
 from rft_engine.records import Completion

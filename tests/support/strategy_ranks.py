@@ -18,14 +18,14 @@ from torch.distributed.tensor import DTensor
 from rft_algos.algorithms.published import Grpo
 from rft_core.keyed_random import integers, uniforms
 from rft_dist.collectives import Collectives
-from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
-from rft_dist.replicated import ReplicatedOptimizer
+from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import SequenceMode
+from rft_dist.strategies.data_parallel import ReplicatedOptimizer
 from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
-from rft_dist.strategies.groups import DataRanks
-from rft_dist.strategies.sequence import SequenceGroup
-from rft_dist.strategies.tensor import TensorGroup, TensorParallelModel, TensorParallelOptimizer
-from rft_dist.strategies.tensor_shards import TensorShardedOptimizer
+from rft_dist.strategies.process_groups import DataRanks
+from rft_dist.strategies.sequence_parallel import SequenceGroup
+from rft_dist.strategies.tensor_parallel import TensorGroup, TensorParallelModel, TensorParallelOptimizer
+from rft_dist.strategies.tensor_parallel_fsdp import TensorShardedOptimizer
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_models.policy.tensor_parallel_plan import cut_policy, tensor_plan

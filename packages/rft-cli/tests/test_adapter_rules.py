@@ -13,7 +13,7 @@ from rft_cli.commands import plan
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_cli.model_sizes import model_sizes
-from rft_dist.resolver_memory import DecoderSizes, Sharding, Training, estimate
+from rft_dist.planning.memory_estimate import DecoderSizes, Sharding, Training, estimate
 from rft_models.lora.adapters import AdapterRules
 from rft_models.policy.load import load_policy
 from rft_models.settings import AdapterKind

@@ -13,7 +13,7 @@ from rft_cli import engines
 from rft_cli.machine import Machine
 from rft_core.errors import ServiceError
 from rft_dist.collectives import SingleProcess
-from rft_dist.launch import ranks_from_environment
+from rft_dist.launch.process_group import ranks_from_environment
 from rft_engine import vllm_process
 from rft_engine.settings import DecodingEngineSettings
 from rft_models.lora.adapters import AdapterRules

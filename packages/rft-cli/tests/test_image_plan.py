@@ -19,7 +19,7 @@ from rft_cli.media_choice import codec_with_images
 from rft_cli.prompt_files import renderer_for
 from rft_cli.tower_plan import activation_term, weight_terms
 from rft_core.errors import DataError, OptionsError
-from rft_dist.resolver_memory import Training
+from rft_dist.planning.memory_estimate import Training
 from rft_models.files.vision_tower_sizes import TowerSizes
 from rft_models.tiny_models.text import build_character_model, build_character_tokenizer
 from rft_models.tiny_models.vision import VisionSizes, build_vision_model

@@ -11,9 +11,9 @@ from rft_cli import launching
 from rft_cli.config.resolve import Resolved, resolve
 from rft_cli.launching import Preflight, files_of, refuse_one_process, share_of, spawned
 from rft_core.errors import OptionsError
-from rft_dist.environment import ranks_from_environment
-from rft_dist.preflight import Subject
-from rft_dist.spawn import Ended
+from rft_dist.launch.environment import ranks_from_environment
+from rft_dist.launch.spawn import Ended
+from rft_dist.preflight.compare_ranks import Subject
 
 TWO = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
 

@@ -16,7 +16,7 @@ import torch
 from rft_cli import machine
 from rft_cli.machine import bfloat16_arithmetic, open_machine, usable_cores
 from rft_core.errors import PeerError
-from rft_dist import rendezvous
+from rft_dist.launch import rendezvous
 
 
 @pytest.fixture(autouse=True)

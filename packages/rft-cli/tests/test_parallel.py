@@ -14,7 +14,7 @@ from rft_cli.config.resolve import resolve
 from rft_cli.parallel import sharing_words
 from rft_cli.strategies import spreads_weights, strategy_line
 from rft_core.errors import OptionsError
-from rft_dist.resolver_memory import DecoderSizes, Training, estimate
+from rft_dist.planning.memory_estimate import DecoderSizes, Training, estimate
 from rft_dist.settings import StrategySettings
 from rft_models.files.divisibility import refuse_uneven
 

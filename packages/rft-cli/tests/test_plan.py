@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rft_cli.commands import plan
 from rft_cli.model_sizes import model_sizes
 from rft_core.errors import DataError, OptionsError, PreflightError
-from rft_dist.resolver_memory import (
+from rft_dist.planning.memory_estimate import (
     BUCKET_BYTES,
     DecoderSizes,
     Training,

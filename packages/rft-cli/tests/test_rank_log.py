@@ -25,10 +25,10 @@ def test_what_is_printed_and_logged_is_in_the_log_and_still_on_the_streams(
         print("to stderr", file=sys.stderr)
         assert not (tmp_path / "logs").exists()
         (tmp_path / "logs").mkdir()
-        logging.getLogger("rft_dist.rendezvous").info("told quietly")
-        logging.getLogger("rft_dist.rendezvous").debug("told to nobody")
+        logging.getLogger("rft_dist.launch.rendezvous").info("told quietly")
+        logging.getLogger("rft_dist.launch.rendezvous").debug("told to nobody")
         logging.getLogger("another").info("of a library")
-        logging.getLogger("rft_dist.rendezvous").warning("told aloud")
+        logging.getLogger("rft_dist.launch.rendezvous").warning("told aloud")
         assert "told quietly" in read(tmp_path), "the file is written while the run goes on"
         log.write("straight into the log\n")
     assert (sys.stdout, sys.stderr) == before
@@ -36,7 +36,7 @@ def test_what_is_printed_and_logged_is_in_the_log_and_still_on_the_streams(
     assert text.splitlines()[0].endswith("  rank 1 of 2")
     for line in ("before the folder is known", "to stderr", "straight into the log"):
         assert text.count(line) == 1, line
-    assert "INFO rft_dist.rendezvous: told quietly" in text
+    assert "INFO rft_dist.launch.rendezvous: told quietly" in text
     assert text.count("told aloud") == 1
     assert "told to nobody" not in text
     assert "of a library" not in text

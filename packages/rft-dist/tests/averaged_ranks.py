@@ -17,15 +17,15 @@ import torch
 from sharded_ranks import ADAM, CPU, Tiny, directly, share
 from torch import Tensor
 
-from rft_dist.averaged import averages_in_place, zero_averages_in_place
 from rft_dist.collectives import Collectives
-from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
-from rft_dist.replicated import ReplicatedOptimizer
-from rft_dist.strategies.blocks import local
+from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
+from rft_dist.strategies.data_parallel import ReplicatedOptimizer
+from rft_dist.strategies.dtensor_shards import local
+from rft_dist.strategies.ema_swap import averages_in_place, zero_averages_in_place
 from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
-from rft_dist.strategies.tensor import TensorGroup, TensorParallelModel, TensorParallelOptimizer
-from rft_dist.strategies.zero import ZeroModel
-from rft_dist.strategies.zero_parts import own_weights
+from rft_dist.strategies.tensor_parallel import TensorGroup, TensorParallelModel, TensorParallelOptimizer
+from rft_dist.strategies.zero.flat_ranges import own_weights
+from rft_dist.strategies.zero.optimizer import ZeroModel
 
 torch.set_num_threads(1)
 DECAY = 0.75

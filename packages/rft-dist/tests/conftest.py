@@ -16,11 +16,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from rft_core import fault_points
-from rft_dist.checkpoints.background import BackgroundSaves, Copy
+from rft_dist.checkpoint_format.shards import Shard, whole
+from rft_dist.checkpoints.async_writer import BackgroundSaves, Copy
 from rft_dist.checkpoints.reader import Checkpoint
-from rft_dist.checkpoints.shards import Shard, whole
 from rft_dist.checkpoints.store import CheckpointInfo, CheckpointStore
-from rft_dist.checkpoints.testing import ThreadExchange, run_ranks
+from rft_dist.testing.checkpoint_ranks import ThreadExchange, run_ranks
 
 torch.set_num_threads(1)
 

@@ -13,14 +13,14 @@ import torch
 from sharded_ranks import ADAM, CPU, Tiny, directly, share
 from torch import Tensor
 
-from rft_dist.checkpoints.shards import Shard
+from rft_dist.checkpoint_format.shards import Shard
 from rft_dist.collectives import Collectives
-from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
-from rft_dist.loss_scale import KEY, LossScaler
-from rft_dist.replicated import ReplicatedOptimizer
-from rft_dist.strategies.blocks import local, start_of
+from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
+from rft_dist.optim.loss_scaler import KEY, LossScaler
+from rft_dist.strategies.data_parallel import ReplicatedOptimizer
+from rft_dist.strategies.dtensor_shards import local, start_of
 from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
-from rft_dist.strategies.zero import ZeroModel
+from rft_dist.strategies.zero.optimizer import ZeroModel
 
 torch.set_num_threads(1)
 BAD = -1

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import RftError
-from rft_dist.checkpoints.background import BackgroundSaves
-from rft_dist.checkpoints.exchange import StoreExchange
-from rft_dist.checkpoints.shards import Shard, Wanted
+from rft_dist.checkpoint_format.shards import Shard, Wanted
+from rft_dist.checkpoints.async_writer import BackgroundSaves
+from rft_dist.checkpoints.rank_exchange import StoreExchange
 from rft_dist.checkpoints.store import CheckpointStore
-from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
+from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 
 ROWS, COLUMNS = 10, 6
 

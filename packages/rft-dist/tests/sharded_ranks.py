@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from rft_core.errors import OptionsError
 from rft_dist.collectives import Collectives
-from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
-from rft_dist.replicated import ReplicatedOptimizer
-from rft_dist.strategies.blocks import fill_blocks, is_first_copy, is_sharded, local, start_of
+from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
+from rft_dist.strategies.data_parallel import ReplicatedOptimizer
+from rft_dist.strategies.dtensor_shards import fill_blocks, is_first_copy, is_sharded, local, start_of
 from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
 
 torch.set_num_threads(1)

@@ -16,12 +16,12 @@ from torch.distributed.tensor import DTensor
 
 from rft_core.errors import OptionsError
 from rft_dist.collectives import Collectives
-from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
-from rft_dist.replicated import ReplicatedOptimizer
-from rft_dist.strategies.blocks import is_first_copy, local, num_copies, start_of
+from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
+from rft_dist.strategies.data_parallel import ReplicatedOptimizer
+from rft_dist.strategies.dtensor_shards import is_first_copy, local, num_copies, start_of
 from rft_dist.strategies.fsdp import FullyShardedModel
-from rft_dist.strategies.tensor import TensorGroup, TensorParallelModel, TensorParallelOptimizer
-from rft_dist.strategies.tensor_shards import TensorShardedOptimizer
+from rft_dist.strategies.tensor_parallel import TensorGroup, TensorParallelModel, TensorParallelOptimizer
+from rft_dist.strategies.tensor_parallel_fsdp import TensorShardedOptimizer
 
 torch.set_num_threads(1)
 VOCABULARY, WIDTH, HEAD = 11, 6, 4

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from rft_dist.averaged import averages_in_place
 from rft_dist.collectives import SingleProcess
-from rft_dist.replicated import ReplicatedOptimizer
-from rft_dist.testing import run_ranks
+from rft_dist.strategies.data_parallel import ReplicatedOptimizer
+from rft_dist.strategies.ema_swap import averages_in_place
+from rft_dist.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.xdist_group("zero")
 PROGRAM = Path(__file__).with_name("averaged_ranks.py")

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from rft_core import fault_points
 from rft_core.errors import CheckpointError, StorageError
-from rft_dist.checkpoints import background
-from rft_dist.checkpoints.background import BackgroundSaves
+from rft_dist.checkpoints import async_writer
+from rft_dist.checkpoints.async_writer import BackgroundSaves
 from rft_dist.checkpoints.host_copies import HostCopies
 from rft_dist.checkpoints.reader import newest_verified, open_verified
 
@@ -166,7 +166,7 @@ def test_a_record_that_json_cannot_hold_is_refused_by_the_call(small_run) -> Non
 
 
 def test_without_memory_for_a_copy_the_save_is_done_at_once_and_it_is_said_once(small_run, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(background, "available_bytes", lambda: 0)
+    monkeypatch.setattr(async_writer, "available_bytes", lambda: 0)
     saves = BackgroundSaves(small_run.store())
     for step in (1, 2):
         begin(small_run, saves, step)

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from rft_core.errors import CheckpointError, StorageError
-from rft_dist.checkpoints.manifest import ManifestFault, canonical_json, parse_manifest
-from rft_dist.checkpoints.operations import BLOCK_BYTES
+from rft_dist.checkpoint_format.file_operations import BLOCK_BYTES
+from rft_dist.checkpoint_format.manifest import ManifestFault, canonical_json, parse_manifest
 from rft_dist.checkpoints.reader import inspect, newest_verified, open_verified
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from rft_core import fault_points
 from rft_core.errors import StorageError
-from rft_dist.checkpoints.layout import run_tag
+from rft_dist.checkpoint_format.layout import run_tag
 from rft_dist.checkpoints.reader import newest_verified
 
 

@@ -179,7 +179,7 @@ def test_a_save_whose_ranks_together_do_not_fit_is_refused_before_it_is_begun(sm
 
 
 def test_ranks_that_do_not_share_a_folder_are_told_so(make_run, memory_path: Path) -> None:
-    from rft_dist.checkpoints.testing import run_ranks
+    from rft_dist.testing.checkpoint_ranks import run_ranks
 
     folders = [make_run(memory_path / name / "checkpoints") for name in ("here", "there")]
 
@@ -206,7 +206,7 @@ def test_ranks_that_do_not_share_a_folder_are_told_so(make_run, memory_path: Pat
 
 def test_ranks_that_save_different_steps_are_told_so(small_run) -> None:
     from rft_core.errors import CheckpointError
-    from rft_dist.checkpoints.testing import run_ranks
+    from rft_dist.testing.checkpoint_ranks import run_ranks
 
     def save(exchange):
         step = 3 + exchange.rank

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from rft_dist.collectives import SingleProcess
-from rft_dist.ema import MovingAverage
-from rft_dist.loss_scale import LossScaler
-from rft_dist.replicated import ReplicatedOptimizer
+from rft_dist.optim.ema import MovingAverage
+from rft_dist.optim.loss_scaler import LossScaler
+from rft_dist.strategies.data_parallel import ReplicatedOptimizer
 
 ADAM = {"betas": (0.9, 0.95), "epsilon": 1e-6, "weight_decay": 0.0, "max_norm": 0.0}
 

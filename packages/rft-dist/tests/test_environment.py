@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rft_core.errors import PreflightError
-from rft_dist.environment import (
+from rft_dist.launch.environment import (
     REPORTED,
     environment_report,
     ranks_from_environment,

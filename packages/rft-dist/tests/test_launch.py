@@ -10,9 +10,9 @@ import torch
 
 from rft_core.errors import PeerError, PreflightError
 from rft_dist.collectives import SingleProcess
-from rft_dist.environment import RankInfo, ranks_from_environment
-from rft_dist.launch import backend_for, start_process_group, stop_process_group
-from rft_dist.rendezvous import meet
+from rft_dist.launch.environment import RankInfo, ranks_from_environment
+from rft_dist.launch.process_group import backend_for, start_process_group, stop_process_group
+from rft_dist.launch.rendezvous import meet
 
 CPU = torch.device("cpu")
 

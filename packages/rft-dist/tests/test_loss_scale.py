@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from rft_core.errors import NumericsError
 from rft_dist.collectives import SingleProcess
-from rft_dist.loss_scale import KEY, LARGEST, LossScaler, Unscaled
-from rft_dist.replicated import ReplicatedOptimizer
+from rft_dist.optim.loss_scaler import KEY, LARGEST, LossScaler, Unscaled
+from rft_dist.strategies.data_parallel import ReplicatedOptimizer
 
 ADAM = {"betas": (0.9, 0.95), "epsilon": 1e-6, "weight_decay": 0.1, "max_norm": 0.5}
 BAD = -1

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from rft_core.errors import PeerError, PreflightError, RftError
-from rft_dist import preflight, preflight_facts
-from rft_dist.environment import ranks_from_environment
-from rft_dist.preflight import Report, Subject, compare_ranks
-from rft_dist.preflight_facts import code_hash, file_facts, fingerprint, machine_facts, model_facts, settings_facts
-from rft_dist.preflight_start import check_start, free_port, holder_of, refuse_taken_port
+from rft_dist.launch.environment import ranks_from_environment
+from rft_dist.preflight import compare_ranks as preflight
+from rft_dist.preflight import rank_facts
+from rft_dist.preflight.compare_ranks import Report, Subject, compare_ranks
+from rft_dist.preflight.process_checks import check_start, free_port, holder_of, refuse_taken_port
+from rft_dist.preflight.rank_facts import code_hash, file_facts, fingerprint, machine_facts, model_facts, settings_facts
 
 BY_HAND = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -237,8 +238,8 @@ def test_facts_see_any_byte_of_small_files_and_the_size_of_large_ones(
     one = fingerprint(tmp_path / "folder")
     (tmp_path / "folder" / "x").rename(tmp_path / "folder" / "y")
     assert fingerprint(tmp_path / "folder") != one
-    monkeypatch.setattr(preflight_facts, "WHOLE_BYTES", 10)
-    monkeypatch.setattr(preflight_facts, "_BLOCK", 4)
+    monkeypatch.setattr(rank_facts, "WHOLE_BYTES", 10)
+    monkeypatch.setattr(rank_facts, "_BLOCK", 4)
     sampled = fingerprint(file)
     file.write_bytes(b"a" * 101)
     assert fingerprint(file) != sampled

@@ -14,13 +14,13 @@ from contextlib import ExitStack
 import pytest
 
 from rft_core.errors import PeerError, PreflightError
-from rft_dist import rendezvous
-from rft_dist.environment import RankInfo, ranks_from_environment, start_seconds
+from rft_dist.launch import rendezvous
+from rft_dist.launch.environment import RankInfo, ranks_from_environment, start_seconds
 
 ANOTHER = """
 import sys
-from rft_dist.environment import ranks_from_environment
-from rft_dist.rendezvous import meet
+from rft_dist.launch.environment import ranks_from_environment
+from rft_dist.launch.rendezvous import meet
 names = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 try:
     meet(ranks_from_environment(dict(zip(names, sys.argv[1:5]))), float(sys.argv[5]), {})

@@ -12,7 +12,7 @@ from torch import nn
 from rft_core.errors import CheckpointError, OptionsError
 from rft_dist.checkpoints.store import CheckpointStore
 from rft_dist.collectives import SingleProcess
-from rft_dist.replicated import ReplicatedOptimizer, weights_hash
+from rft_dist.strategies.data_parallel import ReplicatedOptimizer, weights_hash
 
 
 def make_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:

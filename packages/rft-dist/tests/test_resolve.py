@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rft_core.errors import CheckpointError, ExitCode
-from rft_dist.checkpoints.resolve import resolve_checkpoint
+from rft_dist.checkpoints.locate import resolve_checkpoint
 
 
 @pytest.fixture

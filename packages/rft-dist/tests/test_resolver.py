@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rft_core.errors import PreflightError
-from rft_dist.environment import ranks_from_environment
-from rft_dist.preflight_start import check_start
-from rft_dist.resolver import Number, RankGrid, Share, Wanted, layouts, resolve_grid
+from rft_dist.launch.environment import ranks_from_environment
+from rft_dist.planning.parallel_dims import Number, RankGrid, Share, Wanted, layouts, resolve_grid
+from rft_dist.preflight.process_checks import check_start
 
 NAMES = {"ranks": "--world_size", "nodes": "recipe.yaml:3", "per_node": "GPUS_PER_NODE (the environment)"}
 NAMES |= {"devices": "CUDA devices that torch sees", "sp_size": "--sp_size", "tp_size": "--tp_size"}

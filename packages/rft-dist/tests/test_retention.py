@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rft_core import fault_points
-from rft_dist.checkpoints.layout import run_tag
+from rft_dist.checkpoint_format.layout import run_tag
 from rft_dist.checkpoints.reader import newest_verified
 from rft_dist.checkpoints.retention import RetentionPolicy, Stored, plan_removals
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rft_dist.testing import run_ranks
+from rft_dist.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.xdist_group("sharded")
 PROGRAM = Path(__file__).with_name("sharded_ranks.py")

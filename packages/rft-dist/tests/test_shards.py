@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rft_core.errors import CheckpointError
-from rft_dist.checkpoints.reader import Checkpoint
-from rft_dist.checkpoints.shards import (
+from rft_dist.checkpoint_format.shards import (
     Shard,
     Wanted,
     assign_by_bytes,
@@ -23,8 +22,9 @@ from rft_dist.checkpoints.shards import (
     flat_wanted,
     whole,
 )
+from rft_dist.checkpoints.reader import Checkpoint
 from rft_dist.checkpoints.store import CheckpointStore
-from rft_dist.checkpoints.testing import run_ranks
+from rft_dist.testing.checkpoint_ranks import run_ranks
 
 SHAPES = {
     "rows": (7, 3),

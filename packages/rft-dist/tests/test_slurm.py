@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rft_core.errors import PreflightError
-from rft_dist.environment import environment_report, ranks_from_environment
-from rft_dist.slurm import FIRST_PORT, NUM_PORTS, hosts_of, num_tasks_unused, port_of, task_of, tasks_per_node
+from rft_dist.launch.environment import environment_report, ranks_from_environment
+from rft_dist.launch.slurm import FIRST_PORT, NUM_PORTS, hosts_of, num_tasks_unused, port_of, task_of, tasks_per_node
 
 TASK = {
     "SLURM_JOB_ID": "12001",

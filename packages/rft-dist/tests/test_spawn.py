@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from rft_dist import spawn
-from rft_dist.environment import ranks_from_environment
-from rft_dist.preflight_start import check_start
-from rft_dist.spawn import last_lines, rank_variables, spawn_ranks
+from rft_dist.launch import spawn
+from rft_dist.launch.environment import ranks_from_environment
+from rft_dist.launch.spawn import last_lines, rank_variables, spawn_ranks
+from rft_dist.preflight.process_checks import check_start
 
 
 def program(text: str) -> list[str]:
@@ -109,7 +109,7 @@ PARENT = f"""
 import sys
 sys.path.insert(0, {str(Path(spawn.__file__).parents[1])!r})
 from pathlib import Path
-from rft_dist.spawn import spawn_ranks
+from rft_dist.launch.spawn import spawn_ranks
 ended = spawn_ranks([sys.executable, *sys.argv[1:]], 2, log_folder=Path(sys.argv[2]))
 sys.exit(ended.code)
 """

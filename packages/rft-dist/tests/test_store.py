@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from rft_core.errors import CheckpointError, OptionsError, StorageError
-from rft_dist.checkpoints.manifest import parse_manifest
+from rft_dist.checkpoint_format.manifest import parse_manifest
+from rft_dist.checkpoint_format.safetensors_pieces import file_pieces, num_file_bytes
 from rft_dist.checkpoints.store import CheckpointStore
-from rft_dist.checkpoints.tensor_file import file_pieces, num_file_bytes
 
 
 def test_everything_saved_comes_back_to_the_bit(small_run) -> None:

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rft_dist.testing import run_ranks
+from rft_dist.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.xdist_group("tensor")
 PROGRAM = Path(__file__).with_name("tensor_ranks.py")

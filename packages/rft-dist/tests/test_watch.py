@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from rft_core.errors import PeerError
-from rft_dist.watch import cause as causes
-from rft_dist.watch import status as statuses
-from rft_dist.watch import verdict
-from rft_dist.watch.activity import Activity, Call
-from rft_dist.watch.cause import Cause
-from rft_dist.watch.endings import comes_from_peers
-from rft_dist.watch.processes import ALIVE, GONE, STOPPED, process_state, this_machine
-from rft_dist.watch.run_folder import RunFolder
-from rft_dist.watch.status import Seen, Status
-from rft_dist.watch.table import page
+from rft_dist.health import diagnosis
+from rft_dist.health import failure as causes
+from rft_dist.health import heartbeat as statuses
+from rft_dist.health.activity import Activity, Call
+from rft_dist.health.error_files import RunFolder
+from rft_dist.health.failure import Cause
+from rft_dist.health.heartbeat import Seen, Status
+from rft_dist.health.process_state import ALIVE, GONE, STOPPED, process_state, this_machine
+from rft_dist.health.report import page
+from rft_dist.health.termination import comes_from_peers
 
-LIMITS = verdict.Limits(silence=7.0, phase=300.0, first=600.0, collective=60.0)
+LIMITS = diagnosis.Limits(silence=7.0, phase=300.0, first=600.0, collective=60.0)
 NOW = 1000.0
 
 
@@ -56,7 +56,7 @@ def waits(rank: int, number: int, seconds: float = 10.0, **fields) -> Seen:
 
 
 def judged(*ranks: Seen, **more) -> Cause | None:
-    return verdict.of_all({each.status.rank: each for each in ranks}, LIMITS, NOW, **more)
+    return diagnosis.of_all({each.status.rank: each for each in ranks}, LIMITS, NOW, **more)
 
 
 def test_ranks_at_work_are_no_reason_to_end() -> None:
@@ -83,8 +83,8 @@ def test_before_the_first_step_has_ended_the_other_limit_holds() -> None:
     found = judged(seen(0), seen(1, steps_done=0, idle_seconds=601.0))
     assert found is not None
     assert "--watchdog_first_seconds" in found.why
-    unlimited = verdict.Limits(silence=7.0, phase=300.0, first=0.0, collective=60.0)
-    assert verdict.of_all({1: seen(1, steps_done=0, idle_seconds=1e6)}, unlimited, NOW) is None
+    unlimited = diagnosis.Limits(silence=7.0, phase=300.0, first=0.0, collective=60.0)
+    assert diagnosis.of_all({1: seen(1, steps_done=0, idle_seconds=1e6)}, unlimited, NOW) is None
 
 
 def test_inside_libraries_the_rank_with_the_fewest_collectives_is_at_fault() -> None:
@@ -159,25 +159,25 @@ def test_a_rank_that_left_is_named_only_after_a_moment_and_only_if_somebody_wait
 def test_a_neighbour_whose_process_ended_or_stopped_is_named_after_a_moment() -> None:
     both = {0: waits(0, 5), 1: seen(1, call(4))}
     for state, kind, enough, short in ((GONE, "gone", 1.5, 0.5), (STOPPED, "stopped", 3.5, 2.5)):
-        found = verdict.of_neighbours({1: (state, NOW - enough)}, both, NOW)
+        found = diagnosis.of_neighbours({1: (state, NOW - enough)}, both, NOW)
         assert found is not None
         assert (found.kind, found.rank) == (kind, 1)
         assert "did not reach collective #5" in found.what
-        assert verdict.of_neighbours({1: (state, NOW - short)}, both, NOW) is None
+        assert diagnosis.of_neighbours({1: (state, NOW - short)}, both, NOW) is None
     ended = {0: seen(0), 1: seen(1, ended="finished")}
-    assert verdict.of_neighbours({1: (GONE, NOW - 60.0)}, ended, NOW) is None
-    assert verdict.of_neighbours({1: (ALIVE, NOW - 60.0)}, both, NOW) is None
+    assert diagnosis.of_neighbours({1: (GONE, NOW - 60.0)}, ended, NOW) is None
+    assert diagnosis.of_neighbours({1: (ALIVE, NOW - 60.0)}, both, NOW) is None
 
 
 def test_who_is_waited_for_is_told_before_any_limit() -> None:
     both = {0: waits(0, 5, 9.0), 1: seen(1, call(4), phase="data")}
-    told = verdict.waiting_for(both, NOW, 8.0)
+    told = diagnosis.waiting_for(both, NOW, 8.0)
     assert told.startswith(
         "ranks 0 wait in collective #5 sum [3] float32 at a.py:10 (step) since 10 s for rank 1 (node1"
     )
     assert "in phase data of step 3" in told
-    assert verdict.waiting_for(both, NOW, 60.0) == ""
-    assert verdict.waiting_for({0: waits(0, 5), 1: waits(1, 5)}, NOW, 1.0) == ""
+    assert diagnosis.waiting_for(both, NOW, 60.0) == ""
+    assert diagnosis.waiting_for({0: waits(0, 5), 1: waits(1, 5)}, NOW, 1.0) == ""
 
 
 def test_a_status_and_a_cause_come_back_from_json_as_they_went_in() -> None:

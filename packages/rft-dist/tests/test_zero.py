@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rft_core.errors import OptionsError, PreflightError
-from rft_dist.strategies.zero_engine import ZeroOptions, load_deepspeed, verify_options
-from rft_dist.testing import run_ranks
+from rft_dist.strategies.zero.deepspeed_engine import ZeroOptions, load_deepspeed, verify_options
+from rft_dist.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.xdist_group("zero")
 PROGRAM = Path(__file__).with_name("zero_ranks.py")

@@ -14,8 +14,8 @@ from torch import nn
 
 from rft_core.errors import PeerError
 from rft_dist.collectives import Collectives
-from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
-from rft_dist.replicated import ReplicatedOptimizer, broadcast_weights, weights_hash
+from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
+from rft_dist.strategies.data_parallel import ReplicatedOptimizer, broadcast_weights, weights_hash
 
 torch.set_num_threads(1)
 SETTINGS = {"betas": (0.0, 0.9), "epsilon": 1e-6, "weight_decay": 0.01, "max_norm": 0.0}

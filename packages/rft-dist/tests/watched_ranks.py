@@ -21,10 +21,16 @@ import torch
 
 from rft_core.errors import DataError, RftError
 from rft_dist.collectives import Collectives
-from rft_dist.launch import Watched, ranks_from_environment, start_process_group, start_watch, stop_process_group
+from rft_dist.health import monitor as watch_module
+from rft_dist.health.activity import Activity
+from rft_dist.launch.process_group import (
+    Watched,
+    ranks_from_environment,
+    start_process_group,
+    start_watch,
+    stop_process_group,
+)
 from rft_dist.settings import WatchSettings
-from rft_dist.watch import watch as watch_module
-from rft_dist.watch.activity import Activity
 
 STEPS = 4
 UNEXPECTED = 1

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rft_core.errors import CheckpointError
-from rft_dist.checkpoints.shards import Shard
+from rft_dist.checkpoint_format.shards import Shard
 from rft_dist.collectives import Collectives
-from rft_dist.launch import ranks_from_environment, start_process_group, stop_process_group
-from rft_dist.replicated import ReplicatedOptimizer
+from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
+from rft_dist.strategies.data_parallel import ReplicatedOptimizer
 from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
-from rft_dist.strategies.zero import ZeroModel
-from rft_dist.strategies.zero_engine import load_deepspeed
+from rft_dist.strategies.zero.deepspeed_engine import load_deepspeed
+from rft_dist.strategies.zero.optimizer import ZeroModel
 
 torch.set_num_threads(1)
 RATE = 1e-2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rft_dist.resolver_memory import DecoderSizes
+from rft_dist.planning.memory_estimate import DecoderSizes
 
 _ALL = "all-linear"
 

@@ -12,8 +12,8 @@ import torch
 
 from rft_cli.exporting_adapter import MERGED_LIMIT, differs, load_adapted, logprob_difference, whole_or_not_at_all
 from rft_core.errors import OptionsError
-from rft_dist import ema
 from rft_dist.checkpoints.reader import Checkpoint
+from rft_dist.optim import ema
 from rft_models.lora import files
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy

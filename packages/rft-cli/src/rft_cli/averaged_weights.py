@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError
-from rft_dist import ema
-from rft_dist.checkpoints.blocks import BlockReader
+from rft_dist.checkpoint_format.resharding import BlockReader
 from rft_dist.checkpoints.reader import Checkpoint
 from rft_dist.collectives import Collectives
+from rft_dist.optim import ema
 from rft_models.files.checkpoint_names import as_saved, own_names
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_trainer.averaged_evaluation import AveragedEvaluator, InPlace
@@ -72,12 +72,12 @@ def _no_averages(checkpoint: Checkpoint, unknown: list[str]) -> OptionsError:
 
 def while_averaged(policy: CausalPolicy, optimizer: Any, ranks: Collectives) -> InPlace:
     """What puts the optimizer's averages in the place of the policy's weights for a while, however they lie."""
-    from rft_dist import averaged
+    from rft_dist.strategies import ema_swap
 
     trained = dict(policy.trainable_parameters())
     if hasattr(optimizer, "weights"):  # DeepSpeed steps on ranges of flattened tensors
-        return partial(averaged.zero_averages_in_place, trained, optimizer.weights, optimizer.state, ranks)
-    return partial(averaged.averages_in_place, trained, optimizer.state_tensors)
+        return partial(ema_swap.zero_averages_in_place, trained, optimizer.weights, optimizer.state, ranks)
+    return partial(ema_swap.averages_in_place, trained, optimizer.state_tensors)
 
 
 def averaged_evaluator(

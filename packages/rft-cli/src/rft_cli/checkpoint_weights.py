@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import CheckpointError, OptionsError
+from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_dist.checkpoints.reader import Checkpoint
-from rft_dist.checkpoints.resolve import resolve_checkpoint
 from rft_dist.settings import CheckpointSettings
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import names_of

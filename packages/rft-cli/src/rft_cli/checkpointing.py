@@ -10,8 +10,8 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor
 
-from rft_dist.checkpoints.background import BackgroundSaves, Copy, Snapshot
-from rft_dist.checkpoints.exchange import Exchange, StoreExchange
+from rft_dist.checkpoints.async_writer import BackgroundSaves, Copy, Snapshot
+from rft_dist.checkpoints.rank_exchange import Exchange, StoreExchange
 from rft_dist.checkpoints.reader import Checkpoint
 from rft_dist.checkpoints.store import CheckpointStore, Tensors
 from rft_dist.collectives import SingleProcess

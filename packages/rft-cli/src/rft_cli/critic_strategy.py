@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from rft_cli.checkpointing import Restored
 from rft_cli.machine import Machine
 from rft_cli.optimizer_restore import restore_optimizer
-from rft_dist.checkpoints.shards import Shard, Wanted
-from rft_dist.replicated import ReplicatedOptimizer
+from rft_dist.checkpoint_format.shards import Shard, Wanted
 from rft_dist.settings import AdamSettings, StrategySettings
+from rft_dist.strategies.data_parallel import ReplicatedOptimizer
 from rft_models.critic.causal_critic import CausalCritic
 from rft_trainer.protocols import Critic, Optimizer
 from rft_trainer.saving import StatefulTensors
@@ -133,14 +133,14 @@ class CriticBlocks:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """What this rank holds of each weight; nothing of some, where there are more ranks than rows."""
-        from rft_dist.strategies.blocks import local
+        from rft_dist.strategies.dtensor_shards import local
 
         held = {name: local(parameter.detach()) for name, parameter in self.critic.named_parameters()}
         return {name: block for name, block in held.items() if block.numel()}
 
     def shards(self) -> Sequence[Shard]:
         """This rank's blocks; of what several ranks hold, the lowest gives it."""
-        from rft_dist.strategies.blocks import is_first_copy, start_of
+        from rft_dist.strategies.dtensor_shards import is_first_copy, start_of
 
         whole = dict(self.critic.named_parameters())
         return [
@@ -151,7 +151,7 @@ class CriticBlocks:
 
     def wanted(self) -> Sequence[Wanted]:
         """The blocks that this rank holds."""
-        from rft_dist.strategies.blocks import start_of
+        from rft_dist.strategies.dtensor_shards import start_of
 
         whole = dict(self.critic.named_parameters())
         return [

@@ -14,10 +14,10 @@ from torch import Tensor
 from rft_cli.averaged_adapters import export_averaged, has_adapters
 from rft_cli.averaged_weights import WeightsOrAverages, take_averages
 from rft_core.errors import DataError
-from rft_dist.checkpoints.blocks import BlockReader, table_of_files
+from rft_dist.checkpoint_format.resharding import BlockReader, table_of_files
+from rft_dist.checkpoint_format.safetensors_pieces import tensor_bytes
+from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_dist.checkpoints.reader import Checkpoint
-from rft_dist.checkpoints.resolve import resolve_checkpoint
-from rft_dist.tensor_bytes import tensor_bytes
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from rft_core.errors import DataError
-from rft_dist.checkpoints.resolve import resolve_checkpoint
+from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_models.files.directories import read_json
 from rft_models.lora import files
 from rft_models.lora.adapters import AdapterRules, rules_of_config

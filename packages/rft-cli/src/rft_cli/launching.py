@@ -12,13 +12,13 @@ from typing import Any
 from rft_cli.config.resolve import Resolved
 from rft_cli.reward_names import named_models
 from rft_core.errors import OptionsError
-from rft_dist.environment import SPAWNED, RankInfo, ranks_from_environment, timeout_seconds
-from rft_dist.preflight import Report, Subject, compare_ranks
-from rft_dist.preflight_facts import file_facts, machine_facts, model_facts, settings_facts
-from rft_dist.preflight_reach import KeyValueStore, gloo_problem
-from rft_dist.preflight_start import check_start, forgotten_srun
-from rft_dist.resolver import Number, RankGrid, Share
-from rft_dist.spawn import last_lines, spawn_ranks
+from rft_dist.launch.environment import SPAWNED, RankInfo, ranks_from_environment, timeout_seconds
+from rft_dist.launch.spawn import last_lines, spawn_ranks
+from rft_dist.planning.parallel_dims import Number, RankGrid, Share
+from rft_dist.preflight.compare_ranks import Report, Subject, compare_ranks
+from rft_dist.preflight.process_checks import check_start, forgotten_srun
+from rft_dist.preflight.rank_facts import file_facts, machine_facts, model_facts, settings_facts
+from rft_dist.preflight.reachability import KeyValueStore, gloo_problem
 
 RUNS = Path("runs")
 _DATA = ("prompt_data", "eval_data")

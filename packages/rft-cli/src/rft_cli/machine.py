@@ -17,10 +17,10 @@ from rft_cli.rank_log import logged
 from rft_cli.watched_process import WatchedProcess, first_line, watched_process
 from rft_core.errors import PeerError, PreflightError
 from rft_dist.collectives import Collectives
-from rft_dist.environment import requested_backend
-from rft_dist.launch import RankInfo, Watched, meet_ranks, ranks_from_environment, start_process_group
+from rft_dist.health.activity import Activity
+from rft_dist.launch.environment import requested_backend
+from rft_dist.launch.process_group import RankInfo, Watched, meet_ranks, ranks_from_environment, start_process_group
 from rft_dist.settings import WatchSettings
-from rft_dist.watch.activity import Activity
 from rft_trainer.saving import Progress
 from rft_trainer.throughput import PhaseTimer
 

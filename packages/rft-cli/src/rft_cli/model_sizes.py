@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rft_core.errors import DataError
-from rft_dist.resolver_memory import DecoderSizes
+from rft_dist.planning.memory_estimate import DecoderSizes
 from rft_models.files.directories import existing_directory, read_json
 
 _NAMES = {

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from rft_cli.checkpointing import Restored
-from rft_dist.adamw import is_optional
-from rft_dist.checkpoints.shards import ShardSink, Wanted
+from rft_dist.checkpoint_format.shards import ShardSink, Wanted
+from rft_dist.optim.adamw import is_optional
 
 
 def restore_optimizer(optimizer: Any, restored: Restored | None, component: str = "optimizer") -> None:

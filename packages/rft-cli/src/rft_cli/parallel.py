@@ -16,7 +16,7 @@ from rft_trainer.protocols import Collectives as DataCollectives
 from rft_trainer.protocols import Optimizer
 
 if TYPE_CHECKING:
-    from rft_dist.strategies.tensor import TensorGroup
+    from rft_dist.strategies.tensor_parallel import TensorGroup
 
 _Tensors = Callable[[], Iterable[tuple[str, Tensor]]]
 
@@ -35,14 +35,14 @@ def share_samples(policy: CausalPolicy, strategy: StrategySettings, machine: Mac
     ranks = machine.collectives
     if strategy.sp_size == 1 and strategy.tp_size == 1:
         return Sharing(ranks)
-    from rft_dist.strategies.groups import DataRanks
+    from rft_dist.strategies.process_groups import DataRanks
 
     if strategy.tp_size > 1:
-        from rft_dist.strategies.tensor import TensorGroup
+        from rft_dist.strategies.tensor_parallel import TensorGroup
 
         tensor_group = TensorGroup(ranks, strategy.tp_size, torch.device(machine.device))
         return Sharing(DataRanks(ranks, tensor_group), tensor_group)
-    from rft_dist.strategies.sequence import SequenceGroup
+    from rft_dist.strategies.sequence_parallel import SequenceGroup
 
     group = SequenceGroup(ranks, strategy.sp_size)
     policy.split_sequences(group, strategy.sp_mode)
@@ -51,7 +51,7 @@ def share_samples(policy: CausalPolicy, strategy: StrategySettings, machine: Mac
 
 def cut_matrices(policy: CausalPolicy, group: TensorGroup) -> tuple[_Tensors, _Tensors, tuple[str, ...]]:
     """(provider of whole weights, of this rank's parts, gains of heads) of a policy that is cut over the group."""
-    from rft_dist.strategies.tensor import TensorParallelModel
+    from rft_dist.strategies.tensor_parallel import TensorParallelModel
     from rft_models.policy.tensor_parallel_plan import cut_policy, tensor_plan
 
     plan = tensor_plan(policy, group.size)
@@ -69,7 +69,7 @@ def tensor_parallel(
     policy: CausalPolicy, group: TensorGroup, options: dict[str, Any]
 ) -> tuple[Optimizer, _Tensors, _Tensors]:
     """(optimizer, provider of whole weights, of this rank's parts) of a policy that is cut over the group."""
-    from rft_dist.strategies.tensor import TensorParallelOptimizer
+    from rft_dist.strategies.tensor_parallel import TensorParallelOptimizer
 
     weights, held, of_heads = cut_matrices(policy, group)
     optimizer = TensorParallelOptimizer(policy.trainable_parameters(), group, of_heads=of_heads, **options)
@@ -80,7 +80,7 @@ def sharded_parts(
     policy: CausalPolicy, group: TensorGroup, shard: Callable[[Any], Any], options: dict[str, Any]
 ) -> tuple[Optimizer, _Tensors, _Tensors]:
     """The same for parts that are spread again, by `shard(ranks that hold the same parts)`."""
-    from rft_dist.strategies.tensor_shards import TensorShardedOptimizer
+    from rft_dist.strategies.tensor_parallel_fsdp import TensorShardedOptimizer
 
     _, _, of_heads = cut_matrices(policy, group)
     sharded = shard(group.data_mesh)
@@ -90,7 +90,7 @@ def sharded_parts(
 
 def cut_reference(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> TensorGroup:
     """Cut weights that are not trained as those of the policy are, over groups of the same ranks."""
-    from rft_dist.strategies.tensor import TensorGroup
+    from rft_dist.strategies.tensor_parallel import TensorGroup
 
     group = TensorGroup(machine.collectives, strategy.tp_size, torch.device(machine.device))
     cut_matrices(policy, group)

@@ -19,7 +19,7 @@ from rft_cli.plan_model import model_lines
 from rft_cli.reward_choice import reward_lines
 from rft_cli.settings import RlSettings, SftSettings
 from rft_cli.strategies import strategy_line
-from rft_dist.environment import environment_report
+from rft_dist.launch.environment import environment_report
 
 
 def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, list[str]]]:

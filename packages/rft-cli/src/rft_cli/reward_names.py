@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from rft_cli.model_sizes import model_sizes
 from rft_core.errors import OptionsError
-from rft_dist.resolver_memory import GIB
+from rft_dist.planning.memory_estimate import GIB
 from rft_trainer.rewards.http_json import checked_url
 from rft_trainer.settings import RewardSettings
 from rft_trainer.settings_rewards import JudgeSettings, RewardModelSettings

@@ -21,11 +21,11 @@ from rft_cli.config.resolve import Resolved
 from rft_cli.machine import Machine
 from rft_cli.panel import LivePanel
 from rft_core.errors import CheckpointError
-from rft_dist.checkpoints.layout import published
-from rft_dist.checkpoints.manifest import ManifestFault
+from rft_dist.checkpoint_format.layout import published
+from rft_dist.checkpoint_format.manifest import ManifestFault
+from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_dist.checkpoints.reader import read_manifest
-from rft_dist.checkpoints.resolve import resolve_checkpoint
-from rft_dist.environment import environment_report
+from rft_dist.launch.environment import environment_report
 from rft_dist.settings import CheckpointSettings
 from rft_trainer.ledger import Ledger
 from rft_trainer.run_directory import RunDirectory

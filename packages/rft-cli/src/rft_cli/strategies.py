@@ -17,11 +17,11 @@ from rft_cli.machine import Machine
 from rft_cli.model_choice import weights_dtype
 from rft_cli.optimizer_restore import restore_optimizer
 from rft_cli.parallel import Sharing, cut_reference, sharded_parts, share_samples, sharing_words, tensor_parallel
-from rft_dist.checkpoints.shards import Shard, Wanted, assign_by_bytes
+from rft_dist.checkpoint_format.shards import Shard, Wanted, assign_by_bytes
 from rft_dist.collectives import Collectives
-from rft_dist.loss_scale import LossScaler
-from rft_dist.replicated import ReplicatedOptimizer
+from rft_dist.optim.loss_scaler import LossScaler
 from rft_dist.settings import AdamSettings, StrategySettings
+from rft_dist.strategies.data_parallel import ReplicatedOptimizer
 from rft_models.files.checkpoint_names import as_saved
 from rft_models.lora import files as adapter_files
 from rft_models.policy.causal_policy import CausalPolicy
@@ -226,7 +226,7 @@ def _scaler(strategy: StrategySettings) -> LossScaler | None:
 def _zero(
     policy: CausalPolicy, strategy: StrategySettings, machine: Machine, options: dict[str, Any]
 ) -> tuple[Optimizer, WholeWeights, _Held]:
-    from rft_dist.strategies.zero import ZeroModel
+    from rft_dist.strategies.zero.optimizer import ZeroModel
 
     zero = ZeroModel(
         policy.model,

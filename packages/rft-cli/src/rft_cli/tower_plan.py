@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rft_cli.image_plan import ImagePlan, image_plan
-from rft_dist.resolver_memory import DecoderSizes, Term, Training, activation_bytes_of_block
+from rft_dist.planning.memory_estimate import DecoderSizes, Term, Training, activation_bytes_of_block
 from rft_models.files.directories import existing_directory
 from rft_models.files.vision_tower_sizes import TowerSizes, tower_sizes
 

@@ -17,8 +17,8 @@ from rft_cli import problems
 from rft_cli.rank_log import RankLog
 from rft_core.errors import RftError, SavedAfterSignal
 from rft_core.secrets import scrub_command, scrub_text
-from rft_dist.launch import RankInfo, Watched, start_watch, stop_process_group
-from rft_dist.watch.watch import Watch
+from rft_dist.health.monitor import Watch
+from rft_dist.launch.process_group import RankInfo, Watched, start_watch, stop_process_group
 
 
 @dataclass(frozen=True, slots=True)

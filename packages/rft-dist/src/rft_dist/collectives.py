@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rft_core.errors import PeerError
 from rft_core.fault_points import declare, fault_point
-from rft_dist.watch.activity import Activity, Call
+from rft_dist.health.activity import Activity, Call
 
 _BEFORE = {
     name: declare(f"collective.{name}.before", f"this rank is about to join a {name}")

@@ -19,7 +19,7 @@ from rft_cli.reward_choice import build_reward
 from rft_cli.run_values import as_words, read_values
 from rft_cli.settings import EvalSettings
 from rft_core.errors import OptionsError
-from rft_dist.checkpoints.resolve import resolve_checkpoint
+from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_models.policy.load import load_policy
 from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.evaluation import EvaluationResult, Evaluator

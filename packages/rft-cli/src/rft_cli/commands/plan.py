@@ -14,8 +14,8 @@ from rft_cli.launching import share_of
 from rft_cli.model_sizes import IMAGES_NOT_COUNTED, max_positions, model_sizes
 from rft_cli.reward_names import memory_notes
 from rft_core.errors import OptionsError
-from rft_dist.resolver import Number, RankGrid, Share, Wanted, resolve_grid
-from rft_dist.resolver_memory import GIB, SHARDINGS, Sharding, Term, Training, estimate, host_peak, peaks
+from rft_dist.planning.memory_estimate import GIB, SHARDINGS, Sharding, Term, Training, estimate, host_peak, peaks
+from rft_dist.planning.parallel_dims import Number, RankGrid, Share, Wanted, resolve_grid
 from rft_models.files.divisibility import refuse_uneven_model
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rft_dist.checkpoints.shards import Shard
-from rft_dist.checkpoints.tensor_file import num_tensor_bytes
+from rft_dist.checkpoint_format.safetensors_pieces import num_tensor_bytes
+from rft_dist.checkpoint_format.shards import Shard
 
 _MEMORY = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")

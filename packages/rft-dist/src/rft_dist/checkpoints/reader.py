@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rft_core.errors import CheckpointError
-from rft_dist.checkpoints.blocks import BlockReader, table_of_files
-from rft_dist.checkpoints.layout import (
+from rft_dist.checkpoint_format.file_operations import BLOCK_BYTES, QUARANTINE, Digest, digest_file, rename
+from rft_dist.checkpoint_format.layout import (
     MANIFEST,
     MODEL,
     STATE,
@@ -32,9 +32,9 @@ from rft_dist.checkpoints.layout import (
     quarantine_path,
     step_of,
 )
-from rft_dist.checkpoints.manifest import MAX_BYTES, FileEntry, Manifest, ManifestFault, parse_manifest
-from rft_dist.checkpoints.operations import BLOCK_BYTES, QUARANTINE, Digest, digest_file, rename
-from rft_dist.checkpoints.shards import ShardSink
+from rft_dist.checkpoint_format.manifest import MAX_BYTES, FileEntry, Manifest, ManifestFault, parse_manifest
+from rft_dist.checkpoint_format.resharding import BlockReader, table_of_files
+from rft_dist.checkpoint_format.shards import ShardSink
 
 _NOT_A_FILE = (errno.ELOOP, errno.EISDIR, errno.EINVAL)  # a link, a directory, a device
 

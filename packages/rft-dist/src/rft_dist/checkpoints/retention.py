@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rft_core.errors import OptionsError
-from rft_dist.checkpoints.layout import Leftover, dead_name, leftovers, run_tag, step_name
-from rft_dist.checkpoints.operations import RETIRE, remove_tree, rename, sync_directory
+from rft_dist.checkpoint_format.file_operations import RETIRE, remove_tree, rename, sync_directory
+from rft_dist.checkpoint_format.layout import Leftover, dead_name, leftovers, run_tag, step_name
 from rft_dist.checkpoints.writer import restore_displaced
 
 

@@ -14,11 +14,11 @@ from typing import Any
 from torch import Tensor
 
 from rft_core.errors import CheckpointError
-from rft_dist.checkpoints.exchange import Exchange, together
-from rft_dist.checkpoints.layout import MODEL, pin_path, published, step_name
-from rft_dist.checkpoints.manifest import Manifest, ManifestFault
-from rft_dist.checkpoints.operations import STAGE, sync_directory
-from rft_dist.checkpoints.plan import Announcement, Plan, announce
+from rft_dist.checkpoint_format.file_operations import STAGE, sync_directory
+from rft_dist.checkpoint_format.layout import MODEL, pin_path, published, step_name
+from rft_dist.checkpoint_format.manifest import Manifest, ManifestFault
+from rft_dist.checkpoint_format.shards import Shard, wholes
+from rft_dist.checkpoints.rank_exchange import Exchange, together
 from rft_dist.checkpoints.reader import (
     Checkpoint,
     Search,
@@ -35,7 +35,7 @@ from rft_dist.checkpoints.retention import (
     remove_checkpoint,
     sweep,
 )
-from rft_dist.checkpoints.shards import Shard, wholes
+from rft_dist.checkpoints.save_plan import Announcement, Plan, announce
 from rft_dist.checkpoints.storage_errors import refused_opening, refused_save
 from rft_dist.checkpoints.writer import SaveRequest, write_checkpoint
 from rft_dist.collectives import SingleProcess

@@ -31,19 +31,7 @@ from typing import Any
 from torch import Tensor
 
 from rft_core.errors import CheckpointError, RftError, StorageError
-from rft_dist.checkpoints.blocks import from_json, merged
-from rft_dist.checkpoints.exchange import Exchange, together
-from rft_dist.checkpoints.layout import (
-    MANIFEST,
-    MODEL,
-    STATE,
-    is_component_name,
-    replaced_name,
-    staging_name,
-    step_name,
-)
-from rft_dist.checkpoints.manifest import Manifest, ManifestFault, canonical_json, entry_from_json
-from rft_dist.checkpoints.operations import (
+from rft_dist.checkpoint_format.file_operations import (
     DISPLACE,
     PUBLISH,
     RESTORE,
@@ -55,10 +43,22 @@ from rft_dist.checkpoints.operations import (
     sync_directory,
     write_file,
 )
-from rft_dist.checkpoints.plan import Plan
-from rft_dist.checkpoints.rank_files import RankParts, write_rank
+from rft_dist.checkpoint_format.layout import (
+    MANIFEST,
+    MODEL,
+    STATE,
+    is_component_name,
+    replaced_name,
+    staging_name,
+    step_name,
+)
+from rft_dist.checkpoint_format.manifest import Manifest, ManifestFault, canonical_json, entry_from_json
+from rft_dist.checkpoint_format.resharding import from_json, merged
+from rft_dist.checkpoint_format.shards import Shard
+from rft_dist.checkpoints.rank_exchange import Exchange, together
+from rft_dist.checkpoints.rank_writer import RankParts, write_rank
 from rft_dist.checkpoints.reader import Finding, inspect, inspect_files, quarantine, read_manifest
-from rft_dist.checkpoints.shards import Shard
+from rft_dist.checkpoints.save_plan import Plan
 from rft_dist.checkpoints.storage_errors import free_bytes, refused_save, too_little_space
 
 _SLACK_BYTES = 64 * 2**10  # manifest, directories, rounding to blocks

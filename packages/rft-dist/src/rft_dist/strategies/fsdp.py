@@ -29,12 +29,12 @@ from torch.distributed.fsdp import (
 )
 
 from rft_core.errors import OptionsError
-from rft_dist.adamw import LocalAdamW, StepOutcome, clip, is_optional, squared_norm, trained_parameters
-from rft_dist.alone import join_alone
-from rft_dist.checkpoints.shards import Shard, Wanted, whole, wholes
+from rft_dist.checkpoint_format.shards import Shard, Wanted, whole, wholes
 from rft_dist.collectives import Collectives
-from rft_dist.loss_scale import KEY, LossScaler, Unscaled
-from rft_dist.strategies.blocks import is_first_copy, local, num_copies, start_of, whole_tensors
+from rft_dist.launch.single_process import join_alone
+from rft_dist.optim.adamw import LocalAdamW, StepOutcome, clip, is_optional, squared_norm, trained_parameters
+from rft_dist.optim.loss_scaler import KEY, LossScaler, Unscaled
+from rft_dist.strategies.dtensor_shards import is_first_copy, local, num_copies, start_of, whole_tensors
 
 _METHOD = "rft_compute"
 ReadBlock = Callable[[str, tuple[int, ...], tuple[int, ...]], Tensor]

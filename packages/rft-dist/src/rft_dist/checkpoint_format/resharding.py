@@ -1,0 +1,245 @@
+"""Which file of a checkpoint holds which block of which tensor, and reading any other block from them.
+
+A component that one rank gave whole is one file, state/<component>.safetensors, and needs no table:
+its header says all. One that several ranks gave has a file for each of them,
+state/<component>/rank_00000-of-00004.safetensors, and the manifest lists every block. A block's key
+in its file is the tensor's name, or "<name>@<start>" where it is not the whole tensor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from rft_core.errors import CheckpointError
+from rft_dist.checkpoint_format.layout import STATE
+from rft_dist.checkpoint_format.safetensors_pieces import DTYPES
+from rft_dist.checkpoint_format.shards import Shard, ShardSink, Wanted, fits, flat_offset
+
+BLOCKS = "blocks"
+"""Key of a shard file's metadata: a JSON object, block key -> [name, global shape, start]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of a tensor in a file."""
+
+    file: str
+    """Relative to the directory that the table describes."""
+    key: str
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor whose blocks are in files."""
+
+    dtype: str
+    """As safetensors names it: F32, BF16, ..."""
+    shape: tuple[int, ...]
+    blocks: tuple[Block, ...]
+
+
+Table = Mapping[str, StoredTensor]
+
+
+def rank_file(component: str, rank: int, world_size: int) -> str:
+    """ "state/optimizer/rank_00000-of-00004.safetensors"."""
+    return f"{STATE}/{component}/rank_{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+def block_key(name: str, start: Sequence[int], *, is_whole: bool) -> str:
+    """Name of a block in its file."""
+    return name if is_whole else f"{name}@{','.join(map(str, start))}"
+
+
+def key_of(shard: Shard) -> str:
+    """Name of a shard in the file of its rank."""
+    return block_key(shard.name, shard.start, is_whole=shard.is_whole)
+
+
+def to_json(table: Table) -> dict[str, Any]:
+    """Name -> [dtype, shape, [[file, start, shape], ...]]."""
+    return {
+        name: [
+            entry.dtype,
+            list(entry.shape),
+            [[block.file, list(block.start), list(block.shape)] for block in entry.blocks],
+        ]
+        for name, entry in table.items()
+    }
+
+
+def from_json(value: Any) -> dict[str, StoredTensor]:
+    """The table that `to_json` gave. Raises ValueError for any other form."""
+    if not isinstance(value, dict):
+        raise ValueError("a table of blocks is no object")
+    found: dict[str, StoredTensor] = {}
+    for name, entry in value.items():
+        if not (isinstance(entry, list) and len(entry) == 3 and entry[0] in DTYPES and isinstance(entry[2], list)):
+            raise ValueError(f"tensor {name!r} is not [dtype, shape, blocks]")
+        shape = _naturals(entry[1])
+        blocks: list[Block] = []
+        for block in entry[2]:
+            if not (isinstance(block, list) and len(block) == 3 and isinstance(block[0], str)):
+                raise ValueError(f"a block of {name!r} is not [file, start, shape]")
+            start, extent = _naturals(block[1]), _naturals(block[2])
+            if not fits(shape, start, extent):
+                raise ValueError(f"a block of {name!r} leaves the tensor")
+            blocks.append(Block(block[0], block_key(name, start, is_whole=extent == shape), start, extent))
+        found[name] = StoredTensor(entry[0], shape, tuple(blocks))
+    return found
+
+
+def _naturals(value: Any) -> tuple[int, ...]:
+    if not (isinstance(value, list) and all(type(entry) is int and entry >= 0 for entry in value)):
+        raise ValueError("a shape or a start is no list of natural numbers")
+    return tuple(value)
+
+
+def merged(component: str, parts: Iterable[Table]) -> dict[str, StoredTensor]:
+    """One table of the ranks' tables, in rank order.
+
+    Raises CheckpointError unless dtype and global shape agree and every element is in exactly one block.
+    """
+    found: dict[str, StoredTensor] = {}
+    for part in parts:
+        for name, entry in part.items():
+            known = found.get(name, StoredTensor(entry.dtype, entry.shape, ()))
+            if (known.dtype, known.shape) != (entry.dtype, entry.shape):
+                difference = f"{known.dtype} {list(known.shape)} and {entry.dtype} {list(entry.shape)}"
+                raise _bad_blocks(component, name, f"ranks give it as {difference}")
+            found[name] = StoredTensor(entry.dtype, entry.shape, known.blocks + entry.blocks)
+    for name, entry in found.items():
+        problem = _cover(entry)
+        if problem:
+            raise _bad_blocks(component, name, problem)
+    return found
+
+
+def _cover(entry: StoredTensor) -> str:
+    """Why the blocks do not cover the tensor exactly once; empty where they do."""
+    blocks = [block for block in entry.blocks if math.prod(block.shape)]
+    given, needed = sum(math.prod(block.shape) for block in blocks), math.prod(entry.shape)
+    if given < needed:
+        return f"its blocks hold {given} of {needed} elements"
+    flat = [_flat_range(entry.shape, block) for block in blocks]
+    ranges = sorted(entry for entry in flat if entry is not None)
+    if len(ranges) == len(flat):
+        overlap = any(end > following for (_, end), (following, _) in itertools.pairwise(ranges))
+    else:  # blocks with holes between their rows: few, one a rank of a tensor-parallel group
+        overlap = any(_overlap(one, other) for i, one in enumerate(blocks) for other in blocks[:i])
+    return f"two ranks give the same elements of {list(entry.shape)}" if overlap else ""
+
+
+def _flat_range(shape: tuple[int, ...], block: Block) -> tuple[int, int] | None:
+    """(first, end) in the flattened tensor, None where the block is not contiguous in it."""
+    axis = next((axis for axis, size in enumerate(block.shape) if size != 1), len(shape))
+    if block.shape[axis + 1 :] != shape[axis + 1 :]:
+        return None
+    first = flat_offset(shape, block.start)
+    return first, first + math.prod(block.shape)
+
+
+def _overlap(one: Block | Wanted, other: Block) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """(start, end) of what both hold, None where they hold nothing in common."""
+    start = tuple(map(max, one.start, other.start))
+    ends = [tuple(a + b for a, b in zip(box.start, box.shape, strict=True)) for box in (one, other)]
+    end = tuple(map(min, *ends)) if start else ()
+    return (start, end) if all(a < b for a, b in zip(start, end, strict=True)) else None
+
+
+class BlockReader:
+    """Blocks of the tensors of one directory; files are opened once and only what is asked for is read."""
+
+    def __init__(self, directory: Path, table: Table) -> None:
+        self._directory = directory
+        self.table = table
+        self._open: dict[str, Any] = {}
+
+    def read(self, wanted: Wanted) -> Tensor:
+        """The block, assembled from those that hold parts of it. Raises CheckpointError naming what differs."""
+        entry = self._checked(wanted)
+        result = torch.empty(wanted.shape, dtype=wanted.dtype)
+        for block in entry.blocks:
+            common = _overlap(wanted, block)
+            if common is None:
+                continue
+            start, end = common
+            source = tuple(slice(a - o, b - o) for a, b, o in zip(start, end, block.start, strict=True))
+            target = tuple(slice(a - o, b - o) for a, b, o in zip(start, end, wanted.start, strict=True))
+            result[target] = self._piece(block, source)
+        return result
+
+    def whole(self, name: str) -> Tensor:
+        """A tensor in full."""
+        entry = self.table[name]
+        return self.read(Wanted(name, entry.shape, DTYPES[entry.dtype], (0,) * len(entry.shape), entry.shape))
+
+    def fill(self, sink: ShardSink) -> int:
+        """Give the sink every block that it wants, and their number. Nothing is put unless all of them are there."""
+        wanted = list(sink.wanted())
+        for each in wanted:
+            self._checked(each)
+        for each in wanted:
+            sink.put(each.name, each.start, self.read(each))
+        return len(wanted)
+
+    def _checked(self, wanted: Wanted) -> StoredTensor:
+        entry = self.table.get(wanted.name)
+        want = f"{wanted.dtype} {list(wanted.global_shape)}".removeprefix("torch.")
+        if entry is None:
+            raise self._differs(wanted, want, f"no such tensor among {len(self.table)}")
+        have = f"{DTYPES[entry.dtype]} {list(entry.shape)}".removeprefix("torch.")
+        if have != want:
+            raise self._differs(wanted, want, have)
+        return entry
+
+    def _differs(self, wanted: Wanted, want: str, have: str) -> CheckpointError:
+        return CheckpointError(
+            code="checkpoint.tensor_differs",
+            what=f"tensor {wanted.name}: wanted {want}, the checkpoint has {have}",
+            where=str(self._directory),
+            why="a state is continued only in tensors of the same name, shape and dtype",
+            state="nothing was loaded",
+            do="resume with the model and the settings of the run that saved it",
+        )
+
+    def _piece(self, block: Block, source: tuple[slice, ...]) -> Tensor:
+        if block.file not in self._open:
+            self._open[block.file] = safe_open(self._directory / block.file, framework="pt")
+        if not source:
+            return self._open[block.file].get_tensor(block.key)
+        return self._open[block.file].get_slice(block.key)[source]
+
+
+def table_of_files(directory: Path, files: Iterable[str]) -> dict[str, StoredTensor]:
+    """The table of safetensors files that hold whole tensors, from their headers: a plain Hugging Face directory."""
+    found: dict[str, StoredTensor] = {}
+    for file in files:
+        with safe_open(directory / file, framework="pt") as stream:
+            for name in stream.keys():  # noqa: SIM118 - no mapping
+                piece = stream.get_slice(name)
+                shape = tuple(piece.get_shape())
+                found[name] = StoredTensor(piece.get_dtype(), shape, (Block(file, name, (0,) * len(shape), shape),))
+    return found
+
+
+def _bad_blocks(component: str, name: str, problem: str) -> CheckpointError:
+    return CheckpointError(
+        code="checkpoint.blocks_do_not_fit",
+        what=f"tensor {name} of component {component}: {problem}",
+        where=f"blocks that the ranks gave for {component}",
+        why="every element of a tensor is saved exactly once, or it would not come back",
+        state="the save was not acknowledged; the checkpoints before it are untouched",
+        do="report this: the strategy of this run cuts its tensors wrongly",
+    )

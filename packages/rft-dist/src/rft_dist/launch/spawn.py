@@ -1,0 +1,181 @@
+"""`--nproc N`: N ranks of one command on this machine, their output by rank, and one end for all.
+
+The port is chosen by the system and held, so that nothing else gets it. Rank 0 writes to the terminal, the
+others to files. A signal goes to all. When one fails, the others get a few seconds to say what they saw and
+are ended; the exit code is that of the one that failed of itself. No torch is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from rft_core.errors import ExitCode
+from rft_dist.launch.environment import SPAWNED
+
+GRACE_SECONDS = 5.0
+"""From the first failure to SIGTERM for the others, and from there to SIGKILL twice that."""
+_POLL_SECONDS = 0.05
+_SHOWN_LINES = 20
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the ranks ended."""
+
+    code: int
+    """0 where all succeeded, else the exit code of `rank`."""
+    rank: int | None
+    """The rank that failed first; of several, one that does not merely miss another."""
+    codes: tuple[int, ...]
+    """Of every rank; negative: the signal that ended it."""
+    logs: tuple[Path, ...]
+    """Where ranks from 1 on wrote."""
+
+
+def spawn_ranks(
+    command: Sequence[str], nproc: int, *, log_folder: Path, environment: Mapping[str, str] | None = None
+) -> Ended:
+    """Run `command` as `nproc` ranks that meet at a free port, and wait for all."""
+    values = dict(os.environ if environment is None else environment)
+    log_folder.mkdir(parents=True, exist_ok=True)
+    logs = tuple(log_folder / f"output_rank_{rank}.log" for rank in range(1, nproc))
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(_held_port())
+        processes = [
+            stack.enter_context(_started(command, values | rank_variables(rank, nproc, port), log))
+            for rank, log in enumerate((None, *logs))
+        ]
+        with _forwarding(processes):
+            failed = _wait(processes)
+    codes = tuple(process.returncode for process in processes)
+    return Ended(0 if failed is None else _as_exit_code(codes[failed]), failed, codes, logs)
+
+
+def rank_variables(rank: int, nproc: int, port: int) -> dict[str, str]:
+    """What a rank of one machine finds in its environment."""
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": nproc, "LOCAL_WORLD_SIZE": nproc, SPAWNED: nproc}
+    return {name: str(value) for name, value in numbers.items()} | {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def last_lines(log: Path) -> str:
+    """The end of what a rank wrote, for a person."""
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    return "\n".join(lines[-_SHOWN_LINES:])
+
+
+@contextlib.contextmanager
+def _held_port() -> Generator[int]:
+    """A port that the system gives to nobody else while the block runs; a rank may listen at it.
+
+    Linux lets a second socket listen at a port that is bound with SO_REUSEADDR and does not listen.
+    """
+    with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if holder.family == socket.AF_INET6:
+            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        holder.bind(("", 0))
+        yield int(holder.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str], environment: Mapping[str, str], log: Path | None) -> Generator[subprocess.Popen]:
+    """One rank; it is killed should the block end before it does."""
+    with contextlib.ExitStack() as stack:
+        output = stack.enter_context(log.open("ab")) if log else None
+        process = subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C reaches it once, from here
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+        )
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def _end_with_parent() -> None:
+    """In the child: SIGTERM, which saves, should the parent be killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _forwarding(processes: Sequence[subprocess.Popen]) -> Generator[None]:
+    """What this process is asked, every rank is asked."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    previous = {number: signal.signal(number, forward) for number in _FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _wait(processes: Sequence[subprocess.Popen]) -> int | None:
+    """Until all have ended; the rank that failed of itself, if one did."""
+    order: list[int] = []
+    failed_at: float | None = None
+    asked: int | None = None  # ranks that had ended when the others were asked to
+    while True:
+        for rank, process in enumerate(processes):
+            if rank not in order and process.poll() is not None:
+                order.append(rank)
+        failures = [rank for rank in order if processes[rank].returncode not in (0, ExitCode.SAVED_AFTER_SIGNAL)]
+        if len(order) == len(processes):
+            return _culprit(processes, order[:asked])
+        if failures:
+            now = time.monotonic()
+            failed_at = failed_at if failed_at is not None else now
+            if now - failed_at > GRACE_SECONDS and asked is None:
+                asked = len(order)
+                _send(processes, signal.SIGTERM)
+            if now - failed_at > 3 * GRACE_SECONDS:
+                _send(processes, signal.SIGKILL)
+        time.sleep(_POLL_SECONDS)
+
+
+def _send(processes: Sequence[subprocess.Popen], number: signal.Signals) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(number)
+
+
+def _culprit(processes: Sequence[subprocess.Popen], order: Sequence[int]) -> int | None:
+    """The first to end with an error of its own; else the first that missed another, or that was asked to end."""
+    codes = {rank: processes[rank].returncode for rank in order}
+    weaker = (0, ExitCode.PEER, ExitCode.SAVED_AFTER_SIGNAL)
+    own = [rank for rank in order if codes[rank] not in weaker]
+    peers = [rank for rank in order if codes[rank] == ExitCode.PEER]
+    saved = [rank for rank in order if codes[rank] == ExitCode.SAVED_AFTER_SIGNAL]
+    return next(iter([*own, *peers, *saved]), None)
+
+
+def _as_exit_code(code: int) -> int:
+    """As a shell tells it: 128 + the number of the signal."""
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,1 @@
+"""Parallel dimensions and memory of a rank by formula, without torch. Imports no other room."""

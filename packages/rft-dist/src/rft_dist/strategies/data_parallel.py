@@ -1,0 +1,253 @@
+"""AdamW over replicas: every rank holds all parameters and takes the same step.
+
+One optimizer step:
+
+    g   = sum over ranks of the gradients that the rank's micro-batches added up
+    n   = |g|_2 over all parameters
+    g  <- g * min(1, max_norm / n)                      (max_norm > 0)
+    AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, algorithm 2)
+
+Gradients are summed, not averaged: a loss carries its global denominator already, so ranks may
+have different numbers of micro-batches, and one with none still takes part in the step.
+Gradients are exchanged once a step, after the last micro-batch, in flat float32 buckets (float64
+for float64 parameters) whose order is that of the parameter names.
+
+Moments have the dtype of the parameter unless there are master copies: keep parameters in float32, or ask for those.
+With master copies the micro-batches of float16 and bfloat16 weights are added up in float32 too: of gradients in
+the smaller type there is one parameter's at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from rft_core.errors import PeerError
+from rft_dist.checkpoint_format.safetensors_pieces import tensor_bytes
+from rft_dist.collectives import Collectives
+from rft_dist.optim.adamw import LocalAdamW, StepOutcome, clip, total_norm, trained_parameters
+from rft_dist.optim.loss_scaler import KEY, LossScaler, Unscaled
+
+_BUCKET_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    dtype: torch.dtype
+    names: tuple[str, ...]
+
+
+class ReplicatedOptimizer:
+    """AdamW over parameters of which every rank holds a full copy.
+
+    Example::
+
+        optimizer = ReplicatedOptimizer(model.named_parameters(), SingleProcess(), betas=(0.9, 0.999),
+                                        epsilon=1e-8, weight_decay=0.0, max_norm=1.0)
+        for batch in micro_batches:
+            optimizer.backward(loss_of(batch))
+        outcome = optimizer.step(learning_rate=1e-6)
+
+    Parameters that require no gradient are left out. Raises OptionsError where none requires one,
+    and PeerError where the parameters differ between the ranks.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, Parameter]],
+        collectives: Collectives,
+        *,
+        betas: tuple[float, float],
+        epsilon: float,
+        weight_decay: float,
+        max_norm: float,
+        bucket_bytes: int = _BUCKET_BYTES,
+        master: bool = False,
+        offload: bool = False,
+        ema_decay: float | None = None,
+        scaler: LossScaler | None = None,
+    ) -> None:
+        """`master`, `offload` and `ema_decay` as in `LocalAdamW`; `scaler`: what float16 losses are scaled by."""
+        self._parameters = trained_parameters(named_parameters)
+        self._collectives = collectives
+        self._max_norm = max_norm
+        self._scaler = scaler or Unscaled()
+        self._buckets = _cut_into_buckets(self._parameters, bucket_bytes)
+        verify_equal_weights(self._parameters.items(), collectives)
+        self._adamw = LocalAdamW(
+            self._parameters,
+            betas=betas,
+            epsilon=epsilon,
+            weight_decay=weight_decay,
+            master=master,
+            offload=offload,
+            ema_decay=ema_decay,
+        )
+        self._sums: dict[str, Tensor] = {}
+        self._dtypes = {name: _sum_dtype(parameter, master) for name, parameter in self._parameters.items()}
+        self._sum_in_float32()
+
+    def backward(self, loss: Tensor, *, last: bool = False) -> None:
+        """Add the gradients of one micro-batch; nothing is exchanged, also by the last."""
+        self._scaler.scaled(loss).backward()
+
+    def step(self, learning_rate: float) -> StepOutcome:
+        """Sum the gradients over ranks, clip, update; gradients are cleared either way.
+
+        Every rank must call it, also one that had no micro-batch. A parameter that no micro-batch
+        of any rank touched has gradient zero: its moments decay. Where the norm is not finite on
+        any rank, no rank updates. `learning_rate` is finite and at least 0.
+
+        Raises:
+            NumericsError: float16 overflows at the smallest loss scale.
+        """
+        assert 0 <= learning_rate < math.inf, f"learning rate {learning_rate}"
+        gradients = self._own_gradients()
+        self._sum_over_ranks(gradients)
+        scale = self._scaler.scale
+        self._scaler.unscale(gradients.values())
+        norm = total_norm(list(gradients.values()))
+        applied = self._finite_everywhere(norm)
+        if applied:
+            clip(gradients.values(), norm, self._max_norm)
+            self._adamw.update(gradients, learning_rate)
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        self._scaler.judge(finite=applied)
+        return StepOutcome(norm, applied, scale)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What `LocalAdamW` keeps of every trained parameter, and "loss_scale" where there is a scaler."""
+        return self._adamw.state_tensors() | self._scaler.state_tensors()
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what `state_tensors` gave, bit for bit; the next step equals the uninterrupted one.
+
+        Raises CheckpointError, and changes nothing, for missing or unexpected names, another
+        shape or another dtype. A scale that is missing begins anew; one that is not needed is left.
+        """
+        self._adamw.load_state_tensors({name: tensor for name, tensor in tensors.items() if name != KEY})
+        self._scaler.load_state_tensors(tensors)
+
+    def weights_hash(self) -> str:
+        """SHA-256 of the trained parameters (`weights_hash`)."""
+        return weights_hash(self._parameters.items())
+
+    def _sum_in_float32(self) -> None:
+        """Let a gradient of fewer bits be added to a float32 sum, and dropped, as soon as it is there."""
+        for name, parameter in self._parameters.items():
+            if parameter.dtype != self._dtypes[name]:
+                parameter.register_post_accumulate_grad_hook(partial(_hand_over, weakref.ref(self), name))
+
+    def take_in(self, name: str, parameter: Tensor) -> None:
+        """Add a gradient that has just arrived to the sum, and drop it."""
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None:  # another optimizer of the same parameter was first
+            return
+        if name in self._sums:
+            self._sums[name].add_(gradient)
+        else:
+            self._sums[name] = gradient.float()
+
+    def _own_gradients(self) -> dict[str, Tensor]:
+        """What the micro-batches of this rank added up to; zeros where none touched a parameter."""
+        sums, self._sums = self._sums, {}
+        found: dict[str, Tensor] = {}
+        for name, parameter in self._parameters.items():
+            own = sums.pop(name, None)
+            own = parameter.grad if own is None else own
+            found[name] = torch.zeros_like(parameter, dtype=self._dtypes[name]) if own is None else own
+        return found
+
+    def _sum_over_ranks(self, gradients: dict[str, Tensor]) -> None:
+        """In place."""
+        if self._collectives.world_size == 1:
+            return
+        for bucket in self._buckets:
+            own = [gradients[name] for name in bucket.names]
+            flat = torch.cat([gradient.to(bucket.dtype).reshape(-1) for gradient in own])
+            self._collectives.sum_in_place(flat)
+            for gradient, piece in zip(own, flat.split([gradient.numel() for gradient in own]), strict=True):
+                gradient.copy_(piece.view(gradient.shape))
+
+    def _finite_everywhere(self, norm: float) -> bool:
+        # The sums are equal on all ranks, and so is the norm; the exchange covers a rank whose
+        # memory or arithmetic is at fault, since ranks that disagree here never agree again.
+        refused = torch.tensor([0 if math.isfinite(norm) else 1], dtype=torch.int64)
+        return int(self._collectives.max(refused).item()) == 0
+
+
+def _hand_over(optimizer: weakref.ref[ReplicatedOptimizer], name: str, parameter: Tensor) -> None:
+    """Nothing where the optimizer is gone: parameters outlive it."""
+    if (found := optimizer()) is not None:
+        found.take_in(name, parameter)
+
+
+def weights_hash(named_tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """SHA-256, in hexadecimal, over name, dtype, shape and bytes of every tensor, in name order."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(named_tensors, key=lambda entry: entry[0]):
+        digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}|".encode())
+        digest.update(tensor_bytes(tensor))
+    return digest.hexdigest()
+
+
+def verify_equal_weights(named_tensors: Iterable[tuple[str, Tensor]], collectives: Collectives) -> None:
+    """PeerError, on every rank, naming the ranks whose tensors differ from those of rank 0."""
+    hashes = [entry.decode() for entry in collectives.gather_bytes(weights_hash(named_tensors).encode())]
+    different = [rank for rank, entry in enumerate(hashes) if entry != hashes[0]]
+    if different:
+        raise PeerError(
+            code="replicas.weights_differ",
+            what=f"weights of rank {different[0]} have SHA-256 {hashes[different[0]][:16]}, of rank 0 {hashes[0][:16]}",
+            where=f"ranks {', '.join(map(str, different[:16]))} of {collectives.world_size}",
+            why="data-parallel ranks take the same step only from the same weights",
+            do="give every rank the same model directory and seed",
+        )
+
+
+def broadcast_weights(named_tensors: Iterable[tuple[str, Tensor]], collectives: Collectives) -> None:
+    """Replace the tensors of every rank by those of rank 0, in name order."""
+    for _, tensor in sorted(named_tensors, key=lambda entry: entry[0]):
+        values = tensor.detach().contiguous()
+        collectives.broadcast_in_place(values)
+        if values.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(values)
+
+
+def _cut_into_buckets(parameters: Mapping[str, Parameter], bucket_bytes: int) -> list[_Bucket]:
+    """Runs of parameters of one reduction dtype and device, each of at most `bucket_bytes` or one parameter."""
+    buckets: list[_Bucket] = []
+    current: list[str] = []
+    size = 0
+    for name, parameter in parameters.items():
+        num_bytes = parameter.numel() * _reduction_dtype(parameter).itemsize
+        same = bool(current) and _kind(parameters[current[0]]) == _kind(parameter)
+        if current and (not same or size + num_bytes > bucket_bytes):
+            buckets.append(_Bucket(_reduction_dtype(parameters[current[0]]), tuple(current)))
+            current, size = [], 0
+        current.append(name)
+        size += num_bytes
+    buckets.append(_Bucket(_reduction_dtype(parameters[current[0]]), tuple(current)))
+    return buckets
+
+
+def _kind(parameter: Parameter) -> tuple[torch.dtype, torch.device]:
+    return _reduction_dtype(parameter), parameter.device
+
+
+def _reduction_dtype(parameter: Parameter) -> torch.dtype:
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
+
+
+def _sum_dtype(parameter: Parameter, master: bool) -> torch.dtype:
+    """In which the gradients of micro-batches are added up."""
+    return torch.float32 if master and parameter.dtype in (torch.bfloat16, torch.float16) else parameter.dtype

@@ -1,0 +1,97 @@
+"""Moving averages in the place of the weights for a while, on every rank; afterwards every bit is as it was.
+
+What stood there is kept in host memory meanwhile. All ranks must enter and leave together: where weights lie in
+blocks, whoever uses them makes exchanges, and DeepSpeed's averages, of which a rank has a range, are exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rft_dist.checkpoint_format.shards import Shard, flat_shards
+from rft_dist.collectives import Collectives
+from rft_dist.optim import ema
+from rft_dist.strategies.dtensor_shards import local
+from rft_dist.strategies.zero.flat_ranges import own_weights, shape_of
+
+
+def averages_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The averages among the tensors of an optimizer's state, by the names of what they are averages of."""
+    start = f"{ema.KIND}/"
+    return {key.removeprefix(start): tensor for key, tensor in state.items() if key.startswith(start)}
+
+
+@contextmanager
+def averages_in_place(parameters: Mapping[str, Tensor], state: Callable[[], Mapping[str, Tensor]]) -> Generator[None]:
+    """While the block runs, every averaged parameter (this rank's block of it) is its average.
+
+    Args:
+        parameters: what the optimizer steps on, or what its float32 copies are rounded to; the copies stay.
+        state: gives the optimizer's state, of which the averages have the shapes of the blocks.
+    """
+    averages = averages_of(state())
+    held = {name: local(parameters[name].detach()) for name in averages}
+    kept = {name: block.to("cpu", copy=True) for name, block in held.items()}
+    try:
+        for name, average in averages.items():
+            held[name].copy_(average)
+        yield
+    finally:
+        for name, block in kept.items():
+            held[name].copy_(block)
+
+
+class Blocks(Protocol):
+    """Weights or state that are given and taken block by block (`ZeroWeights`, `ZeroState`)."""
+
+    def shards(self) -> Sequence[Shard]: ...
+    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None: ...
+
+
+@contextmanager
+def zero_averages_in_place(
+    parameters: Mapping[str, nn.Parameter], weights: Blocks, state: Blocks, ranks: Collectives
+) -> Generator[None]:
+    """The same under DeepSpeed, which steps on ranges of flattened tensors.
+
+    Args:
+        parameters: the trained ones, by name; on every rank the same.
+        weights: of the model; what is put there goes into the float32 copies that are stepped on as well.
+        state: of the optimizer; its float32 copies are put back.
+        ranks: all of them.
+    """
+    kept = [block for name, parameter in parameters.items() for block in _copies(name, parameter, ranks.rank)]
+    own = list(state.shards())
+    masters = [(each.name, each.start, each.data.to("cpu", copy=True)) for each in own if each.name[:7] == "master/"]
+    averages = {name: [each for each in own if each.name == f"{ema.KIND}/{name}"] for name in parameters}
+    try:
+        for name, parameter in parameters.items():
+            whole = _whole(shape_of(parameter), averages[name], parameter.device, ranks)
+            weights.put(name, (0,) * whole.ndim, whole)
+        yield
+    finally:
+        for block in kept:
+            weights.put(block.name, block.start, block.data)
+        for name, start, data in masters:
+            state.put(name, start, data)
+
+
+def _copies(name: str, parameter: nn.Parameter, rank: int) -> list[Shard]:
+    """What this rank holds of a parameter, in host memory."""
+    offset, flat = own_weights(parameter, rank)
+    return flat_shards(name, shape_of(parameter), offset, flat.to("cpu", copy=True)) if flat.numel() else []
+
+
+def _whole(shape: tuple[int, ...], own: Sequence[Shard], device: torch.device, ranks: Collectives) -> Tensor:
+    """The blocks of all ranks as one tensor: a sum in which every element has one summand that is not zero."""
+    whole = torch.zeros(shape, dtype=torch.float32, device=device)
+    for each in own:
+        places = tuple(slice(first, first + size) for first, size in zip(each.start, each.data.shape, strict=True))
+        whole[places] = each.data.to(device)
+    ranks.sum_in_place(whole)
+    return whole

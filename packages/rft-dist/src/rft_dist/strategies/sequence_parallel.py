@@ -1,0 +1,131 @@
+"""Ranks that share the tokens of a sequence: trades of tokens for heads (Ulysses), or keys that go round (a ring).
+
+What a rank sends in one trade is T H D / S numbers of which 1 / S stay: each of four trades a layer moves less, the
+more ranks there are (arXiv 2309.14509, section 3). In a ring every rank sends the keys and values of T / S tokens
+S - 1 times in the forward pass and again in the backward pass, there with their gradients; it can be done while the
+ones that are there are computed with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rft_dist.collectives import Collectives
+from rft_dist.strategies.process_groups import NeighbourGroup
+
+
+class SequenceGroup(NeighbourGroup):
+    """The ranks that share rows with this one, see `NeighbourGroup`."""
+
+    def __init__(self, collectives: Collectives, size: int) -> None:
+        """Every rank must call it, with the same size.
+
+        Raises:
+            OptionsError: the size does not divide the number of ranks.
+        """
+        super().__init__(collectives, size, flag="sp_size", code="sequence.sp_size", what="sequences")
+
+    def bounds(self, num_rows: int) -> tuple[int, int]:
+        """Runs of equal length, the first ones a row longer where they do not divide."""
+        first = _first(num_rows, self.size, self.rank)
+        return first, _first(num_rows, self.size, self.rank + 1)
+
+    def lengths(self, num_rows: int) -> list[int]:
+        """Rows of each rank."""
+        return [_first(num_rows, self.size, rank + 1) - _first(num_rows, self.size, rank) for rank in range(self.size)]
+
+    def to_heads(self, rows_LHD: Tensor, num_rows: int) -> Tensor:
+        """[L, H, D] -> [T, H / S, D]."""
+        return _ToHeads.apply(rows_LHD, self, num_rows)
+
+    def to_rows(self, rows_THD: Tensor, num_rows: int) -> Tensor:
+        """[T, H / S, D] -> [L, H, D]."""
+        return _ToRows.apply(rows_THD, self, num_rows)
+
+    def hand_out(self, rows_LD: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """Give each rank its number of these rows, in order; those that they give to this one, in order."""
+        return _HandOut.apply(rows_LD, self, sent, received)
+
+    def pass_on(self, tensors: Sequence[Tensor], num_arriving: int) -> Callable[[], list[Tensor]]:
+        """Start giving tensors to the next rank; the result waits for those of the rank before."""
+        given = [tensor.detach().contiguous() for tensor in tensors]
+        taken = [tensor.new_empty((num_arriving, *tensor.shape[1:])) for tensor in given]
+        first = self.data_rank * self.size
+        following, preceding = (first + (self.rank + step) % self.size for step in (1, -1))
+        moves = [dist.P2POp(dist.isend, tensor, following, self._group) for tensor in given if tensor.numel()]
+        moves += [dist.P2POp(dist.irecv, tensor, preceding, self._group) for tensor in taken if tensor.numel()]
+        works = dist.batch_isend_irecv(moves) if moves else []
+
+        def wait() -> list[Tensor]:
+            for work in works:
+                work.wait()
+            given.clear()  # kept until it has left
+            return taken
+
+        return wait
+
+    def trade(self, send: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """Give each rank its numbers of rows of `send`, in order; what they give to this one, in order."""
+        got = send.new_empty((sum(received), *send.shape[1:]))
+        if self.size == 1:
+            return got.copy_(send)
+        dist.all_to_all_single(got, send.contiguous(), received, sent, group=self._group)
+        return got
+
+
+def _first(num_rows: int, size: int, rank: int) -> int:
+    return num_rows // size * rank + min(rank, num_rows % size)
+
+
+def _to_heads(group: SequenceGroup, rows_LHD: Tensor, num_rows: int) -> Tensor:
+    num_local, num_heads, width = rows_LHD.shape
+    share = num_heads // group.size
+    by_rank = rows_LHD.view(num_local, group.size, share, width).transpose(0, 1)  # [S, L, H / S, D]
+    return group.trade(by_rank.reshape(-1, share, width), [num_local] * group.size, group.lengths(num_rows))
+
+
+def _to_rows(group: SequenceGroup, rows_THD: Tensor, num_rows: int) -> Tensor:
+    share, width = rows_THD.shape[1:]
+    lengths = group.lengths(num_rows)
+    num_local = lengths[group.rank]
+    got = group.trade(rows_THD, lengths, [num_local] * group.size)
+    by_rank = got.view(group.size, num_local, share, width).transpose(0, 1)  # [L, S, H / S, D]
+    return by_rank.reshape(num_local, group.size * share, width)
+
+
+class _ToHeads(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows_LHD: Tensor, group: SequenceGroup, num_rows: int) -> Tensor:
+        ctx.group, ctx.num_rows = group, num_rows
+        return _to_heads(group, rows_LHD, num_rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return _to_rows(ctx.group, gradients[0], ctx.num_rows), None, None
+
+
+class _ToRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows_THD: Tensor, group: SequenceGroup, num_rows: int) -> Tensor:
+        ctx.group, ctx.num_rows = group, num_rows
+        return _to_rows(group, rows_THD, num_rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return _to_heads(ctx.group, gradients[0].contiguous(), ctx.num_rows), None, None
+
+
+class _HandOut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows_LD: Tensor, group: SequenceGroup, sent: list[int], received: list[int]) -> Tensor:
+        ctx.group, ctx.sent, ctx.received = group, sent, received
+        return group.trade(rows_LD, sent, received)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return ctx.group.trade(gradients[0], ctx.received, ctx.sent), None, None, None

@@ -1,0 +1,269 @@
+"""Tensor parallel: neighbouring ranks hold a part of each matrix, and compute one forward and backward together.
+
+Matrices that make heads or the feed-forward's columns are cut by their outputs, those that bring them together again
+by their inputs, through torch's DTensor plans (Shoeybi et al., "Megatron-LM", arXiv 1909.08053, section 3): two sums
+over the group a layer forward, two backward. The embedding and the output matrix are cut by the vocabulary. What is
+left (norms) every rank holds whole, with the same gradient; gains of single heads see this rank's heads alone, and
+their gradients are summed over the group.
+
+Bytes of a rank for P parameters over S ranks, float32 AdamW: about 16 P / S. Data-parallel groups hold the same and
+sum their gradients once a step.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import Shard as CutBy
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional as F
+
+from rft_dist.collectives import Collectives
+from rft_dist.optim.adamw import StepOutcome
+from rft_dist.strategies.data_parallel import verify_equal_weights
+from rft_dist.strategies.dtensor_shards import local, start_of, whole_tensors
+from rft_dist.strategies.fsdp import ShardedOptimizer
+from rft_dist.strategies.process_groups import NeighbourGroup
+
+_BUCKET_BYTES = 64 * 2**20
+
+
+class TensorPlan(Protocol):
+    """What is cut, by names in the model."""
+
+    @property
+    def by_outputs(self) -> Sequence[str]:
+        """Linear layers of which each rank computes a part of the outputs."""
+        ...
+
+    @property
+    def by_inputs(self) -> Sequence[str]:
+        """Linear layers that take such parts; their outputs are summed."""
+        ...
+
+    @property
+    def of_heads(self) -> Sequence[str]:
+        """Parameters that are whole on every rank and see its heads alone."""
+        ...
+
+    @property
+    def vocabulary(self) -> Sequence[str]:
+        """The embedding, and the output layer where that is another matrix; none: they stay whole."""
+        ...
+
+
+class TensorGroup(NeighbourGroup):
+    """The ranks that hold the parts of one copy, see `NeighbourGroup`."""
+
+    def __init__(self, collectives: Collectives, size: int, device: torch.device) -> None:
+        """Every rank must call it, with the same size.
+
+        Raises:
+            OptionsError: the size does not divide the number of ranks.
+        """
+        self._device = device
+        self._meshes: DeviceMesh | None = None
+        self.everyone = collectives
+        super().__init__(collectives, size, flag="tp_size", code="tensor.tp_size", what="matrices")
+
+    def _made(self, world_size: int) -> Any:
+        shape = (world_size // self.size, self.size)
+        self._meshes = init_device_mesh(self._device.type, shape, mesh_dim_names=("data", "tensor"))
+        return self._meshes["tensor"].get_group()
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """Of the group."""
+        assert self._meshes is not None, "a group of one has no mesh"
+        return self._meshes["tensor"]
+
+    @property
+    def data_mesh(self) -> DeviceMesh:
+        """Of the ranks that hold the same parts, which may spread them further (`FullyShardedModel`)."""
+        assert self._meshes is not None, "a group of one has no mesh"
+        return self._meshes["data"]
+
+    def sum_over_copies(self, tensor: Tensor) -> None:
+        """In place: the sum over the ranks that hold the same parts, which must be contiguous."""
+        if self.data_size > 1:
+            assert self._meshes is not None
+            dist.all_reduce(tensor, group=self._meshes["data"].get_group())
+
+
+class TensorParallelModel:
+    """A module whose matrices are cut over a group of ranks, in place.
+
+    Example::
+
+        cut = TensorParallelModel(model, plan, TensorGroup(ranks, 2, device))
+        loss = model(tokens).sum()                            # called by all ranks of the group, with the same tokens
+    """
+
+    def __init__(self, model: nn.Module, plan: TensorPlan, group: TensorGroup) -> None:
+        """Every rank must hold the same weights; afterwards no more than its own stay in memory.
+
+        Raises:
+            PeerError: the weights differ between the ranks.
+        """
+        self.model = model
+        verify_equal_weights(model.named_parameters(), group.everyone)
+        styles: dict[str, Any] = {name: ColwiseParallel() for name in plan.by_outputs}
+        styles |= {name: RowwiseParallel() for name in plan.by_inputs}
+        parallelize_module(model, group.mesh, styles, src_data_rank=None)
+        _cut_vocabulary(model, plan.vocabulary, group)
+        _keep_own_memory(model)
+
+    def whole_tensors(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """(name, whole parameter) one by one, on every rank; `trained`: no frozen ones. See `blocks.whole_tensors`."""
+        return whole_tensors((n, p) for n, p in self.model.named_parameters() if p.requires_grad or not trained)
+
+    def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, this rank's part of the parameter), without an exchange."""
+        for name, parameter in self.model.named_parameters():
+            yield name, local(parameter.detach())
+
+
+def _cut_vocabulary(model: nn.Module, names: Sequence[str], group: TensorGroup) -> None:
+    """Rows of the matrices; one that is used at both ends stays one. The first layer named is the embedding."""
+    cut: dict[nn.Parameter, nn.Parameter] = {}
+    for number, name in enumerate(names):
+        layer = model.get_submodule(name)
+        for key, parameter in list(layer.named_parameters(recurse=False)):
+            if parameter not in cut:
+                parts = distribute_tensor(parameter.detach(), group.mesh, [CutBy(0)], src_data_rank=None)
+                cut[parameter] = nn.Parameter(parts, requires_grad=parameter.requires_grad)
+            layer.register_parameter(key, cut[parameter])
+        if number == 0:
+            assert type(layer) is nn.Embedding, f"{name} is a {type(layer).__name__}"
+            layer.forward = types.MethodType(_Lookup(group), layer)
+
+
+class _Lookup:
+    """Rows of a matrix that is cut by rows: each rank gives those that it holds, the sum is all of them."""
+
+    def __init__(self, group: TensorGroup) -> None:
+        self._group = group
+
+    def __call__(self, layer: nn.Embedding, token_ids: Tensor) -> Tensor:
+        weight = layer.weight
+        assert isinstance(weight, DTensor)
+        rows_VD, first = weight.to_local(), start_of(weight)[0]
+        here = (token_ids >= first) & (token_ids < first + rows_VD.shape[0])
+        found = F.embedding(torch.where(here, token_ids - first, 0), rows_VD) if rows_VD.shape[0] else None
+        if found is None:
+            found = rows_VD.new_zeros((*token_ids.shape, rows_VD.shape[1]))
+        if layer.padding_idx is not None:  # whose row has no gradient from here
+            padding = (token_ids == layer.padding_idx)[..., None]
+            found = torch.where(padding, found.detach(), found)
+        return self._group.merge(torch.where(here[..., None], found, 0.0))
+
+
+def _keep_own_memory(model: nn.Module) -> None:
+    """Let go of whole matrices of which a part is a view."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if isinstance(parameter, DTensor):
+                own = parameter.to_local()
+                if own.untyped_storage().nbytes() > own.numel() * own.element_size() or not own.is_contiguous():
+                    parameter._local_tensor = own.clone(memory_format=torch.contiguous_format)
+
+
+class TensorParallelOptimizer(ShardedOptimizer):
+    """AdamW over parts: each rank steps on what it holds, with the norm of the whole gradient.
+
+    Gradients are summed over the data-parallel copies once a step, after the last micro-batch. What is whole on every
+    rank has one sum over all ranks, so that it has the same bits on all of them.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        group: TensorGroup,
+        *,
+        of_heads: Collection[str] = (),
+        master: bool = False,
+        **options: Any,
+    ) -> None:
+        """`of_heads` as in `TensorPlan`, the others as in `ShardedOptimizer`.
+
+        With `master`, gradients of fewer bits than float32 are added up in it, micro-batch after micro-batch.
+        """
+        super().__init__(named_parameters, group.everyone, master=master, **options)
+        self._group, self._of_heads = group, frozenset(of_heads)
+        self._sums: dict[str, Tensor] = {}
+        if master:
+            for name, parameter in self._parameters.items():
+                if parameter.dtype in (torch.bfloat16, torch.float16):
+                    parameter.register_post_accumulate_grad_hook(self._taking(name))
+
+    def backward(self, loss: Tensor, *, last: bool = False) -> None:
+        """Add the gradients of one micro-batch; all ranks of a group call it as often, other groups as they need."""
+        super().backward(loss, last=last)
+
+    def step(self, learning_rate: float) -> StepOutcome:
+        """Sum the gradients over the ranks, clip, update, clear; all ranks or none."""
+        self._sum_over_ranks()
+        outcome = super().step(learning_rate)
+        self._sums = {}
+        return outcome
+
+    def _taking(self, name: str) -> Any:
+        def take(parameter: Tensor) -> None:
+            gradient, parameter.grad = parameter.grad, None
+            assert gradient is not None
+            own = local(gradient).float()
+            self._sums[name] = self._sums[name].add_(own) if name in self._sums else own
+
+        return take
+
+    def _gradient(self, name: str) -> Tensor:
+        if name not in self._sums:
+            self._sums[name] = super()._gradient(name)
+        return self._sums[name]
+
+    def _sum_over_ranks(self) -> None:
+        cut, whole = list[Tensor](), list[Tensor]()
+        for name, parameter in self._parameters.items():
+            gradient = self._gradient(name)
+            if isinstance(parameter, DTensor):
+                cut.append(gradient)
+                continue
+            # the same on all ranks of a group, so that each gives its share; gains of heads are parts of a sum
+            whole.append(gradient if name in self._of_heads else gradient.div_(self._group.size))
+        for flat, parts in buckets(cut):
+            self._group.sum_over_copies(flat)
+            give_back(flat, parts)
+        for flat, parts in buckets(whole):
+            self.everyone.sum_in_place(flat)
+            give_back(flat, parts)
+
+    @property
+    def everyone(self) -> Collectives:
+        """All ranks."""
+        return self._group.everyone
+
+
+def buckets(gradients: Sequence[Tensor]) -> Iterator[tuple[Tensor, list[Tensor]]]:
+    """(flat copy, the tensors that it is of), at most so many bytes or one tensor; float32 at least."""
+    waiting = [gradient for gradient in gradients if gradient.numel()]
+    while waiting:
+        dtype = torch.float64 if waiting[0].dtype is torch.float64 else torch.float32
+        parts, num_bytes = list[Tensor](), 0
+        while waiting and waiting[0].dtype == (parts or waiting)[0].dtype:
+            num_bytes += waiting[0].numel() * dtype.itemsize
+            if parts and num_bytes > _BUCKET_BYTES:
+                break
+            parts.append(waiting.pop(0))
+        yield torch.cat([part.to(dtype).reshape(-1) for part in parts]), parts
+
+
+def give_back(flat: Tensor, parts: Sequence[Tensor]) -> None:
+    for part, piece in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
+        part.copy_(piece.view(part.shape))

@@ -1,0 +1,204 @@
+"""DeepSpeed as it is used here: its import, its configuration, and what of it is refused before a model is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import logging
+import os
+import warnings
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rft_core.errors import OptionsError, PreflightError
+from rft_dist.launch.single_process import join_alone
+
+_BUCKET_NUMEL = 2**24
+"""Elements that are exchanged at a time: 64 MiB of float32, twice when exchanges overlap the backward pass."""
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroOptions:
+    """What DeepSpeed is asked for; `ZeroModel` says what each does."""
+
+    stage: int
+    max_norm: float
+    cpu_offload: bool = False
+    hpz_size: int = 1
+    overlap_comm: bool = False
+    persistent_numel: int = 100_000
+    initial_scale_power: int = 16
+
+
+def load_deepspeed(device: torch.device) -> Any:
+    """The module, told which device this process computes on, and silent below errors.
+
+    Raises:
+        PreflightError: it is not installed, or too old.
+    """
+    if importlib.util.find_spec("deepspeed") is None:
+        raise PreflightError(
+            code="zero.not_installed",
+            what="the package deepspeed is not installed",
+            where="--zero_stage",
+            why="ZeRO 1 to 3 are computed by DeepSpeed",
+            do="uv sync --all-packages --extra deepspeed",
+        )
+    if device.type == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)  # DeepSpeed's calls
+    deepspeed = importlib.import_module("deepspeed")
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    if not hasattr(deepspeed.DeepSpeedEngine, "managed_gradient_accumulation"):
+        raise PreflightError(
+            code="zero.too_old",
+            what=f"deepspeed {deepspeed.__version__}, at least 0.19.8 is needed",
+            where="--zero_stage",
+            why="it would end a step at every micro-batch",
+            do="uv sync --all-packages --extra deepspeed --upgrade-package deepspeed",
+        )
+    # Or else, on a CPU, it runs a C++ compiler at start for an all-reduce that only its inference uses.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def start_engine(
+    deepspeed: Any, root: nn.Module, optimizer: torch.optim.Optimizer, config: dict[str, Any], device: torch.device
+) -> Any:
+    """DeepSpeed's engine; what it prints meanwhile is dropped."""
+    join_alone(device)
+    with contextlib.redirect_stdout(io.StringIO()), local_rank(device):
+        engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
+    return engine
+
+
+@contextlib.contextmanager
+def local_rank(device: torch.device) -> Generator[None]:
+    """DeepSpeed asks the environment for this one even where it is told the device; no child should inherit it."""
+    missing = "LOCAL_RANK" not in os.environ
+    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
+    try:
+        yield
+    finally:
+        if missing:
+            os.environ.pop("LOCAL_RANK", None)
+
+
+def verify_options(
+    trained: Iterable[Tensor], options: ZeroOptions, world_size: int, frozen: Iterable[Tensor] = ()
+) -> torch.dtype:
+    """The type of the trained weights. Frozen ones may be of another where the trained are float32 (adapters).
+
+    Raises:
+        OptionsError: what DeepSpeed cannot do, or would do without an effect; `do` names the nearest that works.
+    """
+    stage = options.stage
+    assert stage in (1, 2, 3), f"ZeRO has the stages 1, 2 and 3, not {stage}"
+    dtypes, others = _dtypes(trained), _dtypes(frozen)
+    if dtypes != [torch.float32]:  # DeepSpeed casts the whole model to the narrow type that it steps for
+        dtypes = sorted({*dtypes, *others}, key=str)
+    if len(dtypes) != 1 or dtypes[0] not in _DTYPES:
+        raise OptionsError(
+            code="zero.dtype",
+            what=f"weights of {', '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}",
+            where=f"--zero_stage {stage}",
+            why="DeepSpeed keeps all weights of a model in one of float32, bfloat16 and float16; frozen ones may be of "
+            "another beside trained ones in float32",
+            do="--fsdp",
+        )
+    if options.hpz_size > 1:
+        _verify_hpz(options.hpz_size, world_size, stage)
+    if options.overlap_comm and stage == 1:
+        raise OptionsError(
+            code="zero.overlap_comm",
+            what="overlap_comm = True, zero_stage = 1",
+            where="--overlap_comm",
+            why="stage 1 exchanges gradients once a step, after the last backward pass: there is nothing to overlap",
+            do="--zero_stage 2",
+        )
+    return dtypes[0]
+
+
+def _dtypes(parameters: Iterable[Tensor]) -> list[torch.dtype]:
+    return sorted({parameter.dtype for parameter in parameters if parameter.is_floating_point()}, key=str)
+
+
+def _verify_hpz(hpz_size: int, world_size: int, stage: int) -> None:
+    if stage != 3:
+        raise OptionsError(
+            code="zero.zpg_stage",
+            what=f"zpg = {hpz_size}, zero_stage = {stage}",
+            where="--zpg",
+            why="a second copy of spread weights needs weights that are spread, which is stage 3",
+            do="--zero_stage 3",
+        )
+    if world_size % hpz_size:
+        divisors = [size for size in range(1, world_size + 1) if world_size % size == 0]
+        raise OptionsError(
+            code="zero.zpg_size",
+            what=f"zpg = {hpz_size}, {world_size} ranks",
+            where="--zpg",
+            why=f"the second copy is spread over equal groups of ranks; allowed: {', '.join(map(str, divisors))}",
+            do=f"--zpg {min(divisors, key=lambda size: abs(size - hpz_size))}",
+        )
+
+
+def verify_float16(deepspeed: Any) -> None:
+    """OptionsError where the device does not compute in float16."""
+    if not deepspeed.accelerator.get_accelerator().is_fp16_supported():
+        raise OptionsError(
+            code="zero.float16",
+            what="float16 weights on a device that does not compute in float16",
+            where="--fp16",
+            why="DeepSpeed refuses it there",
+            do="--bf16",
+        )
+
+
+def engine_config(dtype: torch.dtype, options: ZeroOptions, device: torch.device, numel: int) -> dict[str, Any]:
+    """What `deepspeed.initialize` is given: sums of gradients and exchanges of them are in float32 for any weights.
+
+    `numel` is the number of trained weights: no more is exchanged at a time.
+    """
+    bucket = min(_BUCKET_NUMEL, 1024 * -(-numel // 1024))  # DeepSpeed wants an even number
+    zero: dict[str, Any] = {
+        "stage": options.stage,
+        "overlap_comm": options.overlap_comm,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
+    }
+    if options.stage == 3:
+        zero |= {
+            "stage3_param_persistence_threshold": options.persistent_numel,
+            "zero_hpz_partition_size": options.hpz_size,
+            "memory_efficient_linear": False,  # it would replace torch's linear for the whole process
+        }
+    if options.cpu_offload:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type == "cuda"}
+    return {
+        "train_micro_batch_size_per_gpu": 1,  # of no meaning here: losses carry their denominators
+        "gradient_accumulation_steps": 1,
+        # A step ends where `step` is called. Ended by a mark on the last backward pass (0.19.8), it loses gradients
+        # of parameters that only the passes before used: at stages 2 and 3 with offload, at stage 1 with overlap.
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": options.max_norm,
+        "zero_optimization": zero,
+        "bf16": {"enabled": dtype == torch.bfloat16, "check_grad_overflow": True},
+        "fp16": {
+            "enabled": dtype == torch.float16,
+            "loss_scale": 0,  # one that adapts
+            "initial_scale_power": options.initial_scale_power,
+        },
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",
+        "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW steps on the host as well, and needs no compiler
+        "steps_per_print": None,
+    }

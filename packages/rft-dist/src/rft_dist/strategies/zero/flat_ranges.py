@@ -1,0 +1,112 @@
+"""Which part of each tensor a rank holds under ZeRO, as ranges of flattened tensors.
+
+DeepSpeed lays the trained parameters of a group (decayed, not decayed) one after another in a flat
+float32 tensor and gives every rank a range of it (stages 1 and 2), or cuts each parameter into one
+range a rank and lays a rank's ranges one after another (stage 3). In both cases a rank holds of each
+tensor at most one range of its elements in row-major order, and of its moments the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from rft_dist.optim.adamw import fresh_state
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What this rank steps on of one trained parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the whole parameter."""
+    offset: int
+    """Where the range begins among the elements of the parameter."""
+    numel: int
+    flat: Tensor
+    """The float32 tensor that the optimizer steps on."""
+    place: int
+    """Where the range begins in `flat`."""
+
+    def of(self, flat: Tensor) -> Tensor:
+        """The range in a tensor of the layout of `flat`; shares its memory."""
+        return flat.detach().narrow(0, self.place, self.numel)
+
+
+def shape_of(parameter: nn.Parameter) -> tuple[int, ...]:
+    """Of the whole parameter, also where it is spread."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def stepped_parts(optimizer: Any, parameters: Mapping[str, nn.Parameter], rank: int) -> list[Part]:
+    """The ranges that this rank steps on, by name; a rank may hold nothing of a parameter."""
+    find = _part_of_stage_3 if hasattr(optimizer, "fp32_partitioned_groups_flat") else _part_of_stages_1_2
+    found = (find(optimizer, name, parameter, rank) for name, parameter in parameters.items())
+    return [part for part in found if part is not None and part.numel]
+
+
+def _part_of_stage_3(optimizer: Any, name: str, parameter: nn.Parameter, rank: int) -> Part | None:
+    group, place, _ = optimizer.grad_position[optimizer.get_param_id(parameter)]
+    offset, numel = own_range(parameter, rank)
+    return Part(name, shape_of(parameter), offset, numel, optimizer.fp32_partitioned_groups_flat[group], place)
+
+
+def _part_of_stages_1_2(optimizer: Any, name: str, parameter: nn.Parameter, rank: int) -> Part | None:
+    mapping: Any = getattr(parameter, "_hp_mapping", None)
+    if mapping is None:
+        return None
+    place, whole = mapping.hp_fragment_address, mapping.lp_fragment_address
+    (flat,) = optimizer.optimizer.param_groups[mapping.param_group_index]["params"]
+    return Part(name, shape_of(parameter), whole.start, whole.numel, flat, place.start)
+
+
+def own_range(parameter: nn.Parameter, rank: int) -> tuple[int, int]:
+    """(first element, number) that this rank holds of a parameter that is spread (stage 3); the last may hold less."""
+    spread: Any = parameter
+    size, total = spread.ds_tensor.ds_numel, spread.ds_numel
+    offset = min(rank * size, total)
+    return offset, min(size, total - offset)
+
+
+def own_weights(parameter: nn.Parameter, rank: int) -> tuple[int, Tensor]:
+    """(first element, flat weights) that this rank holds: a range of a spread parameter, else all; shares memory."""
+    if hasattr(parameter, "ds_tensor"):
+        offset, numel = own_range(parameter, rank)
+        spread: Any = parameter
+        return offset, spread.ds_tensor.detach().view(-1).narrow(0, 0, numel)
+    return 0, parameter.detach().view(-1)
+
+
+def flat_states(optimizer: Any) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """(tensor that is stepped on, AdamW's state of it); a state is made where there has been no step."""
+    spread = getattr(optimizer, "fp32_partitioned_groups_flat", None)
+    groups = optimizer.optimizer.param_groups
+    flats = [group["params"][0] for group in groups] if spread is None else spread
+    for flat in flats:
+        state = optimizer.optimizer.state[flat]
+        if not state:
+            state.update(fresh_state(flat.detach()))
+        yield flat, state
+
+
+def clear_kept_gradients(optimizer: Any) -> None:
+    """Zero what DeepSpeed keeps of a step's gradients until the next (0.19.8).
+
+    It writes over the gradients of a parameter when new ones come, and adds to them from the second micro-batch
+    on: a parameter that no micro-batch touched, or not the first, would step on those of the step before. With
+    offload, stages 1 and 2 also keep the sums of a refused step, after which every step would be refused.
+    """
+    if hasattr(optimizer, "single_partition_of_fp32_groups"):  # stages 1 and 2
+        optimizer.averaged_gradients = dict.fromkeys(optimizer.averaged_gradients)
+        for buffer in getattr(optimizer, "accumulated_grads_in_cpu", {}).values():
+            buffer.zero_()
+    buffer = getattr(optimizer, "grad_partitions_flat_buffer", None)  # stage 3
+    if buffer is not None:
+        buffer.zero_()
+    for flat, _ in flat_states(optimizer):
+        if flat.grad is not None:
+            flat.grad.zero_()

@@ -1,0 +1,243 @@
+"""ZeRO 1, 2 and 3 by DeepSpeed: moments, then gradients, then weights spread over the ranks.
+
+Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.
+Bytes of a rank for P parameters in bfloat16 over S ranks, float32 master copies and moments:
+
+    stage 1    2 P + 4 P + 12 P / S     (weights, sums of gradients, master copies and moments)
+    stage 2    2 P + 16 P / S
+    stage 3    18 P / S and the layer that computes
+
+The steps are those of `ReplicatedOptimizer`: gradients are sums over ranks and micro-batches of losses
+that carry their denominators, clipped by the norm of the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rft_dist.checkpoint_format.shards import Shard
+from rft_dist.collectives import Collectives
+from rft_dist.optim.adamw import StepOutcome, nothing_to_train
+from rft_dist.strategies.zero.deepspeed_engine import (
+    ZeroOptions,
+    engine_config,
+    load_deepspeed,
+    local_rank,
+    start_engine,
+    verify_float16,
+    verify_options,
+)
+from rft_dist.strategies.zero.flat_ranges import clear_kept_gradients
+from rft_dist.strategies.zero.state import Read, ZeroState, ZeroWeights
+
+
+class ZeroModel:
+    """A module whose training state is spread over the ranks by DeepSpeed, in place.
+
+    Example::
+
+        zero = ZeroModel(model, model.layers, ranks, device=torch.device("cpu"), stage=3, betas=(0.9, 0.95),
+                         epsilon=1e-8, weight_decay=0.1, max_norm=1.0)
+        loss = zero.compute(lambda tokens: model(tokens).sum(), tokens)       # in place of calling it
+        zero.optimizer.backward(loss, last=True)
+        zero.optimizer.step(learning_rate=1e-5)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[nn.Module],
+        collectives: Collectives,
+        *,
+        device: torch.device,
+        stage: int,
+        betas: tuple[float, float],
+        epsilon: float,
+        weight_decay: float,
+        max_norm: float,
+        cpu_offload: bool = False,
+        hpz_size: int = 1,
+        overlap_comm: bool = False,
+        persistent_numel: int = 100_000,
+        initial_scale_power: int = 16,
+        ema_decay: float | None = None,
+        readers: Iterable[tuple[nn.Module, Sequence[nn.Parameter]]] = (),
+    ) -> None:
+        """
+        Args:
+            model: float32, or bfloat16 or float16 with float32 copies to step on; the weights of rank 0 are taken.
+                Where what is trained is float32, frozen weights may be of another type.
+            layers: modules that are gathered one at a time (stage 3); the other weights are, for a whole `compute`.
+            collectives: the ranks.
+            device: where it computes.
+            stage: 1, 2 or 3.
+            betas, epsilon, weight_decay, max_norm: as in `ReplicatedOptimizer`.
+            cpu_offload: master copies and moments in host memory, and AdamW there; on a CPU they are there already.
+            hpz_size: neighbouring ranks that keep a second copy of the weights between forward and backward (stage 3).
+            overlap_comm: exchange gradients, and gather weights ahead, while it computes; of use on GPUs.
+            persistent_numel: weights of at most so many elements stay gathered between their uses (stage 3).
+            initial_scale_power: the loss scale of float16 begins at 2 to this power and adapts.
+            ema_decay: keep a moving average of the weights that are stepped on; None = none.
+            readers: modules inside the layers that read parameters of other modules, which are gathered for them too.
+
+        Raises:
+            PreflightError: DeepSpeed is not installed.
+            OptionsError: nothing to train, or a combination that DeepSpeed cannot do.
+        """
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not trained:
+            raise nothing_to_train(sum(1 for _ in model.parameters()))
+        options = ZeroOptions(
+            stage=stage,
+            max_norm=max_norm,
+            cpu_offload=cpu_offload,
+            hpz_size=hpz_size,
+            overlap_comm=overlap_comm,
+            persistent_numel=persistent_numel,
+            initial_scale_power=initial_scale_power,
+        )
+        frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+        dtype = verify_options(trained, options, collectives.world_size, frozen)
+        self._deepspeed = load_deepspeed(device)
+        if dtype == torch.float16:
+            verify_float16(self._deepspeed)
+        root, adamw = _Root(model), _adamw(trained, betas, epsilon, weight_decay)
+        config = engine_config(dtype, options, device, sum(parameter.numel() for parameter in trained))
+        engine = start_engine(self._deepspeed, root, adamw, config, device)
+        self.model = model
+        self._engine = engine
+        self._spread = stage == 3
+        if self._spread:
+            _gather_with(root, layers, self._deepspeed)
+            for module, parameters in readers:
+                for parameter in parameters:
+                    self._deepspeed.zero.register_external_parameter(module, parameter)
+        self.weights = ZeroWeights(model, engine.optimizer, collectives)
+        self.optimizer = ZeroOptimizer(engine, ZeroState(model, engine.optimizer, collectives, ema_decay=ema_decay))
+
+    def compute(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Call a function that uses the model, with the weights outside of its layers gathered.
+
+        Every rank must call as often as the others, forward and backward, and use the same parameters. The
+        results are a tensor or a tuple; what goes backward is among them.
+        """
+        with local_rank(self._engine.device):
+            return self._engine(function, *arguments, **options)
+
+    def whole_tensors(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """(name, whole parameter) one after another, so that one whole parameter is there at a time.
+
+        Every rank must go through all of them in the same order: each is put together by an exchange (stage 3).
+        `trained`: those alone that require a gradient.
+        """
+        for name, parameter in self.model.named_parameters():
+            if trained and not parameter.requires_grad:
+                continue
+            if not self._spread:
+                yield name, parameter.detach()
+                continue
+            with local_rank(self._engine.device), self._deepspeed.zero.GatheredParameters([parameter]):
+                gathered = parameter.detach().clone()
+            yield name, gathered
+
+    def close(self) -> None:
+        """Take DeepSpeed's hooks off the model."""
+        self._engine.destroy()
+
+
+class ZeroOptimizer:
+    """AdamW over the ranges that DeepSpeed gave this rank; made by `ZeroModel`."""
+
+    def __init__(self, engine: Any, state: ZeroState) -> None:
+        self.state = state
+        self._engine = engine
+        self._begun = False
+
+    def backward(self, loss: Tensor, *, last: bool = False) -> None:
+        """Add the gradients of one micro-batch, summed over the ranks; every rank must call it as often.
+
+        Stages 2 and 3 exchange them at once, also before the `last`: what is kept between two of them is a part.
+        Stage 1 exchanges once a step.
+        """
+        self._begun = True
+        # DeepSpeed takes the mean over the ranks.
+        with local_rank(self._engine.device):
+            self._engine.backward(loss * self._engine.world_size, scale_wrt_gas=False)
+
+    def step(self, learning_rate: float) -> StepOutcome:
+        """Clip by the norm over all ranks, update, clear the gradients; all ranks or none.
+
+        The norm is added up in float32: gradients whose squares overflow it are refused, as what is not finite.
+        """
+        assert 0 <= learning_rate < math.inf, f"learning rate {learning_rate}"
+        if not self._begun:
+            self._begin_without_gradients()
+        self._begun = False
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        with local_rank(self._engine.device):
+            self._engine.step()
+        clear_kept_gradients(self._engine.optimizer)
+        applied = bool(self._engine.was_step_applied())
+        if applied:
+            self.state.average()
+        return StepOutcome(float(self._engine.get_global_grad_norm()), applied)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """This rank's ranges of "exp_avg/<name>", "step/<name>" and so on, see `ZeroState.tensors`."""
+        return self.state.tensors()
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back ranges that `state_tensors` gave on this rank, of as many ranks."""
+        self.state.load_tensors(tensors)
+
+    def state_shards(self) -> list[Shard]:
+        """The same as blocks with their places; those of all ranks cover every tensor once."""
+        return self.state.shards()
+
+    def load_state(self, read: Read) -> None:
+        """Take the state from whole tensors, of any number of ranks and any strategy, see `ZeroState.load`."""
+        self.state.load(read)
+
+    def _begin_without_gradients(self) -> None:
+        """Set up what a backward pass sets up: a step with no micro-batch on any rank has gradients of zero."""
+        optimizer = self._engine.optimizer
+        optimizer.set_gradient_accumulation_boundary(False)
+        if hasattr(optimizer, "setup_buckets"):
+            optimizer.setup_buckets()
+        if self._engine.zero_optimization_partition_gradients():
+            optimizer.overlapping_partition_gradients_reduce_epilogue()
+
+
+class _Root(nn.Module):
+    """A forward around any use of the model, so that DeepSpeed's hooks on forwards cover it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **options)
+
+
+def _gather_with(root: nn.Module, layers: Sequence[nn.Module], deepspeed: Any) -> None:
+    """Let every weight outside of the layers be gathered for the whole of a `compute`, wherever it is read."""
+    inside = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    for parameter in root.parameters():
+        if id(parameter) not in inside:
+            deepspeed.zero.register_external_parameter(root, parameter)
+
+
+def _adamw(
+    parameters: Sequence[nn.Parameter], betas: tuple[float, float], epsilon: float, weight_decay: float
+) -> torch.optim.AdamW:
+    decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
+    others = [parameter for parameter in parameters if parameter.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=0.0, betas=betas, eps=epsilon, fused=fused)

@@ -1,0 +1,271 @@
+"""ZeRO's weights and moments as named tensors, block by block: exact with as many ranks, and from any other strategy.
+
+Names are those of `LocalAdamW`: "exp_avg/<name>", "exp_avg_sq/<name>", "step/<name>", "master/<name>" where a
+float32 copy is stepped on, "ema/<name>" where an average is kept; weights go by their own names. A loss scale of
+float16 is "loss_scale".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rft_core.errors import CheckpointError
+from rft_dist.checkpoint_format.shards import (
+    Shard,
+    Wanted,
+    assign_by_bytes,
+    flat_offset,
+    flat_shards,
+    flat_wanted,
+    whole,
+)
+from rft_dist.collectives import Collectives
+from rft_dist.optim import ema
+from rft_dist.optim.adamw import compare_states
+from rft_dist.strategies.zero.flat_ranges import flat_states, own_weights, shape_of, stepped_parts
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_SCALER = "loss_scale"
+_SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+Read = Callable[[str], Tensor | None]
+"""The whole tensor of a name, or None where there is none."""
+
+
+class ZeroWeights:
+    """The weights of a model under ZeRO: given and taken in blocks (`ShardSource`, `ShardSink`)."""
+
+    def __init__(self, model: nn.Module, optimizer: Any, collectives: Collectives) -> None:
+        self._parameters = dict(model.named_parameters())
+        self._optimizer = optimizer
+        self._rank = collectives.rank
+        trained = {name: parameter for name, parameter in self._parameters.items() if parameter.requires_grad}
+        self._parts = {part.name: part for part in stepped_parts(optimizer, trained, self._rank)}
+        sizes = {n: p.numel() for n, p in self._parameters.items() if not (hasattr(p, "ds_tensor") or p.requires_grad)}
+        self._owners = assign_by_bytes(sizes, collectives.world_size)
+
+    def held(self) -> int:
+        """Elements of weights that this rank keeps between two computations."""
+        return sum(own_weights(parameter, self._rank)[1].numel() for parameter in self._parameters.values())
+
+    def shards(self) -> list[Shard]:
+        """This rank's blocks; of weights that every rank has, those that it steps on, and a share of the frozen."""
+        blocks: list[Shard] = []
+        for name, parameter in self._parameters.items():
+            offset, flat = own_weights(parameter, self._rank)
+            if not hasattr(parameter, "ds_tensor") and parameter.requires_grad:
+                part = self._parts.get(name)
+                offset, flat = (part.offset, flat[part.offset : part.offset + part.numel]) if part else (0, flat[:0])
+            elif self._owners.get(name, self._rank) != self._rank:
+                continue
+            if flat.numel():
+                blocks += flat_shards(name, shape_of(parameter), offset, flat)
+        return blocks
+
+    def wanted(self) -> list[Wanted]:
+        """What this rank keeps: a range of each weight at stage 3, else all of them."""
+        blocks: list[Wanted] = []
+        for name, parameter in self._parameters.items():
+            offset, flat = own_weights(parameter, self._rank)
+            blocks += flat_wanted(name, shape_of(parameter), parameter.dtype, offset, flat.numel())
+        return blocks
+
+    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+        """Take a block, also into the float32 copy that is stepped on."""
+        parameter = self._parameters[name]
+        offset, flat = own_weights(parameter, self._rank)
+        begin = flat_offset(shape_of(parameter), start)
+        _copy_overlap(tensor.reshape(-1), begin, flat, offset)
+        if name in self._parts:
+            part = self._parts[name]
+            _copy_overlap(tensor.reshape(-1), begin, part.of(part.flat), part.offset)
+        _forget_gathered(parameter)
+
+    def load(self, read: Callable[[str], Tensor]) -> None:
+        """Take all weights from whole tensors, of which one is there at a time; of any floating-point type."""
+        for name, parameter in self._parameters.items():
+            found = read(name)
+            assert tuple(found.shape) == shape_of(parameter), f"{name}: {list(found.shape)}"
+            self.put(name, (0,) * found.ndim, found)
+
+
+class ZeroState:
+    """The moments, step counts and float32 copies of a model under ZeRO (`ShardSource`, `ShardSink`)."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: Any, collectives: Collectives, *, ema_decay: float | None = None
+    ) -> None:
+        """`ema_decay`: keep a moving average of what is stepped on, beside the moments; None = none."""
+        self._optimizer = optimizer
+        self._rank = collectives.rank
+        self._ema_decay = ema_decay
+        self._kinds = _MOMENTS if ema_decay is None else (*_MOMENTS, ema.KIND)
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._parts = {part.name: part for part in stepped_parts(optimizer, trained, self._rank)}
+        self._weights = trained
+        self._has_master = next(iter(trained.values())).dtype != torch.float32
+        self._scaler = optimizer.loss_scaler if next(iter(trained.values())).dtype == torch.float16 else None
+        self._steps: dict[bool, tuple[str, float]] = {}
+        if ema_decay is not None:
+            for flat, state in flat_states(optimizer):
+                state[ema.KIND] = ema.begun(flat)
+
+    def average(self) -> None:
+        """Move the averages, after a step that was applied; nothing where there are none."""
+        if self._ema_decay is not None:
+            for flat, state in flat_states(self._optimizer):
+                ema.move(state[ema.KIND], flat, self._ema_decay)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """This rank's ranges, flat, under the names of what they are ranges of; live, not copies."""
+        states = {id(flat): state for flat, state in flat_states(self._optimizer)}
+        found: dict[str, Tensor] = {}
+        for name, part in self._parts.items():
+            state = states[id(part.flat)]
+            found |= {f"{kind}/{name}": part.of(state[kind]) for kind in self._kinds}
+            found[f"step/{name}"] = state["step"].detach()
+            if self._has_master:
+                found[f"master/{name}"] = part.of(part.flat)
+        if self._scaler is not None:
+            values = [float(getattr(self._scaler, field)) for field in _SCALER_FIELDS]
+            found[_SCALER] = torch.tensor(values, dtype=torch.float64)
+        return found
+
+    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what `tensors` gave on this rank, bit for bit.
+
+        Raises:
+            CheckpointError: missing or unexpected names, another shape or another dtype; nothing has changed then.
+        """
+        held = self.tensors()
+        compare_states(held, tensors)
+        for name, tensor in held.items():
+            if name == _SCALER:
+                self._set_scaler(tensors[name])
+            else:
+                tensor.copy_(tensors[name])
+
+    def shards(self) -> list[Shard]:
+        """This rank's blocks; the count of steps of a parameter comes from the rank of its first element."""
+        blocks: list[Shard] = []
+        for name, tensor in self.tensors().items():
+            kind, _, parameter = name.partition("/")
+            if kind == _SCALER:
+                blocks += [whole(name, tensor)] if self._rank == 0 else []
+                continue
+            part = self._parts[parameter]
+            if kind != "step":
+                blocks += flat_shards(name, part.shape, part.offset, tensor)
+            elif part.offset == 0:
+                blocks.append(whole(name, tensor))
+        return blocks
+
+    def wanted(self) -> list[Wanted]:
+        """The blocks of the ranges that this rank steps on, and all counts of steps."""
+        self._steps = {}
+        return list(self._wanted())
+
+    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+        """Take a block.
+
+        Raises:
+            CheckpointError: parameters that are stepped together have taken different numbers of steps.
+        """
+        kind, _, parameter = name.partition("/")
+        if kind == _SCALER:
+            self._set_scaler(tensor)
+            return
+        if kind == "step":
+            self._compare_steps(parameter, float(tensor))
+        if parameter not in self._parts:
+            return
+        part = self._parts[parameter]
+        state = next(state for flat, state in flat_states(self._optimizer) if flat is part.flat)
+        if kind == "step":
+            state["step"].copy_(tensor)
+            return
+        target = part.of(part.flat if kind == "master" else state[kind])
+        _copy_overlap(tensor.reshape(-1), flat_offset(part.shape, start), target, part.offset)
+
+    def load(self, read: Read) -> None:
+        """Take the state from whole tensors of any strategy, of which one is there at a time.
+
+        Where it has no float32 copies, those stay what the weights that were loaded before have made them.
+
+        Raises:
+            CheckpointError: a moment or a count is missing, or of another shape.
+        """
+        self._steps = {}
+        names = {f"{kind}/{name}": p for name, p in self._weights.items() for kind in (*self._kinds, "step", "master")}
+        for name, parameter in names.items():
+            kind = name.partition("/")[0]
+            if kind == "master" and not self._has_master:
+                continue
+            found = read(name)
+            if found is None and kind == "master":
+                continue
+            shape = () if kind == "step" else shape_of(parameter)
+            if found is None or tuple(found.shape) != shape:
+                raise _not_found(name, shape, found)
+            self.put(name, (0,) * found.ndim, found)
+        if self._scaler is not None and (found := read(_SCALER)) is not None:
+            self._set_scaler(found)
+
+    def _wanted(self) -> Iterator[Wanted]:
+        kinds = (*self._kinds, "master") if self._has_master else self._kinds
+        for name, part in self._parts.items():
+            for kind in kinds:
+                yield from flat_wanted(f"{kind}/{name}", part.shape, torch.float32, part.offset, part.numel)
+        for name in self._weights:  # also those of which this rank holds nothing
+            yield Wanted(f"step/{name}", (), torch.float32, (), ())
+        if self._scaler is not None:
+            yield Wanted(_SCALER, (len(_SCALER_FIELDS),), torch.float64, (0,), (len(_SCALER_FIELDS),))
+
+    def _compare_steps(self, name: str, step: float) -> None:
+        """Every rank compares all counts, so that all of them refuse or none."""
+        first, known = self._steps.setdefault(len(shape_of(self._weights[name])) >= 2, (name, step))
+        if known != step:
+            raise CheckpointError(
+                code="zero.steps_differ",
+                what=f"{first} has taken {known:g} steps, {name} {step:g}",
+                where="the optimizer state that is loaded",
+                why="DeepSpeed steps many parameters as one tensor, with one count of steps",
+                state="the optimizer is loaded in part: nothing may be trained with it",
+                do="resume with the strategy of the run that saved it (--zero_stage 0)",
+            )
+
+    def _set_scaler(self, values: Tensor) -> None:
+        scaler: Any = self._scaler
+        for field, value in zip(_SCALER_FIELDS, values.tolist(), strict=True):
+            setattr(scaler, field, value if field == "cur_scale" else int(value))
+
+
+def _copy_overlap(source: Tensor, source_offset: int, target: Tensor, target_offset: int) -> None:
+    """Copy what two ranges of one flattened tensor have in common."""
+    begin = max(source_offset, target_offset)
+    size = min(source_offset + source.numel(), target_offset + target.numel()) - begin
+    if size > 0:
+        target.narrow(0, begin - target_offset, size).copy_(source.narrow(0, begin - source_offset, size))
+
+
+def _forget_gathered(parameter: nn.Parameter) -> None:
+    """Let a spread parameter be gathered anew before its next use."""
+    spread: Any = parameter
+    if hasattr(parameter, "ds_tensor"):
+        spread.partition()
+        spread.ds_secondary_tensor = None
+
+
+def _not_found(name: str, shape: tuple[int, ...], found: Tensor | None) -> CheckpointError:
+    return CheckpointError(
+        code="optimizer.state_differs",
+        what=f"optimizer state: {name} {list(shape)} is needed, found "
+        f"{'nothing' if found is None else list(found.shape)}",
+        where="the optimizer state that is loaded",
+        why="moments belong to one parameter of one shape",
+        state="the optimizer is loaded in part: nothing may be trained with it",
+        do="resume with the model and the trained parameters of the run that saved the checkpoint",
+    )

@@ -1,0 +1,1 @@
+"""Ranks as threads and processes, and byte counters, for tests."""
