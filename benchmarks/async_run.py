@@ -19,9 +19,9 @@ from rft_cli.replica_choice import WORKER
 from rft_core.keyed_random import derive_key, permutation
 from rft_dist.collectives import SingleProcess
 from rft_dist.strategies.data_parallel import ReplicatedOptimizer
-from rft_engine.replica_process import ProcessReplica
-from rft_engine.replicas import ReplicaEngine
-from rft_engine.shared_weights import WeightShelf
+from rft_engine.replicas.engine import ReplicaEngine
+from rft_engine.replicas.process import ProcessReplica
+from rft_engine.weight_sync.shared_memory import WeightShelf
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_trainer.asynchronous.rollout_queue import AheadRules, RolloutQueue

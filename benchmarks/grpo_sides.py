@@ -34,7 +34,7 @@ from rft_algos.algorithms.components import GroupNorm, PpoClip
 from rft_algos.algorithms.published import Grpo
 from rft_dist.collectives import SingleProcess
 from rft_dist.strategies.data_parallel import ReplicatedOptimizer, StepOutcome
-from rft_engine.native import NativeEngine
+from rft_engine.native.engine import NativeEngine
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy

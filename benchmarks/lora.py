@@ -38,7 +38,7 @@ from torch import Tensor
 
 from rft_cli.engines import native_engine
 from rft_core.keyed_random import derive_key
-from rft_engine.engine_process_weights import read_weight_file, write_weight_file
+from rft_engine.weight_sync.weight_file import read_weight_file, write_weight_file
 from rft_models.decode.fast_decoder import FunctionalDecoder, _fuse, _rms_norm, decoder_for
 from rft_models.layers.fast_linear import linear
 from rft_models.lora.adapters import AdapterRules, WithoutAdapters

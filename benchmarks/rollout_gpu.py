@@ -18,9 +18,9 @@ import torch
 from rollout_case import PROMPT_TOKENS
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from rft_engine.copied import CopiedNativeEngine
-from rft_engine.native import NativeEngine
-from rft_engine.records import Completion
+from rft_engine.completions import Completion
+from rft_engine.native.copied_weights import CopiedNativeEngine
+from rft_engine.native.engine import NativeEngine
 from rft_models.attention.hf_interface import IMPLEMENTATION
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.decode.weight_copy import EngineCopy

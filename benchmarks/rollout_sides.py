@@ -20,7 +20,7 @@ Rollout = Callable[[int], list[int]]
 
 def native(case: Case, directory: Path) -> Rollout:
     """Ours, in this process."""
-    from rft_engine.native import NativeEngine
+    from rft_engine.native.engine import NativeEngine
 
     engine = NativeEngine(decoder_for(_policy(directory)), max_rows=case.prompts * case.samples, max_len=512)
     prompts, budgets = case.prompt_ids(), case.budgets()

@@ -3,7 +3,7 @@
 The wheel of the version in uv.lock is downloaded and parsed, never installed or imported, so that this runs where
 SGLang cannot. The result is `rft_engine/sglang_surface.json`: signatures and fields that the adapter's calls are
 checked against in tests, and digests of functions whose behaviour it relies on. A digest that changed means: read
-that function again, and `rft_engine/sglang_settings.py` with it.
+that function again, and `rft_engine/sglang/settings.py` with it.
 """
 
 from __future__ import annotations

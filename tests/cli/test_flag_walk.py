@@ -405,7 +405,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     """Watch the places where settings that leave no trace in files act."""
     from rft_cli import checkpointing, watched_process
     from rft_dist.checkpoints.async_writer import BackgroundSaves
-    from rft_engine.native import NativeEngine
+    from rft_engine.native.engine import NativeEngine
     from rft_models.families import patches
     from rft_models.layers import gradient_checkpointing as recomputing
     from rft_models.logprobs import output_head

@@ -15,7 +15,7 @@ import torch
 from support.stale_runs import PROMPTS, KeptPrefixes, StaleRun, untie, unverified_load
 
 from rft_core.errors import ServiceError
-from rft_engine.copied import CopiedNativeEngine
+from rft_engine.native.copied_weights import CopiedNativeEngine
 from rft_models.decode.weight_copy import EngineCopy
 
 PLACES = range(20)
@@ -105,7 +105,7 @@ def replace_load(engine: CopiedNativeEngine, load: Callable[[int], None]) -> Non
 
 def probes_of(engine: CopiedNativeEngine) -> set[tuple[int, ...]]:
     """What the check has asked this engine."""
-    from rft_engine.in_step import _probes
+    from rft_engine.weight_sync.logprob_probe import _probes
 
     return {tuple(probe) for probe in _probes(engine.facts.vocab_size, engine.max_len)}
 

@@ -12,8 +12,8 @@ import torch
 
 from rft_cli.commands import conformance
 from rft_cli.main import main
-from rft_engine.hf import HfEngine
-from rft_engine.native import NativeEngine
+from rft_engine.hf_engine import HfEngine
+from rft_engine.native.engine import NativeEngine
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.tiny_models.text import build_character_model
 

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError
-from rft_engine.native import NativeEngine
+from rft_engine.native.engine import NativeEngine
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.load import make_policy
 

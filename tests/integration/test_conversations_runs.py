@@ -19,7 +19,7 @@ from rft_cli.config.resolve import resolve
 from rft_cli.main import main
 from rft_core import fault_points
 from rft_core.errors import DataError
-from rft_engine.replica_process import ProcessReplica
+from rft_engine.replicas.process import ProcessReplica
 
 pytestmark = [pytest.mark.xdist_group("multi_turn"), pytest.mark.timeout(300)]
 

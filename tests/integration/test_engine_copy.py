@@ -17,8 +17,8 @@ from rft_algos.decoding.token_trie import TokenTrie
 from rft_cli import engines
 from rft_cli.engines import engine_check, native_engine
 from rft_core.errors import ServiceError
-from rft_engine.copied import CopiedNativeEngine
-from rft_engine.native import NativeEngine
+from rft_engine.native.copied_weights import CopiedNativeEngine
+from rft_engine.native.engine import NativeEngine
 from rft_engine.settings import DecodingEngineSettings
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.causal_policy import CausalPolicy

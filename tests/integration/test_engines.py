@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError, PreflightError, ServiceError
-from rft_engine.hf import HfEngine
-from rft_engine.native import NativeEngine
-from rft_engine.records import Completion
+from rft_engine.completions import Completion
+from rft_engine.hf_engine import HfEngine
+from rft_engine.native.engine import NativeEngine
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.decode.hf_generate import HfGenerator
 from rft_models.families.registry import PACKED_FAMILIES

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from rft_engine.copied import CopiedNativeEngine
-from rft_engine.hf import HfEngine
-from rft_engine.native import NativeEngine
-from rft_engine.records import Completion
+from rft_engine.completions import Completion
+from rft_engine.hf_engine import HfEngine
+from rft_engine.native.copied_weights import CopiedNativeEngine
+from rft_engine.native.engine import NativeEngine
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.decode.hf_generate import HfGenerator
 from rft_models.decode.weight_copy import EngineCopy

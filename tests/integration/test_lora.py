@@ -21,7 +21,7 @@ from rft_cli import compose
 from rft_cli.engines import engine_check, native_engine
 from rft_cli.main import main
 from rft_core.errors import ServiceError
-from rft_engine.copied import CopiedNativeEngine
+from rft_engine.native.copied_weights import CopiedNativeEngine
 from rft_engine.settings import DecodingEngineSettings
 from rft_models.lora.adapters import AdapterRules
 from rft_models.policy.causal_policy import CausalPolicy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rft_engine.native import NativeEngine
+from rft_engine.native.engine import NativeEngine
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy

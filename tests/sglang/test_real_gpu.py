@@ -13,10 +13,10 @@ import torch
 from policy_side import MAX_LEN, Policy
 
 from rft_core.errors import OptionsError
-from rft_engine.in_step import check_in_step
-from rft_engine.sglang_engine import SglangEngine
-from rft_engine.sglang_settings import SglangSettings
-from rft_engine.sglang_surface import signature, surface
+from rft_engine.sglang.engine import SglangEngine
+from rft_engine.sglang.pinned_api import signature, surface
+from rft_engine.sglang.settings import SglangSettings
+from rft_engine.weight_sync.logprob_probe import check_in_step
 
 pytestmark = pytest.mark.gpu
 

@@ -15,9 +15,9 @@ from rft_algos.algorithms.published import Grpo
 from rft_core.keyed_random import derive_key, permutation
 from rft_dist.collectives import SingleProcess
 from rft_dist.strategies.data_parallel import ReplicatedOptimizer
-from rft_engine.copied import CopiedNativeEngine
-from rft_engine.copied_check import check_copy
-from rft_engine.records import Completion
+from rft_engine.completions import Completion
+from rft_engine.native.copied_weights import CopiedNativeEngine
+from rft_engine.native.copy_check import check_copy
 from rft_models.decode.weight_copy import EngineCopy
 from rft_models.families.registry import PACKED_FAMILIES
 from rft_models.policy.causal_policy import CausalPolicy

@@ -11,10 +11,10 @@ from policy_side import MAX_LEN, Policy
 
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError
-from rft_engine.in_step import check_in_step
-from rft_engine.native import NativeEngine
-from rft_engine.vllm_engine import VllmEngine
-from rft_engine.vllm_settings import VllmSettings
+from rft_engine.native.engine import NativeEngine
+from rft_engine.vllm.engine import VllmEngine
+from rft_engine.vllm.settings import VllmSettings
+from rft_engine.weight_sync.logprob_probe import check_in_step
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.load import load_policy
 

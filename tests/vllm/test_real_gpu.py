@@ -9,10 +9,10 @@ import pytest
 import torch
 from policy_side import MAX_LEN, Policy
 
-from rft_engine.in_step import check_in_step
-from rft_engine.vllm_engine import VllmEngine
-from rft_engine.vllm_process import VllmProcessEngine
-from rft_engine.vllm_settings import VllmSettings
+from rft_engine.vllm.engine import VllmEngine
+from rft_engine.vllm.process import VllmProcessEngine
+from rft_engine.vllm.settings import VllmSettings
+from rft_engine.weight_sync.logprob_probe import check_in_step
 
 pytestmark = pytest.mark.gpu
 

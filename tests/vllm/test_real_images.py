@@ -9,10 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from rft_engine.native import NativeEngine
-from rft_engine.records import Completion
-from rft_engine.vllm_engine import VllmEngine
-from rft_engine.vllm_settings import VllmSettings
+from rft_engine.completions import Completion
+from rft_engine.native.engine import NativeEngine
+from rft_engine.vllm.engine import VllmEngine
+from rft_engine.vllm.settings import VllmSettings
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.files.checkpoint_names import as_saved
 from rft_models.policy.load import load_policy

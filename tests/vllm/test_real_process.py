@@ -13,10 +13,10 @@ import torch
 from policy_side import MAX_LEN, Policy
 from safetensors import safe_open
 
-from rft_engine.engine_process_weights import read_weight_file, write_weight_file
-from rft_engine.in_step import check_in_step
-from rft_engine.vllm_process import VllmProcessEngine
-from rft_engine.vllm_settings import VllmSettings
+from rft_engine.vllm.process import VllmProcessEngine
+from rft_engine.vllm.settings import VllmSettings
+from rft_engine.weight_sync.logprob_probe import check_in_step
+from rft_engine.weight_sync.weight_file import read_weight_file, write_weight_file
 
 GAP = 1e-4
 PROMPTS = [[2, 3, 4], [5, 6]]

@@ -14,13 +14,13 @@ import pytest
 import torch
 from PIL import Image
 
-from rft_engine.engine_replica import EngineReplica
-from rft_engine.native import NativeEngine
-from rft_engine.records import Completion
-from rft_engine.replicas import ReplicaEngine
-from rft_engine.shared_weights import WeightShelf
-from rft_engine.vllm_process import VllmProcessEngine
-from rft_engine.vllm_settings import VllmSettings
+from rft_engine.completions import Completion
+from rft_engine.native.engine import NativeEngine
+from rft_engine.replicas.engine import ReplicaEngine
+from rft_engine.replicas.external_engine import EngineReplica
+from rft_engine.vllm.process import VllmProcessEngine
+from rft_engine.vllm.settings import VllmSettings
+from rft_engine.weight_sync.shared_memory import WeightShelf
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.files.checkpoint_names import as_saved
 from rft_models.policy.causal_policy import CausalPolicy

@@ -14,8 +14,8 @@ from rft_cli.machine import Machine
 from rft_core.errors import ServiceError
 from rft_dist.collectives import SingleProcess
 from rft_dist.launch.process_group import ranks_from_environment
-from rft_engine import vllm_process
 from rft_engine.settings import DecodingEngineSettings
+from rft_engine.vllm import process
 from rft_models.lora.adapters import AdapterRules
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
@@ -58,7 +58,7 @@ def engine_of(
 ) -> tuple[Any, Gathered, Gathered]:
     policy.adapt(AdapterRules(2, kind=kind), seed=0)
     monkeypatch.setattr(engines, "_is_installed", lambda package: True)
-    monkeypatch.setattr(vllm_process, "VllmProcessEngine", Recorder)
+    monkeypatch.setattr(process, "VllmProcessEngine", Recorder)
     machine = Machine("cpu", ranks_from_environment({}), SingleProcess())
     every, adapters = Gathered(policy, trained=False), Gathered(policy, trained=True)
     given: dict[str, Any] = {"weights": lambda: policy.served(every()), "adapters": adapters} if in_blocks else {}

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_cli.agreed_weights import AgreedWeights, TogetherEngine
 from rft_core.errors import ServiceError
+from rft_engine.weight_sync.collective_provider import AgreedWeights, TogetherEngine
 
 NAMES = ("a", "b", "c")
 

@@ -10,8 +10,7 @@ from rft_cli.algorithm_choice import algorithm_record
 from rft_cli.async_choice import ahead_line, refuse_what_cannot_run_ahead
 from rft_cli.settings import RlSettings
 from rft_core.errors import OptionsError
-from rft_engine.settings import EngineSettings, TrainingSamplingSettings
-from rft_engine.settings_replicas import ReplicaSettings
+from rft_engine.settings import EngineSettings, ReplicaSettings, TrainingSamplingSettings
 from rft_models.settings import ModelSettings
 from rft_trainer.settings import AlgorithmSettings
 from rft_trainer.settings_async import AsyncSettings

@@ -14,9 +14,10 @@ from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_cli.engines import choose_engine, engine_check, make_engine
 from rft_core.errors import PreflightError
-from rft_engine import sglang_engine, vllm_process
 from rft_engine.settings import DecodingEngineSettings
-from rft_engine.sglang_settings import SglangSettings
+from rft_engine.sglang import engine as sglang_engine
+from rft_engine.sglang.settings import SglangSettings
+from rft_engine.vllm import process
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_settings_reach_the_engine_of_the_choice(
     installed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     put(installed, "sglang", "vllm")
-    for module, name in ((sglang_engine, "SglangEngine"), (vllm_process, "VllmProcessEngine")):
+    for module, name in ((sglang_engine, "SglangEngine"), (process, "VllmProcessEngine")):
         monkeypatch.setattr(module, name, lambda settings, weights, log_path, name=name: (name, settings, log_path))
     monkeypatch.setattr("rft_cli.engines.as_saved", lambda model, named: named)
     machine: Any = SimpleNamespace(device="cuda")

@@ -12,8 +12,7 @@ from rft_cli import plan_page
 from rft_cli.engines import EngineChoice
 from rft_cli.strategies import held_dtype, strategy_line
 from rft_dist.settings import StrategySettings
-from rft_engine.settings import EngineSettings
-from rft_engine.settings_replicas import ReplicaSettings
+from rft_engine.settings import EngineSettings, ReplicaSettings
 from rft_trainer.settings_async import AsyncSettings
 
 

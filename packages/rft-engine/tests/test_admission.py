@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rft_engine.admission import AdmissionQueue
+from rft_engine.native.scheduler import AdmissionQueue
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

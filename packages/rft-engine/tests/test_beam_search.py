@@ -8,9 +8,9 @@ import torch
 
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError, ServiceError
-from rft_engine.native import NativeEngine
-from rft_engine.records import Completion
-from rft_engine.testing import FakeCache, FakeDecodableModel
+from rft_engine.completions import Completion
+from rft_engine.native.engine import NativeEngine
+from rft_engine.testing.table_model import FakeCache, FakeDecodableModel
 
 VOCAB, END = 7, 6
 

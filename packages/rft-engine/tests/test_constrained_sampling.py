@@ -14,10 +14,10 @@ import torch
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core import keyed_random
 from rft_core.errors import OptionsError, ServiceError
-from rft_engine.constraint import TrieSampler, check_whole, end_tokens
-from rft_engine.native import NativeEngine
-from rft_engine.records import Completion
-from rft_engine.testing import FakeCache, FakeDecodableModel
+from rft_engine.completions import Completion
+from rft_engine.decoding.trie_constraint import TrieSampler, check_whole, end_tokens
+from rft_engine.native.engine import NativeEngine
+from rft_engine.testing.table_model import FakeCache, FakeDecodableModel
 
 VOCAB, END = 9, 8
 PROMPTS = [[1], [2, 3, 4], [5, 1], [6, 6, 2, 1, 3, 4, 5, 0], [0, 3], [4, 4, 4]]

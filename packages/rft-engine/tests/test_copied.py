@@ -11,12 +11,12 @@ from torch import Tensor
 
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import ServiceError
-from rft_engine.copied import CopiedNativeEngine
-from rft_engine.copied_check import check_copy
-from rft_engine.copied_testing import CARRY, FakeCopy, TablePolicy, table_of
-from rft_engine.native import NativeEngine
-from rft_engine.states import EngineState
-from rft_engine.testing import FakeCache, FakeDecodableModel
+from rft_engine.lifecycle import EngineState
+from rft_engine.native.copied_weights import CopiedNativeEngine
+from rft_engine.native.copy_check import check_copy
+from rft_engine.native.engine import NativeEngine
+from rft_engine.testing.copied_table_model import CARRY, FakeCopy, TablePolicy, table_of
+from rft_engine.testing.table_model import FakeCache, FakeDecodableModel
 
 PROMPTS, KEYS = [[1, 2], [3], [4, 5, 1]], [[11, 12], [13], [14, 15]]
 DRAW: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 5}

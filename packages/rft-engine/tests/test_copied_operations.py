@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 
 from rft_core.errors import ServiceError
-from rft_engine.copied import CopiedNativeEngine
-from rft_engine.copied_testing import CARRY, FakeCopy, TablePolicy, table_of
-from rft_engine.native import NativeEngine
-from rft_engine.testing import FakeDecodableModel
+from rft_engine.native.copied_weights import CopiedNativeEngine
+from rft_engine.native.engine import NativeEngine
+from rft_engine.testing.copied_table_model import CARRY, FakeCopy, TablePolicy, table_of
+from rft_engine.testing.table_model import FakeDecodableModel
 
 OPERATIONS = ("generate", "generate", "generate", "step", "load", "load", "break", "sleep", "wake", "wake", "refresh")
 

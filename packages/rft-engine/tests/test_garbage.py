@@ -14,12 +14,12 @@ import pytest
 
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import ServiceError
+from rft_engine.process.requests import GenerateCall, SampleResult, StepCounts
 from rft_engine.slowness import slowest_reason
-from rft_engine.vllm_engine import VllmEngine
-from rft_engine.vllm_local import LocalVllm
-from rft_engine.vllm_process import ProcessVllm, VllmProcessEngine
-from rft_engine.vllm_requests import GenerateCall, SampleResult, StepCounts
-from rft_engine.vllm_settings import VllmSettings
+from rft_engine.vllm.engine import VllmEngine
+from rft_engine.vllm.local import LocalVllm
+from rft_engine.vllm.process import ProcessVllm, VllmProcessEngine
+from rft_engine.vllm.settings import VllmSettings
 from rft_engine.vllm_testing import VOCAB, FakeVllm, fake_tensors, write_fake_model
 
 PROMPTS, KEYS = [[1, 2], [3]], [list(range(4)), list(range(50, 55))]

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError, PreflightError
-from rft_engine.memory_fit import CacheDemand, fitting_rows, free_host_memory
-from rft_engine.native import NativeEngine
-from rft_engine.testing import FakeCache, FakeDecodableModel
+from rft_engine.native.engine import NativeEngine
+from rft_engine.native.memory_budget import CacheDemand, fitting_rows, free_host_memory
+from rft_engine.testing.table_model import FakeCache, FakeDecodableModel
 
 CPU = torch.device("cpu")
 VOCAB = 7

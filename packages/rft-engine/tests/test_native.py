@@ -9,8 +9,8 @@ import torch
 
 from rft_core import keyed_random
 from rft_core.errors import OptionsError
-from rft_engine.native import NativeEngine
-from rft_engine.testing import FakeCache, FakeDecodableModel
+from rft_engine.native.engine import NativeEngine
+from rft_engine.testing.table_model import FakeCache, FakeDecodableModel
 
 VOCAB = 7
 

@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 
 from rft_core.errors import OptionsError, RftError
-from rft_engine.native import NativeEngine
-from rft_engine.prompt_checks import refuse_media
-from rft_engine.testing import FakeDecodableModel
-from rft_engine.vllm_engine import VllmEngine
-from rft_engine.vllm_settings import VllmSettings
+from rft_engine.native.engine import NativeEngine
+from rft_engine.request_checks import refuse_media
+from rft_engine.testing.table_model import FakeDecodableModel
+from rft_engine.vllm.engine import VllmEngine
+from rft_engine.vllm.settings import VllmSettings
 from rft_engine.vllm_testing import IMAGE_TOKEN, FakeVllm, fake_tensors, write_fake_model
 
 GREEDY: Mapping[str, Any] = {"temperature": 0.0, "max_new_tokens": 4}

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from rft_core.errors import OptionsError, ServiceError
-from rft_engine.native import NativeEngine
+from rft_engine.lifecycle import EngineState, StateMachine
+from rft_engine.native.engine import NativeEngine
 from rft_engine.protocols import DecodableModel
-from rft_engine.states import EngineState, StateMachine
-from rft_engine.testing import FakeCache, FakeDecodableModel
+from rft_engine.testing.table_model import FakeCache, FakeDecodableModel
 
 VOCAB = 5
 OPERATIONS = ("generate", "generate", "sleep", "sleep", "wake", "wake", "update", "crash", "close")

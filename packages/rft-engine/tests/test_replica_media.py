@@ -11,19 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_engine.engine_replica import EngineReplica
-from rft_engine.native import NativeEngine
-from rft_engine.records import Completion
-from rft_engine.replica_dealing import deal
-from rft_engine.replica_media import MediaShelf, ReceivedMedia, ShownMedia, distinct
-from rft_engine.replica_process import ProcessReplica, ReplicaLimits
-from rft_engine.replica_records import DrawCall, Drawn
-from rft_engine.replica_testing import CARRY, COMMAND, VOCAB, FakeMedia, number_of, table_of
-from rft_engine.replicas import ReplicaEngine
-from rft_engine.sampling import SamplingOptions
-from rft_engine.shared_weights import WeightShelf
-from rft_engine.testing import FakeDecodableModel
-from rft_engine.vllm_requests import EngineFacts
+from rft_engine.completions import Completion
+from rft_engine.decoding.token_sampler import SamplingOptions
+from rft_engine.native.engine import NativeEngine
+from rft_engine.native.partial_requests import DrawCall, Drawn
+from rft_engine.process.requests import EngineFacts
+from rft_engine.replicas.engine import ReplicaEngine
+from rft_engine.replicas.external_engine import EngineReplica
+from rft_engine.replicas.load_balancing import deal
+from rft_engine.replicas.process import ProcessReplica, ReplicaLimits
+from rft_engine.testing.replica_worker import CARRY, COMMAND, VOCAB, FakeMedia, number_of, table_of
+from rft_engine.testing.table_model import FakeDecodableModel
+from rft_engine.weight_sync.shared_images import MediaShelf, ReceivedMedia, ShownMedia, distinct
+from rft_engine.weight_sync.shared_memory import WeightShelf
 
 PROMPTS = [(1, 2), (1, 2), (4,), (1, 2), (5, 6, 1), (1, 2)]
 MEDIA = [FakeMedia.of(3), None, FakeMedia.of(1, 4), FakeMedia.of(8), None, FakeMedia.of(3)]

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import RftError, ServiceError
-from rft_engine.engine_process import EngineDied
-from rft_engine.native import NativeEngine
-from rft_engine.records import Completion
-from rft_engine.replica_dealing import deal
-from rft_engine.replica_process import ProcessReplica, ReplicaLimits
-from rft_engine.replica_records import DrawCall, Drawn
-from rft_engine.replica_testing import CARRY, COMMAND, VOCAB, table_of
-from rft_engine.replicas import ReplicaEngine
-from rft_engine.resumed_batch import ResumingEngine
-from rft_engine.sampling import SamplingOptions
-from rft_engine.shared_weights import Shelved, WeightShelf
-from rft_engine.testing import FakeDecodableModel
-from rft_engine.vllm_requests import EngineFacts
+from rft_engine.completions import Completion
+from rft_engine.decoding.token_sampler import SamplingOptions
+from rft_engine.native.engine import NativeEngine
+from rft_engine.native.partial_requests import DrawCall, Drawn
+from rft_engine.native.resumable_batch import ResumingEngine
+from rft_engine.process.client import EngineDied
+from rft_engine.process.requests import EngineFacts
+from rft_engine.replicas.engine import ReplicaEngine
+from rft_engine.replicas.load_balancing import deal
+from rft_engine.replicas.process import ProcessReplica, ReplicaLimits
+from rft_engine.testing.replica_worker import CARRY, COMMAND, VOCAB, table_of
+from rft_engine.testing.table_model import FakeDecodableModel
+from rft_engine.weight_sync.shared_memory import Shelved, WeightShelf
 
 PROMPTS = [(1,), (2, 3), (4,), (5, 6, 1), (2,), (3, 3)]
 KEYS = [[100 * p + s for s in range(3)] for p in range(len(PROMPTS))]

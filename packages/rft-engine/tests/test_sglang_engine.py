@@ -17,16 +17,17 @@ from rft_algos.decoding import sampling
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core import keyed_random
 from rft_core.errors import OptionsError, PreflightError, ServiceError
-from rft_engine import sglang_loader, sglang_testing
-from rft_engine.in_step import check_in_step
-from rft_engine.sglang_engine import SglangEngine
-from rft_engine.sglang_local import LocalSglang, log_kept_mass
-from rft_engine.sglang_runtime import InstalledSglang
-from rft_engine.sglang_settings import LOADER, SglangSettings, end_tokens, engine_arguments
-from rft_engine.sglang_surface import signature, surface, unknown_fields
+from rft_engine import sglang_testing
+from rft_engine.lifecycle import EngineState
+from rft_engine.sglang import weight_loader
+from rft_engine.sglang.engine import SglangEngine
+from rft_engine.sglang.local import LocalSglang, log_kept_mass
+from rft_engine.sglang.pinned_api import signature, surface, unknown_fields
+from rft_engine.sglang.runtime import InstalledSglang
+from rft_engine.sglang.settings import LOADER, SglangSettings, end_tokens, engine_arguments
 from rft_engine.sglang_testing import FakeEngine, FakeSglang
-from rft_engine.states import EngineState
 from rft_engine.vllm_testing import VOCAB, fake_logits, fake_tensors, write_fake_model
+from rft_engine.weight_sync.logprob_probe import check_in_step
 
 PROMPTS, KEYS = [[1, 2], [3]], [[10, 11, 12], [20, -21]]
 ASKED: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 5}
@@ -145,13 +146,13 @@ def test_settings_reach_sglang(make: Make, model_dir: Path) -> None:
         "enable_deterministic_inference": True,
         "enable_memory_saver": False,
         "enable_weights_cpu_backup": False,
-        "custom_weight_loader": ["rft_engine.sglang_loader.exchange"],
+        "custom_weight_loader": ["rft_engine.sglang.weight_loader.exchange"],
         "skip_tokenizer_init": True,
         "trust_remote_code": False,
         "log_level": "error",
     }
     module, _, name = LOADER.rpartition(".")
-    assert (module, getattr(sglang_loader, name)) == (sglang_loader.__name__, sglang_loader.exchange)
+    assert (module, getattr(weight_loader, name)) == (weight_loader.__name__, weight_loader.exchange)
     assert "attention_backend" not in engine_arguments(
         SglangSettings(model_dir=model_dir, max_rows=1, max_len=8, dtype="bfloat16")
     )
@@ -383,7 +384,7 @@ def test_a_prefix_cache_that_is_not_dropped_or_a_worker_s_error_ends_the_load(ma
 
 def test_a_worker_that_does_not_answer_is_an_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make(Policy(6))
-    monkeypatch.setattr(sglang_loader, "exchange", lambda model, named_tensors: None)
+    monkeypatch.setattr(weight_loader, "exchange", lambda model, named_tensors: None)
     with pytest.raises(ServiceError, match="0 of 1 workers answered"):
         engine.load_weights(1)
 
@@ -463,7 +464,7 @@ def test_sglang_that_is_not_installed_is_named_with_its_command() -> None:
 
 
 def _call() -> Any:
-    from rft_engine.vllm_requests import GenerateCall
+    from rft_engine.process.requests import GenerateCall
 
     options = {"temperature": 1.0, "max_new_tokens": 3, "stop_token_ids": ()}
     return GenerateCall(version=0, options=options, keys=[1, 2], prompts=[[1]], requests=[(0, 0), (1, 0)])

@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from rft_core.errors import OptionsError, ServiceError
-from rft_engine.engine_process import EngineDied
-from rft_engine.held_weights import held_tensor
-from rft_engine.in_step import check_in_step
-from rft_engine.own_process_settings import EngineDeadlines
-from rft_engine.sglang_engine import SglangEngine
-from rft_engine.sglang_local import LocalSglang
-from rft_engine.sglang_settings import SglangSettings
-from rft_engine.sglang_surface import surface, version
+from rft_engine.lifecycle import EngineState
+from rft_engine.process.client import EngineDied
+from rft_engine.process.settings import EngineDeadlines
+from rft_engine.sglang.engine import SglangEngine
+from rft_engine.sglang.local import LocalSglang
+from rft_engine.sglang.pinned_api import surface, version
+from rft_engine.sglang.settings import SglangSettings
 from rft_engine.sglang_testing import FakeSglang
-from rft_engine.states import EngineState
 from rft_engine.vllm_testing import fake_logits, fake_tensors, write_fake_model
+from rft_engine.weight_sync.fused_parameters import held_tensor
+from rft_engine.weight_sync.logprob_probe import check_in_step
 
 PROMPTS, KEYS = [[1, 2], [3]], [list(range(10)), list(range(50, 60))]
 ASKED = {"temperature": 1.0, "max_new_tokens": 6}
@@ -35,7 +35,7 @@ def worker(make: str = "FakeSglang()", before: str = "") -> list[str]:
         "import os, sys, torch\n"
         "torch.set_num_threads(1)\n"
         "from pathlib import Path\n"
-        "from rft_engine import sglang_worker\n"
+        "from rft_engine.sglang import worker as sglang_worker\n"
         "from rft_engine.sglang_testing import FakeSglang\n"
         f"{before}\n"
         f"sglang_worker.serve(int(sys.argv[1]), int(sys.argv[2]), lambda: {make})\n"

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rft_engine.native import NativeEngine
-from rft_engine.records import EngineStats
+from rft_engine.completions import EngineStats
+from rft_engine.native.engine import NativeEngine
 from rft_engine.slowness import slowest_reason
-from rft_engine.testing import FakeDecodableModel
+from rft_engine.testing.table_model import FakeDecodableModel
 
 BUSY = EngineStats(
     num_generated_tokens=10_000,

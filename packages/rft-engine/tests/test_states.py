@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rft_core.errors import OptionsError, ServiceError
-from rft_engine.native import NativeEngine
-from rft_engine.states import EngineState
-from rft_engine.testing import FakeCache, FakeDecodableModel
+from rft_engine.lifecycle import EngineState
+from rft_engine.native.engine import NativeEngine
+from rft_engine.testing.table_model import FakeCache, FakeDecodableModel
 
 
 def new_engine() -> NativeEngine[FakeCache]:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError, PreflightError, ServiceError
-from rft_engine.in_step import check_in_step
-from rft_engine.native import NativeEngine
-from rft_engine.own_process_settings import EngineDeadlines
-from rft_engine.states import EngineState
-from rft_engine.vllm_engine import VllmEngine
-from rft_engine.vllm_runtime import InstalledVllm
-from rft_engine.vllm_settings import VllmSettings, llm_arguments
+from rft_engine.lifecycle import EngineState
+from rft_engine.native.engine import NativeEngine
+from rft_engine.process.settings import EngineDeadlines
+from rft_engine.vllm.engine import VllmEngine
+from rft_engine.vllm.runtime import InstalledVllm
+from rft_engine.vllm.settings import VllmSettings, llm_arguments
 from rft_engine.vllm_testing import VOCAB, FakeVllm, fake_logits, fake_tensors, write_fake_model
+from rft_engine.weight_sync.logprob_probe import check_in_step
 
 PROMPTS = [[1], [2, 3, 4], [5, 1], [6, 6, 2, 1, 3, 4, 5, 0, 9, 10, 7, 8, 2], [0, 3]]
 KEYS = [[100 * p + s for s in range(n)] for p, n in enumerate([3, 1, 4, 2, 5])]
@@ -332,7 +332,7 @@ def test_a_head_that_is_not_packed_again_is_caught_by_the_probe(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM's own fault on a CPU: every parameter shows the new values, the head multiplies with the old."""
-    monkeypatch.setattr("rft_engine.vllm_extension.repack_tied", lambda model: 0)
+    monkeypatch.setattr("rft_engine.vllm.worker_extension.repack_tied", lambda model: 0)
     policy = Policy()
     engine, _ = make(model_dir, policy)
     policy.change(3)

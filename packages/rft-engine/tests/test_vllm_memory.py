@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from rft_core.errors import ServiceError
-from rft_engine.device_inventory import Device, DeviceProcess, nvidia_inventory, parse_inventory, visible_device
-from rft_engine.vllm_engine import VllmEngine
-from rft_engine.vllm_local import LocalVllm
-from rft_engine.vllm_memory import memory_error
-from rft_engine.vllm_process import ProcessVllm
-from rft_engine.vllm_settings import VllmSettings
+from rft_engine.vllm.engine import VllmEngine
+from rft_engine.vllm.gpu_processes import Device, DeviceProcess, nvidia_inventory, parse_inventory, visible_device
+from rft_engine.vllm.local import LocalVllm
+from rft_engine.vllm.out_of_memory import memory_error
+from rft_engine.vllm.process import ProcessVllm
+from rft_engine.vllm.settings import VllmSettings
 from rft_engine.vllm_testing import FakeVllm, write_fake_model
 
 AT_START = (

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 from rft_core.errors import OptionsError, ServiceError
-from rft_engine.engine_process import EngineDied, EngineProcess, error_fields
-from rft_engine.in_step import check_in_step
-from rft_engine.own_process_settings import EngineDeadlines
-from rft_engine.states import EngineState
-from rft_engine.vllm_engine import VllmEngine
-from rft_engine.vllm_local import LocalVllm
-from rft_engine.vllm_process import VllmProcessEngine
-from rft_engine.vllm_requests import SampleResult
-from rft_engine.vllm_settings import VllmSettings
+from rft_engine.lifecycle import EngineState
+from rft_engine.process.client import EngineDied, EngineProcess, error_fields
+from rft_engine.process.requests import SampleResult
+from rft_engine.process.settings import EngineDeadlines
+from rft_engine.vllm.engine import VllmEngine
+from rft_engine.vllm.local import LocalVllm
+from rft_engine.vllm.process import VllmProcessEngine
+from rft_engine.vllm.settings import VllmSettings
 from rft_engine.vllm_testing import FakeVllm, fake_logits, fake_tensors, write_fake_model
+from rft_engine.weight_sync.logprob_probe import check_in_step
 
 PROMPTS, KEYS = [[1, 2], [3]], [list(range(10)), list(range(50, 60))]
 ASKED = {"temperature": 1.0, "max_new_tokens": 6}
@@ -36,7 +36,7 @@ def worker(make: str = "FakeVllm()", before: str = "") -> list[str]:
         "import os, sys, torch\n"
         "torch.set_num_threads(1)\n"
         "from pathlib import Path\n"
-        "from rft_engine import vllm_worker\n"
+        "from rft_engine.vllm import worker as vllm_worker\n"
         "from rft_engine.vllm_testing import FakeVllm\n"
         f"{before}\n"
         f"vllm_worker.serve(int(sys.argv[1]), int(sys.argv[2]), lambda: {make})\n"
@@ -133,7 +133,7 @@ def test_the_process_ends_with_its_owner(model_dir: Path, tmp_path: Path) -> Non
     code = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from rft_engine.engine_process import EngineProcess\n"
+        "from rft_engine.process.client import EngineProcess\n"
         f"child = EngineProcess({worker()!r}, {{}}, Path({str(tmp_path / 'log')!r}))\n"
         "print(child.pid, flush=True)\n"
         "import os; os._exit(0)\n"

@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from rft_core.errors import OptionsError, StorageError
-from rft_engine import engine_process_weights, vllm_transport
-from rft_engine.engine_process_weights import read_header, read_weight_file, shared_directory, write_weight_file
-from rft_engine.held_weights import held_tensor
-from rft_engine.vllm_handles import decode, encode
-from rft_engine.vllm_local import LocalVllm
-from rft_engine.vllm_settings import VllmSettings
+from rft_engine.vllm import weight_transport
+from rft_engine.vllm.cuda_ipc import decode, encode
+from rft_engine.vllm.local import LocalVllm
+from rft_engine.vllm.settings import VllmSettings
+from rft_engine.vllm.weight_transport import SyncClient, WeightTransport, resolve_transport
 from rft_engine.vllm_testing import FakeVllm, fake_tensors, write_fake_model
-from rft_engine.vllm_transport import SyncClient, WeightTransport, resolve_transport
-from rft_engine.weight_digests import WeightSource, element_digest
+from rft_engine.weight_sync import weight_file
+from rft_engine.weight_sync.fingerprints import WeightSource, element_digest
+from rft_engine.weight_sync.fused_parameters import held_tensor
+from rft_engine.weight_sync.weight_file import read_header, read_weight_file, shared_directory, write_weight_file
 
 
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
@@ -59,7 +60,7 @@ def test_full_memory_is_an_error_and_not_the_end_of_the_process(
     def full(*_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(engine_process_weights.os, "posix_fallocate", full)
+    monkeypatch.setattr(weight_file.os, "posix_fallocate", full)
     with pytest.raises(StorageError, match="No space left") as caught:
         write_weight_file(tmp_path / "weights", iter([("a", torch.zeros(4))]))
     assert "TMPDIR" in caught.value.problem.do
@@ -220,4 +221,4 @@ def test_a_free_port_can_be_listened_on() -> None:
     import socket
 
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", vllm_transport.free_port()))
+        sock.bind(("127.0.0.1", weight_transport.free_port()))

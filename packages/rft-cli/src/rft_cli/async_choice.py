@@ -11,7 +11,7 @@ from rft_cli.environment_choice import ChosenEnvironment
 from rft_cli.machine import choose_device
 from rft_cli.settings import RlSettings
 from rft_core.errors import OptionsError
-from rft_engine.replicas import ReplicaEngine
+from rft_engine.replicas.engine import ReplicaEngine
 from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.asynchronous.rollout_queue import AheadRules, RolloutQueue
 from rft_trainer.ledger import Ledger

@@ -11,16 +11,16 @@ from typing import Any, cast
 import torch
 
 from rft_cli.adapter_sync import adds_adapters, alone_adapters
-from rft_cli.agreed_weights import AgreedWeights, TogetherEngine
 from rft_cli.machine import Machine
 from rft_core.errors import PreflightError
-from rft_engine.copied import CopiedNativeEngine
-from rft_engine.copied_check import check_copy
-from rft_engine.hf import HfEngine
-from rft_engine.native import NativeEngine
-from rft_engine.replicas import ReplicaEngine
+from rft_engine.hf_engine import HfEngine
+from rft_engine.native.copied_weights import CopiedNativeEngine
+from rft_engine.native.copy_check import check_copy
+from rft_engine.native.engine import NativeEngine
+from rft_engine.replicas.engine import ReplicaEngine
 from rft_engine.settings import DecodingEngineSettings
-from rft_engine.weight_digests import WeightProvider
+from rft_engine.weight_sync.collective_provider import AgreedWeights, TogetherEngine
+from rft_engine.weight_sync.fingerprints import WeightProvider
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.decode.hf_generate import HfGenerator
 from rft_models.decode.weight_copy import EngineCopy, needs_copy
@@ -131,10 +131,10 @@ def make_engine(
     if choice.name == "native":
         graphs = not settings.engine_enforce_eager
         return native_engine(policy, rows, max_len, machine.device, dtype=dtype, weights=weights, graphs=graphs)
-    from rft_engine.sglang_engine import SglangEngine
-    from rft_engine.sglang_settings import SglangSettings
-    from rft_engine.vllm_process import VllmProcessEngine
-    from rft_engine.vllm_settings import VllmSettings
+    from rft_engine.sglang.engine import SglangEngine
+    from rft_engine.sglang.settings import SglangSettings
+    from rft_engine.vllm.process import VllmProcessEngine
+    from rft_engine.vllm.settings import VllmSettings
 
     sends_alone = adds_adapters(policy, choice.name) and (weights is None or adapters is not None)
     gathered = adapters if sends_alone else weights
@@ -197,7 +197,7 @@ def engine_check(
     is_copy, are_replicas = isinstance(engine, CopiedNativeEngine), isinstance(engine, ReplicaEngine)
     if choose_engine(settings, machine.device).shares_weights and not (is_copy or are_replicas):
         return None
-    from rft_engine.in_step import check_in_step
+    from rft_engine.weight_sync.logprob_probe import check_in_step
 
     def logprobs(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> list[list[float]]:
         pairs = [(list(prompt), list(new)) for prompt, new in zip(prompts, completions, strict=True)]

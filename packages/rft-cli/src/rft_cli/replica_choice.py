@@ -14,17 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_cli.agreed_weights import AgreedWeights
 from rft_cli.engines import EngineChoice, choose_engine
 from rft_cli.machine import Machine, usable_cores
 from rft_cli.settings import RlSettings
 from rft_core.errors import PreflightError
-from rft_engine.draw_round import Replica
-from rft_engine.engine_replica import EngineReplica
-from rft_engine.replica_process import ProcessReplica
-from rft_engine.replicas import ReplicaEngine
-from rft_engine.shared_weights import WeightShelf
-from rft_engine.weight_digests import WeightProvider
+from rft_engine.replicas.dispatch import Replica
+from rft_engine.replicas.engine import ReplicaEngine
+from rft_engine.replicas.external_engine import EngineReplica
+from rft_engine.replicas.process import ProcessReplica
+from rft_engine.weight_sync.collective_provider import AgreedWeights
+from rft_engine.weight_sync.fingerprints import WeightProvider
+from rft_engine.weight_sync.shared_memory import WeightShelf
 from rft_models.files.checkpoint_names import as_saved
 from rft_models.policy.causal_policy import CausalPolicy
 
@@ -167,10 +167,10 @@ def _whole(
     dtype: torch.dtype,
 ) -> EngineReplica:
     """vLLM or SGLang."""
-    from rft_engine.sglang_engine import SglangEngine
-    from rft_engine.sglang_settings import SglangSettings
-    from rft_engine.vllm_process import VllmProcessEngine
-    from rft_engine.vllm_settings import VllmSettings
+    from rft_engine.sglang.engine import SglangEngine
+    from rft_engine.sglang.settings import SglangSettings
+    from rft_engine.vllm.process import VllmProcessEngine
+    from rft_engine.vllm.settings import VllmSettings
 
     given = settings.engine
     kind = SglangSettings if choice.name == "sglang" else VllmSettings

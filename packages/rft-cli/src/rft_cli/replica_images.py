@@ -12,7 +12,7 @@ from rft_models.vision.media import ImageInputs, Media
 
 
 def received_media(plain: Mapping[str, Any], pixel_values: Sequence[Tensor]) -> Media:
-    """A `MakeMedia` of `rft_engine.replica_media`.
+    """A `MakeMedia` of `rft_engine.weight_sync.shared_images`.
 
     Raises:
         ServiceError: the pixel values are not those that were sent.

@@ -1,4 +1,4 @@
-"""An engine replica's process: `python -m rft_cli.replica_worker READ_FD WRITE_FD` (`rft_engine.replica_worker`)."""
+"""An engine replica's process: `python -m rft_cli.replica_worker READ_FD WRITE_FD` (`rft_engine.replicas.worker`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from rft_cli.determinism import repeat_exactly
 from rft_cli.replica_images import received_media
-from rft_engine.replica_worker import ReplicaModel, named, serve_replica
+from rft_engine.replicas.worker import ReplicaModel, named, serve_replica
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.families.custom import load_model_code
 from rft_models.policy.load import load_policy

@@ -21,10 +21,10 @@ from rft_engine.settings import (
     DecodingEngineSettings,
     EngineSettings,
     ProbeLengthSettings,
+    ReplicaSettings,
     SamplingSettings,
     TrainingSamplingSettings,
 )
-from rft_engine.settings_replicas import ReplicaSettings
 from rft_models.settings import AdapterSettings, BuildSettings, ModelSettings, WeightsSettings
 from rft_trainer.settings import (
     AlgorithmSettings,

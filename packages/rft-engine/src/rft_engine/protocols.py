@@ -1,6 +1,6 @@
 """What the in-process engine needs from a model, as the engine sees it.
 
-`rft_models` implements both; a deterministic double is in `rft_engine.testing`. Shape letters:
+`rft_models` implements both; a deterministic double is in `rft_engine.testing.table_model`. Shape letters:
 P prompts of one prefill, L tokens of the longest of them, B rows of the cache, V vocabulary.
 """
 

@@ -118,3 +118,12 @@ class TrainingSamplingSettings(SamplingSettings):
 
     first_token_temperature: float = field(default=10.0, metadata={"above": 0.0})
     """Temperature of the first token (with `use_fire`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaSettings:
+    """Engines side by side."""
+
+    engine_replicas: int = field(default=1, metadata={"minimum": 1})
+    """Engines that share the prompts of a step between them, each a process with the whole weights, for every rank;
+    their number changes no token. 1 = one engine, which shares the trainer's process and weights where it can."""

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from rft_core import keyed_random
-from rft_engine.engine_process_weights import read_weight_file
-from rft_engine.sglang_settings import end_tokens
-from rft_engine.sglang_surface import signature, unknown_fields
+from rft_engine.sglang.pinned_api import signature, unknown_fields
+from rft_engine.sglang.settings import end_tokens
 from rft_engine.vllm_testing import HIDDEN, PADDING, VOCAB, fake_logits
+from rft_engine.weight_sync.weight_file import read_weight_file
 
 _EMBEDDING, _NORM = "model.embed_tokens.weight", "model.norm.weight"
 _ATTENTION = "model.layers.0.self_attn."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rft_engine.records import EngineStats
+from rft_engine.completions import EngineStats
 
 LONG_TAIL = 3.0
 """Longest over median completion, above which idle rows are the tail's doing."""

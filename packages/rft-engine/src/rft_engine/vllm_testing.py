@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_engine.engine_process_weights import read_weight_file, write_weight_file
-from rft_engine.vllm_draws import KeyedDraws
-from rft_engine.vllm_extension import VllmWorkerExtension
+from rft_engine.vllm.keyed_sampler import KeyedDraws
+from rft_engine.vllm.worker_extension import VllmWorkerExtension
+from rft_engine.weight_sync.weight_file import read_weight_file, write_weight_file
 
 VOCAB, HIDDEN, PADDING = 11, 8, 5
 IMAGE_TOKEN = 10

@@ -123,7 +123,7 @@ def _hf(values: Values, origins: Origins) -> Iterator[Problem]:
 
 
 def _sglang(values: Values, origins: Origins) -> Iterator[Problem]:
-    """What SGLang cannot do, or cannot tell the log-probs of (`rft_engine.sglang_settings` has the whole list)."""
+    """What SGLang cannot do, or cannot tell the log-probs of (`rft_engine.sglang.settings` has the whole list)."""
     why = "SGLang rounds matrices when it starts, and not those that are loaded after every step"
     if values.get("engine_fp8"):
         yield _problem("engine.sglang.quantization", origins, values, ["engine_fp8", "engine_type"], why, _VLLM)

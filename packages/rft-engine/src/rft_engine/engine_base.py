@@ -1,0 +1,32 @@
+"""What every engine tells of itself: its state, the version of its weights, its last call."""
+
+from __future__ import annotations
+
+from rft_engine.completions import EngineStats
+from rft_engine.lifecycle import EngineState, StateMachine, Transition
+
+
+class ToldEngine:
+    """The common part of the engines; call `__init__` first."""
+
+    def __init__(self) -> None:
+        self._states = StateMachine()
+        self._stats = EngineStats()
+
+    @property
+    def state(self) -> EngineState:
+        return self._states.state
+
+    @property
+    def weight_version(self) -> int:
+        """Version that the next completions carry; 0 until `load_weights`."""
+        return self._states.weight_version
+
+    @property
+    def last_transitions(self) -> tuple[Transition, ...]:
+        """The last five things the engine was asked to do about its state, oldest first."""
+        return self._states.history
+
+    def stats(self) -> EngineStats:
+        """Figures of the last `generate`."""
+        return self._stats

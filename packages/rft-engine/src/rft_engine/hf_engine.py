@@ -1,0 +1,273 @@
+"""The engine of last resort and of comparison: `generate` of transformers, whatever the model is.
+
+The draw is ours: at every step the logits go through the sampler of the in-process engine, so the
+tokens of a sample depend on its key as they do there, and log-probs mean the same. What is theirs
+is everything else: the loop, the cache, padding to the longest prompt, rows that wait for the last.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rft_algos.decoding.token_trie import TokenTrie
+from rft_core import keyed_random
+from rft_engine.completions import Completion, EngineStats
+from rft_engine.decoding.token_sampler import SamplingOptions, TokenSampler
+from rft_engine.decoding.trie_constraint import TrieSampler, check_constraint, check_whole
+from rft_engine.engine_base import ToldEngine
+from rft_engine.request_checks import check_budgets, check_keys, check_media, check_prompts
+from rft_engine.typed_lists import floats, integers
+
+Pick = Callable[[Tensor, int], Tensor]
+"""([B, V] float32 logits, how many tokens the rows have so far) -> [B] int64 the next ones."""
+
+
+class WholeGenerator(Protocol):
+    """A model that generates whole rows, and asks for each token."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_positions(self) -> int:
+        """Tokens of the longest sequence that the model can place; 0 = no limit."""
+        ...
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        pick: Pick,
+        ended: Callable[[], Tensor],
+        media: Sequence[Any] | None = None,
+    ) -> None:
+        """Continue every row until [B] bool `ended()`, asked after each token, or for `max_new_tokens`.
+
+        `media` are the images of each row, None where it has none.
+
+        Rows that ended may be asked for as long as others have not.
+        """
+        ...
+
+
+class HfEngine(ToldEngine):
+    """Batches of rows through a `WholeGenerator` that shares the weights being trained.
+
+    Not thread-safe, as the in-process engine. `max_rows` rows are generated at a time, in the order of their length.
+    """
+
+    def __init__(
+        self, model: WholeGenerator, *, max_rows: int, max_len: int, device: torch.device | str = "cpu"
+    ) -> None:
+        """
+        Args:
+            model: what generates.
+            max_rows: sequences generated at once.
+            max_len: tokens of the longest prompt with its completion.
+            device: where the model is.
+        """
+        self._model, self._max_rows = model, max_rows
+        self._max_len = min(max_len, model.max_positions or max_len)
+        self._device = torch.device(device)
+        super().__init__()
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sample_keys: Sequence[Sequence[int]],
+        *,
+        temperature: float,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        max_new_tokens: int,
+        min_new_tokens: int = 0,
+        stop_token_ids: Sequence[int] = (),
+        first_token_temperature: float | None = None,
+        budgets: Sequence[Sequence[int]] | None = None,
+        constraint: TokenTrie | None = None,
+        media: Sequence[object | None] | None = None,
+    ) -> list[list[Completion]]:
+        """See `NativeEngine.generate`: the same arguments, completions and errors."""
+        self._states.require_ready("generate")
+        options = SamplingOptions(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=min_new_tokens,
+            stop_token_ids=tuple(stop_token_ids),
+            first_token_temperature=first_token_temperature,
+        )
+        options.check(self._model.vocab_size)
+        check_keys(prompts, sample_keys)
+        check_media(prompts, media)
+        check_prompts(prompts, max_new_tokens, self._max_len, self._model.vocab_size)
+        allowed = check_budgets(sample_keys, budgets, max_new_tokens)
+        if constraint is not None:
+            check_constraint(constraint, options, allowed, self._model.vocab_size)
+        started = time.perf_counter()
+        rows = [(prompt, key) for prompt, keys in zip(prompts, sample_keys, strict=True) for key in keys]
+        images = [one for one, keys in zip(media or (), sample_keys, strict=False) for _ in keys]
+        order = sorted(range(len(rows)), key=lambda place: -len(rows[place][0]))
+        found: dict[int, Completion] = {}
+        num_steps = 0
+        for first in range(0, len(order), self._max_rows):
+            chosen = order[first : first + self._max_rows]
+            draws = self._draws(options, [rows[at][1] for at in chosen], [allowed[at] for at in chosen], constraint)
+            longest = max(allowed[at] for at in chosen)
+            seen = [[images[at] for at in chosen]] if images else []
+            self._model.run([rows[at][0] for at in chosen], longest, draws.pick, draws.ended, *seen)
+            found |= dict(zip(chosen, draws.completions(self.weight_version), strict=True))
+            num_steps += draws.num_steps
+        in_order = [found[place] for place in range(len(rows))]
+        if constraint is not None:
+            check_whole(constraint, in_order)
+        self._stats = _stats(in_order, rows, num_steps, self._max_rows, time.perf_counter() - started)
+        completions = iter(in_order)
+        return [[next(completions) for _ in keys] for keys in sample_keys]
+
+    def _draws(
+        self, options: SamplingOptions, keys: Sequence[int], budgets: Sequence[int], constraint: TokenTrie | None
+    ) -> _Draws:
+        given = (options, keys, budgets, self._model.vocab_size, self._device)
+        return _Draws(*given) if constraint is None else _ConstrainedDraws(*given, constraint)
+
+    def load_weights(self, version: int) -> None:
+        """Serve the model's present parameters as `version`; see `NativeEngine.load_weights`."""
+        self._states.load_weights(version)
+
+    def refresh(self) -> None:
+        """The parameters changed outside of a training step; nothing is derived from them here."""
+        self._states.refresh()
+
+    def sleep(self, level: int = 1) -> None:
+        """No cache outlives a call, so there is nothing to give up but the right to generate."""
+        self._states.sleep(level)
+
+    def wake(self) -> None:
+        """Be ready again. Does nothing when awake."""
+        self._states.wake()
+
+    def close(self) -> None:
+        """Refuse everything from now on. Does nothing when closed."""
+        self._states.close()
+
+
+class _Draws:
+    """The tokens of one batch of rows, as they are asked for."""
+
+    def __init__(
+        self,
+        options: SamplingOptions,
+        keys: Sequence[int],
+        budgets: Sequence[int],
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        self._options, self._device = options, device
+        self._sampler = TokenSampler(options, vocab_size, device)
+        self._first_sampler = TokenSampler(options.for_first_token, vocab_size, device)
+        self._uniforms_BM = keyed_random.uniforms(keys, options.max_new_tokens).to(device)
+        self._budgets_B = torch.tensor(list(budgets), device=device)
+        self._ended_B = torch.zeros(len(keys), dtype=torch.bool, device=device)
+        self._drawn: list[tuple[Tensor, ...]] = []
+
+    @property
+    def num_steps(self) -> int:
+        """Tokens that were drawn for every row."""
+        return len(self._drawn)
+
+    def pick(self, logits_BV: Tensor, step: int) -> Tensor:
+        """[B] the token number `step` of every row."""
+        assert step == len(self._drawn), f"token {step} asked for, {len(self._drawn)} were drawn"
+        drawn = self._draw(logits_BV, self._uniforms_BM[:, step], step)
+        self._drawn.append(drawn)
+        self._ended_B |= self._is_last(drawn) | (self._budgets_B <= step + 1)
+        return drawn[0]
+
+    def ended(self) -> Tensor:
+        """[B] bool: rows that need no more tokens."""
+        return self._ended_B
+
+    def _draw(self, logits_BV: Tensor, uniforms_B: Tensor, step: int) -> tuple[Tensor, ...]:
+        sampler = self._sampler if step else self._first_sampler
+        waits = step < self._options.min_new_tokens and self._sampler.has_stop_tokens
+        may_stop_B = torch.zeros(logits_BV.shape[0], dtype=torch.bool, device=self._device) if waits else None
+        return sampler.draw(logits_BV, uniforms_B, may_stop_B)
+
+    def _is_last(self, drawn: tuple[Tensor, ...]) -> Tensor:
+        """Bool, in the shape of the tokens: the row stops with it."""
+        return self._sampler.is_stop_V[drawn[0]]
+
+    def completions(self, weight_version: int) -> list[Completion]:
+        """As records; what was drawn behind an end or beyond a budget is left out."""
+        together = tuple(torch.stack(parts, dim=1) for parts in zip(*self._drawn, strict=True))
+        is_last_BN = self._is_last(together)
+        lengths_B = torch.where(is_last_BN.any(1), is_last_BN.int().argmax(1) + 1, self._options.max_new_tokens + 1)
+        stopped_B, lengths_B = lengths_B <= self._budgets_B, lengths_B.minimum(self._budgets_B)
+        tokens_BN, logprobs_BN, mass_BN = (column.cpu() for column in together[:3])
+        return [
+            Completion(
+                token_ids=tuple(integers(tokens_BN[row, :length])),
+                logprobs=tuple(floats(logprobs_BN[row, :length])),
+                log_kept_mass=tuple(floats(mass_BN[row, :length])),
+                finish_reason="stop" if stopped else "length",
+                weight_version=weight_version,
+            )
+            for row, (length, stopped) in enumerate(zip(integers(lengths_B), integers(stopped_B), strict=True))
+        ]
+
+
+class _ConstrainedDraws(_Draws):
+    """Within a tree of sequences: a row ends with its sequence."""
+
+    def __init__(
+        self,
+        options: SamplingOptions,
+        keys: Sequence[int],
+        budgets: Sequence[int],
+        vocab_size: int,
+        device: torch.device,
+        trie: TokenTrie,
+    ) -> None:
+        super().__init__(options, keys, budgets, vocab_size, device)
+        trie = trie.to(device)
+        self._walk, self._first_walk = TrieSampler(options, trie), TrieSampler(options.for_first_token, trie)
+        self._states_B = TrieSampler.start(len(keys), device)
+
+    def _draw(self, logits_BV: Tensor, uniforms_B: Tensor, step: int) -> tuple[Tensor, ...]:
+        drawn = (self._walk if step else self._first_walk).draw(logits_BV, uniforms_B, self._states_B)
+        self._states_B = drawn[3]
+        return drawn
+
+    def _is_last(self, drawn: tuple[Tensor, ...]) -> Tensor:
+        return self._walk.ends_S[drawn[3]]
+
+
+def _stats(
+    completions: Sequence[Completion],
+    rows: Sequence[tuple[Sequence[int], int]],
+    num_steps: int,
+    num_slots: int,
+    seconds: float,
+) -> EngineStats:
+    lengths = [len(completion.token_ids) for completion in completions]
+    if not lengths:
+        return EngineStats()
+    return EngineStats(
+        num_generated_tokens=sum(lengths),
+        num_prefill_tokens=sum(len(prompt) for prompt, _ in rows),  # once a sample
+        num_decode_steps=num_steps,
+        mean_occupancy=sum(lengths) / (num_steps * min(num_slots, len(rows))),
+        tail_ratio=max(lengths) / statistics.median(lengths),
+        seconds=seconds,
+        rows=min(num_slots, len(rows)),
+        rows_asked=min(num_slots, len(rows)),
+    )

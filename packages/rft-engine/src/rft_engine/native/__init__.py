@@ -1,0 +1,1 @@
+"""The in-process engine: continuous batching on a `DecodableModel`. May import `decoding` and `weight_sync`."""

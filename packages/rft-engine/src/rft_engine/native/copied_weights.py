@@ -1,0 +1,194 @@
+"""The in-process engine on weights of its own: copied from the policy at every version, and verified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rft_core.errors import ServiceError
+from rft_engine.lifecycle import EngineState, StateMachine
+from rft_engine.native.engine import NativeEngine
+from rft_engine.process.requests import EngineFacts
+from rft_engine.protocols import CacheT, DecodableModel
+from rft_engine.weight_sync.fingerprints import Fingerprint, WeightProvider, compare, element_digest
+
+
+class WeightCopy(DecodableModel[CacheT], Protocol):
+    """A decodable model whose tensors are written from outside (`rft_models.decode.weight_copy.EngineCopy`)."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its floating-point tensors."""
+        ...
+
+    def begin(self) -> None:
+        """Take memory where there is none; from now on every tensor is waited for."""
+        ...
+
+    def write(self, name: str, tensor: Tensor) -> tuple[str, Tensor]:
+        """Take over one whole tensor; returns its name here and what holds it now."""
+        ...
+
+    def finish(self) -> None:
+        """Refuse if a tensor did not come; derive what is computed from them."""
+        ...
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What it computes with, under the names of `write`."""
+        ...
+
+    def own_name(self, name: str) -> str:
+        """The name under which `named_tensors` has this tensor of the policy."""
+        ...
+
+    def drop(self) -> None:
+        """Give the memory of the tensors back; `begin` takes it again."""
+        ...
+
+
+class CopiedNativeEngine(NativeEngine[CacheT]):
+    """`NativeEngine` on a copy of the policy: the same tokens for the same weights, to the bit in the same dtype.
+
+    Nothing is generated before a load has succeeded in full: all tensors came, and digests of some elements of
+    each agree on both sides. The cache is dropped with every version.
+
+    Example::
+
+        engine = CopiedNativeEngine(EngineCopy(policy), policy.named_parameters, max_rows=64, max_len=512)
+        engine.refresh()
+        [samples] = engine.generate([[5, 6, 7]], [[11, 12]], temperature=1.0, max_new_tokens=32)
+    """
+
+    def __init__(
+        self,
+        model: WeightCopy[CacheT],
+        weights: WeightProvider,
+        *,
+        max_rows: int,
+        max_len: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """
+        Args:
+            model: the copy, with or without values.
+            weights: called at every `load_weights`: the policy's present tensors, whole, under their names, one
+                at a time; each is let go before the next is asked for.
+            max_rows: sequences decoded at once.
+            max_len: tokens of the longest prompt with its completion.
+            device: where the copy is.
+
+        Raises:
+            OptionsError: `max_rows` below 1, `max_len` below 2 or above what the model can place.
+        """
+        super().__init__(model, max_rows=max_rows, max_len=max_len, device=device)
+        self._copy, self._weights = model, weights
+        self._states: _CopyStates = _CopyStates()
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What a probe needs to know: dtype and vocabulary."""
+        dtype = str(self._copy.dtype).removeprefix("torch.")
+        return EngineFacts(dtype, self._copy.vocab_size, self._device.type == "cpu", "direct")
+
+    @property
+    def max_len(self) -> int:
+        """Tokens of the longest prompt with its completion."""
+        return self._max_len
+
+    def load_weights(self, version: int) -> None:
+        """Copy the policy's present tensors in place, compare both sides, and serve them as `version`.
+
+        Raises:
+            ServiceError: `version` is not above the present one, the engine is closed, the tensors are not those of
+                the model, or the copy does not hold them afterwards. After the last two the engine refuses to
+                generate until a load succeeds.
+        """
+        if self.state is EngineState.CLOSED or version <= self.weight_version:
+            self._states.load_weights(version)  # it has the words for the refusal
+        self._pull(version)
+        self._states.load_weights(version)
+
+    def refresh(self) -> None:
+        """`load_weights` under the present version: at the start, or where weights changed outside of a step.
+
+        Raises:
+            ServiceError: as of `load_weights`.
+        """
+        if self.state is not EngineState.CLOSED:
+            self._pull(self.weight_version)
+        self._states.refresh()
+
+    def sleep(self, level: int = 1) -> None:
+        """Free the cache until `wake`; at level 2 the copy too, which must be loaded again. Also while asleep."""
+        super().sleep(level)
+        if level == 2:
+            self._drop_copy()
+
+    def close(self) -> None:
+        """Free cache and copy for good. Does nothing when closed."""
+        super().close()
+        self._drop_copy()
+
+    def policy_fingerprint(self) -> Fingerprint:
+        """Digests of the policy's present tensors, as the copy's dtypes: one call of the provider."""
+        dtypes = {name: tensor.dtype for name, tensor in self._copy.named_tensors()}
+        found: Fingerprint = {}
+        for name, tensor in self._weights():
+            own = self._copy.own_name(name)
+            found[own] = element_digest(tensor, tensor.shape, dtypes.get(own, tensor.dtype))
+            del tensor  # before the next one is made: two of them may not fit
+        return found
+
+    def held_fingerprint(self) -> Fingerprint:
+        """Digests of the tensors that the copy computes with."""
+        return {name: element_digest(held, held.shape, held.dtype) for name, held in self._copy.named_tensors()}
+
+    def distrust(self, fault: ServiceError) -> None:
+        """Refuse to generate, with this error, until a load succeeds."""
+        self._states.fault = fault
+
+    def _pull(self, version: int) -> None:
+        """Copy, verify, derive; until all of it has worked the engine refuses to generate."""
+        self._states.fault = _unfinished(version)
+        self._drop_cache()  # its keys and values are those of other weights
+        sent: Fingerprint = {}
+        self._copy.begin()
+        for name, tensor in self._weights():
+            own, held = self._copy.write(name, tensor)
+            sent[own] = element_digest(tensor, tensor.shape, held.dtype)
+            del tensor  # before the next one is made: two of them may not fit
+        self._copy.finish()
+        compare(sent, self.held_fingerprint(), version, self.weight_version, "that the engine's copy holds")
+        self._states.fault = None
+
+    def _drop_copy(self) -> None:
+        self._copy.drop()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+class _CopyStates(StateMachine):
+    """Also refuses to generate while `fault` stands: at first, and after a load that did not end well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fault: ServiceError | None = _unfinished(0)
+
+    def require_ready(self, operation: str) -> None:
+        super().require_ready(operation)
+        if self.fault is not None:
+            raise self.fault
+
+
+def _unfinished(version: int) -> ServiceError:
+    return ServiceError(
+        code="engine.weights.unfinished",
+        what=f"weights of version {version} were not loaded in full",
+        where="in-process engine with weights of its own",
+        why="its tensors may be absent, or part old and part new",
+        state="the engine refuses to generate until a load succeeds",
+        do=f"load_weights({version})" if version else "refresh()",
+    )

@@ -1,0 +1,100 @@
+"""What goes to engine replicas and what comes back: samples to be drawn, as far as they are drawn already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from rft_engine.decoding.token_sampler import SamplingOptions
+from rft_engine.request_checks import check_prompts, refusal
+from rft_engine.weight_sync.shared_images import ShownMedia
+
+DrawnReason = Literal["stop", "length", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The new tokens of one request; the three tuples have one entry a token, none where it had no turn."""
+
+    request: int
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    log_kept_mass: tuple[float, ...]
+    finish_reason: DrawnReason
+    """ "interrupted" = the call ended before the sample did; it goes on with another call."""
+    weight_version: int
+    """Of the weights that drew every one of these tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawCall:
+    """Samples to draw, one request each; all sequences have one entry a request.
+
+    A sample that was begun elsewhere has what it drew at the end of its prefix, and their number as its start:
+    its next token takes draw number `start` of its key's stream, so its tokens are those of one call.
+    """
+
+    prefixes: Sequence[Sequence[int]]
+    keys: Sequence[int]
+    starts: Sequence[int]
+    budgets: Sequence[int]
+    """Tokens that each may still have."""
+    options: SamplingOptions
+    """`max_new_tokens` is the largest budget."""
+    media: Sequence[int] = ()
+    """For each request the place of its prompt's images in `shown`, -1 where it has none; empty: none has any."""
+    shown: Sequence[ShownMedia] = ()
+    """Images of prompts, no two the same."""
+
+    def part(self, requests: Sequence[int]) -> DrawCall:
+        """These requests of the call, in this order."""
+        budgets = [self.budgets[i] for i in requests]
+        media = [self.media[i] for i in requests] if self.media else []
+        places = {place: number for number, place in enumerate(sorted({place for place in media if place >= 0}))}
+        return DrawCall(
+            [self.prefixes[i] for i in requests],
+            [self.keys[i] for i in requests],
+            [self.starts[i] for i in requests],
+            budgets,
+            replace(self.options, max_new_tokens=max(budgets, default=1)),
+            [places.get(place, -1) for place in media] if places else [],
+            [self.shown[place] for place in places],
+        )
+
+    def contexts(self) -> list[tuple[int, ...]]:
+        """What stands before each request: equal where one reading serves both. Equal tokens may show other images."""
+        places = self.media or [-1] * len(self.prefixes)
+        return [(place, *prefix) for place, prefix in zip(places, self.prefixes, strict=True)]
+
+    def media_of(self, request: int) -> int:
+        """The place of a request's images in `shown`; -1 without any."""
+        return self.media[request] if self.media else -1
+
+    def fields(self) -> dict[str, Any]:
+        """JSON for a replica's process."""
+        return {
+            "prefixes": [list(prefix) for prefix in self.prefixes],
+            "keys": list(self.keys),
+            "starts": list(self.starts),
+            "budgets": list(self.budgets),
+            "options": asdict(self.options),
+            "media": list(self.media),
+            "shown": [dict(one.plain) for one in self.shown],
+        }
+
+    def check(self, max_len: int, vocab_size: int) -> None:
+        """Raise `OptionsError` for what no engine could draw."""
+        num = len(self.prefixes)
+        lengths = (num, len(self.keys), len(self.starts), len(self.budgets), len(self.media) or num)
+        assert len(set(lengths)) == 1, f"prefixes, keys, starts, budgets, media: {lengths}"
+        self.options.check(vocab_size)
+        for prefix, start, budget in zip(self.prefixes, self.starts, self.budgets, strict=True):
+            check_prompts([prefix], budget, max_len, vocab_size)
+            if budget < 1 or not 0 <= start < len(prefix):
+                what = f"a request with budget {budget}, start {start} and {len(prefix)} tokens before it"
+                raise refusal("engine.draw_request", what, "a prompt comes before what was drawn", "budget >= 1")
+        begun = any(self.starts)
+        if begun and (self.options.min_new_tokens or self.options.first_token_temperature is not None):
+            why = "min_new_tokens and the first token's temperature count from the first token of a whole sample"
+            raise refusal("engine.draw_resumed", "samples that were begun elsewhere", why, "--async_deterministic")

@@ -1,0 +1,47 @@
+"""What the in-process engine makes of a batch that is done: completions on the host, and figures."""
+
+from __future__ import annotations
+
+import statistics
+
+from rft_engine.completions import Completion, EngineStats
+from rft_engine.native.continuous_batch import ContinuousBatch
+from rft_engine.protocols import CacheT
+from rft_engine.typed_lists import floats, integers
+
+
+def completions_of(batch: ContinuousBatch[CacheT], weight_version: int) -> list[Completion]:
+    """The results as records, on the host; one copy from the device for each of the three tables."""
+    tokens_SM, logprobs_SM, mass_SM = batch.tokens_SM.cpu(), batch.logprobs_SM.cpu(), batch.log_kept_mass_SM.cpu()
+    completions: list[Completion] = []
+    for sample, (length, stopped) in enumerate(zip(batch.lengths_S, batch.stopped_S, strict=True)):
+        completions.append(
+            Completion(
+                token_ids=tuple(integers(tokens_SM[sample, :length])),
+                logprobs=tuple(floats(logprobs_SM[sample, :length])),
+                log_kept_mass=tuple(floats(mass_SM[sample, :length])),
+                finish_reason="stop" if stopped else "length",
+                weight_version=weight_version,
+            )
+        )
+    return completions
+
+
+def stats_of(
+    batch: ContinuousBatch[CacheT], num_prefill_tokens: int, rows: int, rows_asked: int, seconds: float
+) -> EngineStats:
+    """Figures of one call; `rows` were decoded at once, `rows_asked` were to be."""
+    num_tokens, num_samples = sum(batch.lengths_S), len(batch.lengths_S)
+    slots = batch.num_steps * rows
+    return EngineStats(
+        num_generated_tokens=num_tokens,
+        num_prefill_tokens=num_prefill_tokens,
+        num_decode_steps=batch.num_steps,
+        # the first token of a sample comes from the prefill
+        mean_occupancy=(num_tokens - num_samples) / slots if slots else 0.0,
+        tail_ratio=max(batch.lengths_S) / statistics.median(batch.lengths_S),
+        seconds=seconds,
+        prefill_seconds=batch.prefill_seconds,
+        rows=rows,
+        rows_asked=rows_asked,
+    )

@@ -1,0 +1,160 @@
+"""The in-process engine for samples that come and go: handed out as they finish, interrupted, and drawn on.
+
+Between two steps of a batch a call may be ended from outside. What its samples have by then is handed
+out, and a later call, on this engine or another, under these weights or newer ones, draws on: the keys
+and values are computed again from the prompt with all that was drawn, and token number t of a sample
+takes draw number t of its key as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rft_core import keyed_random
+from rft_engine.native.continuous_batch import ContinuousBatch
+from rft_engine.native.engine import NativeEngine
+from rft_engine.native.memory_budget import CacheDemand
+from rft_engine.native.partial_requests import DrawCall, Drawn, DrawnReason
+from rft_engine.native.results import stats_of
+from rft_engine.native.scheduler import AdmissionQueue
+from rft_engine.protocols import CacheT
+from rft_engine.typed_lists import floats, integers
+
+
+class ResumedBatch(ContinuousBatch[CacheT]):
+    """A batch in which sample s draws its next token with draw `starts[s]` of its stream."""
+
+    max_segment_steps = 16
+    """Few: a trainer may wait for a sample that has ended."""
+
+    def __init__(
+        self, starts: Sequence[int], interrupted: Callable[[], bool], *arguments: Any, is_tight: bool = False
+    ) -> None:
+        """
+        Args:
+            starts: of each sample.
+            interrupted: whether the call is to end, asked after every step.
+            *arguments: of `ContinuousBatch`.
+            is_tight: a row that has ended and goes on for a while, as rows do, would not fit into the cache.
+        """
+        super().__init__(*arguments)
+        self._starts, self._interrupted, self._is_tight, self._told = starts, interrupted, is_tight, set[int]()
+
+    def _uniforms_of(self, samples: Sequence[int]) -> Tensor:
+        num = self._options.max_new_tokens
+        rows = torch.empty((len(samples), num), dtype=torch.float64)
+        given = [self._starts[sample] for sample in samples]
+        starts = torch.tensor(given)
+        keys = torch.tensor([self._keys[sample] for sample in samples], dtype=torch.int64)
+        for start in sorted(set(given)):
+            of_it = starts == start
+            rows[of_it] = keyed_random.uniforms(keys[of_it], num, start)
+        return rows
+
+    @property
+    def cache(self) -> CacheT:
+        """What the rows are in."""
+        return self._cache
+
+    def _is_interrupted(self) -> bool:
+        return self._interrupted()
+
+    def _num_done_to_leave(self, queue: AdmissionQueue) -> int:
+        return 1 if self._is_tight else super()._num_done_to_leave(queue)
+
+    def newly_done(self) -> list[int]:
+        """Samples that have ended since this was asked last."""
+        done = [
+            sample
+            for sample, age in zip(self._samples, self._ages, strict=True)
+            if sample not in self._told and (self.stopped_S[sample] or age >= self._budgets[sample])
+        ]
+        self._told.update(done)
+        return done
+
+    def unfinished(self) -> list[tuple[int, int]]:
+        """(sample, tokens that it has) of those that have not ended."""
+        ages = dict(zip(self._samples, self._ages, strict=True))
+        return [(sample, ages.get(sample, 0)) for sample in range(len(self._keys)) if sample not in self._told]
+
+    def drawn(self, sample: int, length: int) -> tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]]:
+        """The first `length` tokens of a sample, with their log-probs and the log of what was kept."""
+        return (
+            tuple(integers(self.tokens_SM[sample, :length])),
+            tuple(floats(self.logprobs_SM[sample, :length])),
+            tuple(floats(self.log_kept_mass_SM[sample, :length])),
+        )
+
+
+class ResumingEngine(NativeEngine[CacheT]):
+    """`NativeEngine` with `draw`."""
+
+    def draw(self, call: DrawCall, interrupted: Callable[[], bool]) -> Iterator[Drawn]:
+        """The requests of a call as they end; after `interrupted()`, asked between steps, all that are left.
+
+        Raises:
+            OptionsError, PreflightError, ServiceError: as of `generate`.
+        """
+        self._states.require_ready("draw")
+        call.check(self._max_len, self._model.vocab_size)
+        if not call.prefixes:
+            return
+        batch, queue, requests, rows = self._begun(call, interrupted)
+        started = time.perf_counter()
+        while not (ends := interrupted()):
+            with torch.inference_mode():
+                more = batch.advance(queue)
+            for sample in batch.newly_done():
+                reason: DrawnReason = "stop" if batch.stopped_S[sample] else "length"
+                yield self._told(batch, requests, sample, batch.lengths_S[sample], reason)
+            if not more:
+                break
+        if ends:
+            for sample, length in batch.unfinished():
+                yield self._told(batch, requests, sample, length, "interrupted")
+            self._drop_cache()  # rows are left in it
+        else:
+            self._cache = batch.cache
+        seconds = time.perf_counter() - started
+        self._stats = stats_of(batch, queue.num_prefill_tokens, batch.cache.max_rows, rows, seconds)
+
+    def _begun(
+        self, call: DrawCall, interrupted: Callable[[], bool]
+    ) -> tuple[ResumedBatch[CacheT], AdmissionQueue, list[int], int]:
+        """The batch, what waits for it, the request of each of its samples, and the rows that were asked for."""
+        same: dict[tuple[int, ...], list[int]] = {}
+        for request, context in enumerate(call.contexts()):
+            same.setdefault(context, []).append(request)
+        firsts = [together[0] for together in same.values()]
+        prompts, requests = [call.prefixes[i] for i in firsts], [i for together in same.values() for i in together]
+        lengths, rows = [len(prompt) for prompt in prompts], min(self._max_rows, len(requests))
+        whole = max(lengths) + call.options.max_new_tokens
+        with torch.inference_mode():
+            cache = self._fitting_cache(CacheDemand(rows, min(whole, self._max_len), len(prompts), max(lengths)))
+            batch = ResumedBatch[CacheT](
+                [call.starts[request] for request in requests],
+                interrupted,
+                self._model,
+                cache,
+                prompts,
+                [call.keys[request] for request in requests],
+                call.options,
+                self._device,
+                [call.budgets[request] for request in requests],
+                is_tight=whole > self._max_len,
+            )
+        if call.shown:
+            places = [call.media_of(first) for first in firsts]
+            batch.media = [call.shown[place].media if place >= 0 else None for place in places]
+        queue = AdmissionQueue(lengths, [len(together) for together in same.values()], cache.max_rows)
+        return batch, queue, requests, rows
+
+    def _told(
+        self, batch: ResumedBatch[CacheT], requests: Sequence[int], sample: int, length: int, reason: DrawnReason
+    ) -> Drawn:
+        return Drawn(requests[sample], *batch.drawn(sample, length), reason, self.weight_version)

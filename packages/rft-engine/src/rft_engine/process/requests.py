@@ -1,0 +1,221 @@
+"""What goes to a vLLM engine and what comes back, as plain data, and the checks on both sides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, cast
+
+from rft_core.errors import OptionsError, ServiceError
+from rft_engine.completions import Completion
+
+_ROUNDING = 1e-3  # nats above 0 that a log-probability of nearly 1 may have
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a started engine says of itself."""
+
+    dtype: str
+    """Of its weights as loaded: float32, bfloat16 or float16."""
+    vocab_size: int
+    is_cpu: bool
+    transport: str
+    """How weights reach it: direct, file, ipc or nccl."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateCall:
+    """Samples wanted of an engine; sample s is drawn under `keys[s]`."""
+
+    version: int
+    """Weights that must sample them."""
+    options: dict[str, Any]
+    """Fields of `SamplingOptions`."""
+    keys: Sequence[int]
+    prompts: Sequence[Sequence[int]]
+    requests: Sequence[tuple[int, int]]
+    """(sample, prompt) pairs that are still to be done."""
+    budgets: Sequence[int] = ()
+    """Tokens that each sample may have; none given = `max_new_tokens` for all."""
+    constraint: dict[str, Any] | None = None
+    """Lists of the `TokenTrie` that holds every completion, whole; `stop_token_ids` then are what ends requests."""
+
+    media: Sequence[dict[str, Any] | None] = ()
+    """Images of each prompt as `vllm_media` has them; empty: no prompt has any."""
+
+    def budget(self, sample: int) -> int:
+        """Tokens that a sample may have."""
+        return self.budgets[sample] if self.budgets else self.options["max_new_tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """One finished sample."""
+
+    sample: int
+    token_ids: list[int]
+    logprobs: list[float]
+    log_kept_mass: list[float]
+    finish_reason: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """Figures of one call: the engine's steps, and prompt tokens that no cache held."""
+
+    num_steps: int
+    num_prefill_tokens: int
+    num_preemptions: int | None = None
+    """Requests that lost their place and were read again; None where the engine does not tell."""
+
+
+def check_prompts(
+    prompts: Sequence[Sequence[int]],
+    sample_keys: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    max_len: int,
+    vocab_size: int,
+) -> None:
+    """Raise `OptionsError` for a prompt that is empty, too long or holds a token that the model has not."""
+    if len(prompts) != len(sample_keys):
+        what = f"{len(prompts)} prompts, {len(sample_keys)} lists of sample keys"
+        raise _refusal("engine.sample_keys", what, "every prompt has its list of keys", "one list of keys a prompt")
+    room = max_len - max_new_tokens
+    for index, prompt in enumerate(prompts):
+        if not prompt:
+            what = f"prompt {index} has no tokens"
+            raise _refusal("engine.empty_prompt", what, "there is nothing to continue", f"leave prompt {index} out")
+        if len(prompt) > room:
+            what = (
+                f"prompt {index} has {len(prompt)} tokens, "
+                f"max_len - max_new_tokens = {max_len} - {max_new_tokens} = {room}"
+            )
+            remedy = f"max_len={len(prompt) + max_new_tokens}"
+            raise _refusal("engine.prompt_too_long", what, "a prompt and its completion share max_len tokens", remedy)
+        if min(prompt) < 0 or max(prompt) >= vocab_size:
+            token = min(prompt) if min(prompt) < 0 else max(prompt)
+            what = f"prompt {index} holds token {token}, the model knows 0 to {vocab_size - 1}"
+            remedy = "encode the prompts with the tokenizer of this model"
+            raise _refusal("engine.unknown_token", what, "a prompt consists of the model's tokens", remedy)
+
+
+class Answers:
+    """Completions of one call as their results come in: nothing that cannot be a sample of it is taken."""
+
+    def __init__(self, call: GenerateCall, vocab_size: int) -> None:
+        self._call, self._vocab_size = call, vocab_size
+        self._asked = {sample for sample, _ in call.requests}
+        self.done: dict[int, Completion] = {}
+
+    def add(self, result: SampleResult) -> None:
+        """Take one result.
+
+        Raises:
+            ServiceError: it cannot be a sample of this call.
+        """
+        sample = result.sample
+        if not _is_integer(sample) or sample not in self._asked:
+            raise garbage(f"sample {sample!r} was not asked for: samples are 0 to {max(self._asked, default=-1)}")
+        if sample in self.done:
+            raise garbage(f"sample {sample} came twice")
+        self.done[sample] = completion_of(result, self._call, self._vocab_size)
+
+    def in_order(self) -> list[Completion]:
+        """All samples.
+
+        Raises:
+            ServiceError: one is missing.
+        """
+        missing = sorted(self._asked - self.done.keys())
+        if missing:
+            raise garbage(f"sample {missing[0]} of {len(self._asked)} is missing in the engine's answer")
+        return [self.done[sample] for sample in sorted(self._asked)]
+
+
+def completion_of(result: SampleResult, call: GenerateCall, vocab_size: int) -> Completion:
+    """The record of one result.
+
+    Raises:
+        ServiceError: what the engine answered cannot be a sample of this call.
+    """
+    fault = _fault_of(result, call, vocab_size)
+    if fault:
+        raise garbage(f"sample {result.sample} of the engine's answer {fault}")
+    return Completion(
+        token_ids=tuple(result.token_ids),
+        logprobs=tuple(result.logprobs),
+        log_kept_mass=tuple(result.log_kept_mass),
+        finish_reason="stop" if result.finish_reason == "stop" else "length",
+        weight_version=result.version,
+    )
+
+
+def garbage(what: str) -> ServiceError:
+    """The engine answered what cannot be a sample of the call."""
+    return ServiceError(
+        code="engine.garbage",
+        what=what,
+        where="engine's answer to generate",
+        why="a completion has tokens of the model, a finite log-probability for each, and an end",
+        state="no sample of this call was used",
+        do="start the engine again; --engine_type native if it happens again",
+    )
+
+
+def message_of(item: Any) -> SampleResult | StepCounts:
+    """A result or the counts, as they came as JSON.
+
+    Raises:
+        ServiceError: fields are missing, or others are there.
+    """
+    shown = str(item)[:200]
+    given = cast(dict[str, Any], item) if isinstance(item, dict) else dict[str, Any]()
+    for kind in (SampleResult, StepCounts):
+        if given.keys() == {field.name for field in fields(kind)}:
+            return kind(**given)
+    raise garbage(f"the engine answered {shown!r}, which is neither a sample nor counts of steps")
+
+
+def _fault_of(result: SampleResult, call: GenerateCall, vocab_size: int) -> str:
+    numbers: tuple[Any, ...] = (result.token_ids, result.logprobs, result.log_kept_mass)
+    if not all(isinstance(part, list) for part in numbers):
+        return "has no lists of tokens, log-probs and masses"
+    num, budget = len(result.token_ids), call.budget(result.sample)
+    if not 1 <= num <= budget:
+        return f"has {num} tokens, allowed are 1 to {budget}"
+    if len(result.logprobs) != num or len(result.log_kept_mass) != num:
+        return f"has {num} tokens, {len(result.logprobs)} log-probs and {len(result.log_kept_mass)} masses"
+    if not all(_is_integer(token) and 0 <= token < vocab_size for token in result.token_ids):
+        return f"has a token outside 0 to {vocab_size - 1}"
+    if not all(map(_is_finite, [*result.logprobs, *result.log_kept_mass])):
+        return "has a log-probability that is not finite"
+    if max(result.logprobs) > _ROUNDING or max(result.log_kept_mass) > _ROUNDING:
+        return "has a probability above 1"
+    if result.version != call.version:
+        return f"comes from weights of version {result.version}, asked for was {call.version}"
+    return _fault_of_end(result, call, num, budget)
+
+
+def _fault_of_end(result: SampleResult, call: GenerateCall, num: int, budget: int) -> str:
+    last, reason = result.token_ids[-1], result.finish_reason
+    stopped = last in call.options["stop_token_ids"] or (call.constraint is not None and num == budget)
+    if reason not in ("stop", "length") or (reason == "stop") != stopped:
+        return f"ends with token {last} for the reason {reason!r}"
+    if reason == "length" and num != budget:
+        return f"ends after {num} tokens without a stop token"
+    return ""
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _refusal(code: str, what: str, why: str, remedy: str) -> OptionsError:
+    return OptionsError(code=code, what=what, where="vLLM engine", why=why, state="nothing was generated", do=remedy)

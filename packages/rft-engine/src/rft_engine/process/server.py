@@ -1,0 +1,120 @@
+"""The other end of `engine_process`: a child that holds one engine and answers one JSON request a line.
+
+Only typed errors are answered; anything else ends the process, and its owner starts another,
+because nothing is known of an engine that failed inside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, BinaryIO, Protocol
+
+from rft_core.errors import RftError
+from rft_core.json_records import json_bytes
+from rft_engine.process.client import error_fields
+from rft_engine.process.requests import EngineFacts, GenerateCall, SampleResult, StepCounts
+
+_PARENT_CHECK_SECONDS = 1.0
+
+
+class LocalEngine(Protocol):
+    """A started engine in the child."""
+
+    facts: EngineFacts
+
+    def generate(self, call: GenerateCall, seconds: float) -> Iterator[SampleResult | StepCounts]: ...
+
+    def rpc(self, method: str, arguments: Sequence[Any] = (), seconds: float | None = None) -> list[Any]: ...
+
+    def serve(self, version: int) -> None: ...
+
+    def sleep(self, level: int) -> None: ...
+
+    def wake(self, tags: list[str]) -> None: ...
+
+
+class RequestWorker:
+    """Answers each request `x` with its method `do_x`."""
+
+    def __init__(self, answers: BinaryIO) -> None:
+        self._answers = answers
+
+    def answer(self, request: dict[str, Any]) -> None:
+        """Carry one request out."""
+        operation = request.pop("do")
+        try:
+            reply = getattr(self, f"do_{operation}")(**request)
+        except RftError as error:
+            self._write({"error": error_fields(error)})
+            return
+        self._write({"reply": reply})
+
+    def _write(self, message: dict[str, Any]) -> None:
+        self._answers.write(json_bytes(message) + b"\n")
+        self._answers.flush()
+
+
+class EngineWorker(RequestWorker):
+    """Answers requests with the engine that its first request starts."""
+
+    def __init__(self, answers: BinaryIO, make_engine: Callable[[dict[str, Any]], LocalEngine]) -> None:
+        super().__init__(answers)
+        self._make_engine = make_engine
+        self._engine: LocalEngine | None = None
+
+    def do_start(self, settings: dict[str, Any]) -> dict[str, Any]:
+        self._engine = self._make_engine(settings)
+        return asdict(self._engine.facts)
+
+    def do_generate(self, within: float, **fields: Any) -> dict[str, Any]:
+        for result in self.engine.generate(GenerateCall(**fields), within):
+            if isinstance(result, StepCounts):
+                return asdict(result)
+            self._write({"item": result})
+        raise AssertionError("a generate call ends with its counts")
+
+    def do_rpc(self, method: str, arguments: Sequence[Any]) -> list[Any]:
+        return self.engine.rpc(method, arguments)
+
+    def do_serve(self, version: int) -> None:
+        self.engine.serve(version)
+
+    def do_sleep(self, level: int) -> None:
+        self.engine.sleep(level)
+
+    def do_wake(self, tags: list[str]) -> None:
+        self.engine.wake(tags)
+
+    @property
+    def engine(self) -> LocalEngine:
+        assert self._engine is not None, "start comes first"
+        return self._engine
+
+
+def serve(read_fd: int, write_fd: int, make_engine: Callable[[dict[str, Any]], LocalEngine]) -> None:
+    """Answer until the other side closes its pipe."""
+    serve_with(read_fd, write_fd, lambda answers: EngineWorker(answers, make_engine))
+
+
+def serve_with(read_fd: int, write_fd: int, make_worker: Callable[[BinaryIO], RequestWorker]) -> None:
+    """`serve` with a worker of another kind."""
+    for descriptor in (read_fd, write_fd):
+        os.set_inheritable(descriptor, False)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    with os.fdopen(read_fd, "rb") as requests, os.fdopen(write_fd, "wb") as answers:
+        worker = make_worker(answers)
+        for line in requests:
+            worker.answer(json.loads(line))
+    os._exit(0)  # the engine's threads and children are not waited for
+
+
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent, even in the middle of a rollout."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_SECONDS)
+    os._exit(1)

@@ -1,0 +1,1 @@
+"""Several engines as one. May import `native`, `process` and `weight_sync`."""

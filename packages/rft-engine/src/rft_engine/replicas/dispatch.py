@@ -1,0 +1,219 @@
+"""One call over several replicas: shares are drawn at once, and what a dead one leaves is drawn by another.
+
+```
+   caller's thread                        one thread a replica
+   ---------------                        --------------------
+   deal, start threads  ───────────────►  load(weights) if it holds others; draw(share) over its pipe
+   take results from the inbox  ◄───────  each result as it comes (inbox)
+   ask stop() every 5 ms                  share done: wait until all is done, or something is left over
+     true: interrupt every replica ─────► (shared flag) the call ends between two steps, with what it has
+   until every request has a result       replica dead: its unfinished requests are left over (wakes the others);
+                                          start it again with its weights, then wait as the others do
+```
+
+A result is the same whoever draws it: the keys say what is drawn. A request that a replica dies of is
+given to another twice, then the run ends.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from rft_core.errors import RftError, ServiceError
+from rft_engine.native.partial_requests import DrawCall, Drawn
+from rft_engine.process.requests import EngineFacts
+from rft_engine.replicas.load_balancing import deal
+from rft_engine.replicas.process import is_lost
+from rft_engine.weight_sync.shared_memory import Shelved
+
+_POLL_SECONDS = 0.005
+_WAIT_SECONDS = 0.5
+_MOST_LOSSES = 2
+
+
+class Replica(Protocol):
+    """One engine among its like."""
+
+    number: int
+    can_resume: bool
+    """Whether a call can be interrupted, and samples that were begun can be drawn on."""
+    reads_files: bool
+    """Whether images reach it through files."""
+
+    @property
+    def facts(self) -> EngineFacts: ...
+
+    def load(self, shelved: Shelved) -> None: ...
+
+    def draw(self, call: DrawCall) -> Iterator[Drawn]: ...
+
+    def interrupt(self) -> None: ...
+
+    def restart(self, shelved: Shelved) -> None: ...
+
+    def sleep(self, level: int) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class DrawRound:
+    """One call, from the deal to its last result."""
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        held: list[int | None],
+        call: DrawCall,
+        weights: Shelved,
+        stop: Callable[[], bool] | None,
+    ) -> None:
+        """`held`: the version that each replica holds, kept here; one that is not `weights` is loaded first."""
+        self._held = held
+        self._replicas, self._call, self._weights, self._stop = replicas, call, weights, stop
+        self._changed = threading.Condition()
+        self._left_over: list[int] = []
+        self._open = set(range(len(call.prefixes)))
+        self._losses = Counter[int]()
+        self._ending = False
+        self._inbox: queue.SimpleQueue[Drawn | BaseException] = queue.SimpleQueue()
+        self.busy_seconds = [0.0] * len(replicas)
+        self.num_reissued, self.num_restarts = 0, 0
+
+    def results(self) -> Iterator[Drawn]:
+        """Every request's result as it comes; after `stop()` those that are left have the reason "interrupted".
+
+        Raises:
+            RftError: of a replica, where it is not simply gone.
+        """
+        shares, waiting = deal(self._call, len(self._replicas)), len(self._call.prefixes)
+        threads = [
+            threading.Thread(target=self._serve, args=(place, share), name=f"replica-{place}", daemon=True)
+            for place, share in enumerate(shares)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            while waiting:
+                self._interrupt_where_asked()
+                try:
+                    item = self._inbox.get(timeout=_POLL_SECONDS)
+                except queue.Empty:
+                    continue
+                if isinstance(item, BaseException):
+                    raise item
+                waiting -= 1
+                yield item
+        finally:
+            self._end()
+            for thread in threads:
+                thread.join()  # bounded: every call to a replica has a deadline, and has been interrupted
+
+    def _interrupt_where_asked(self) -> None:
+        """Also again and again: a call may begin between two looks."""
+        if self._stop is not None and not self._ending and self._stop():
+            with self._changed:
+                self._ending = True
+                unborn, self._left_over = self._left_over, []
+                self._open.difference_update(unborn)
+                self._changed.notify_all()
+            for request in unborn:
+                self._inbox.put(Drawn(request, (), (), (), "interrupted", self._weights.version))
+        if self._ending:
+            for replica in self._replicas:
+                replica.interrupt()
+
+    def _end(self) -> None:
+        with self._changed:
+            self._ending = True
+            self._changed.notify_all()
+        for replica in self._replicas:
+            replica.interrupt()
+
+    def _serve(self, place: int, share: list[int]) -> None:
+        """A replica's thread: its share, then what others leave over, until all is done."""
+        try:
+            while share or (share := self._next_share()):
+                started = time.monotonic()
+                lost = self._draw(place, share)
+                self.busy_seconds[place] += time.monotonic() - started
+                if lost is not None:
+                    self._give_away(share, lost)
+                    self._restart(place)
+                share = []
+        except BaseException as error:  # noqa: BLE001 - raised in the thread of the caller
+            self._inbox.put(error)
+
+    def _draw(self, place: int, share: Sequence[int]) -> RftError | None:
+        """Hand out the results of a share; the error of a replica that is gone."""
+        with self._changed:
+            share = [request for request in share if request in self._open]
+        try:
+            self._load(place)
+            for drawn in self._replicas[place].draw(self._call.part(share)):
+                request = share[drawn.request]
+                with self._changed:
+                    self._open.discard(request)
+                    if not self._open:
+                        self._changed.notify_all()
+                self._inbox.put(replace(drawn, request=request))
+        except RftError as error:
+            if not is_lost(error):
+                raise
+            return error
+        return None
+
+    def _load(self, place: int) -> None:
+        if self._held[place] != self._weights.version:
+            self._held[place] = None
+            self._replicas[place].load(self._weights)
+            self._held[place] = self._weights.version
+
+    def _next_share(self) -> list[int]:
+        """What is left over; nothing once all is done or the call ends."""
+        with self._changed:
+            while self._open and not self._left_over and not self._ending:
+                self._changed.wait(_WAIT_SECONDS)
+            share, self._left_over = ([] if self._ending else self._left_over), []
+            return share
+
+    def _give_away(self, share: Sequence[int], error: RftError) -> None:
+        with self._changed:
+            lost = [request for request in share if request in self._open]
+            self._losses.update(lost)
+            if lost and max(self._losses[request] for request in lost) > _MOST_LOSSES:
+                raise _deadly(len(lost), error) from error
+            self.num_reissued += len(lost)
+            ending = self._ending
+            if ending:
+                self._open.difference_update(lost)
+            else:
+                self._left_over += lost
+            self._changed.notify_all()
+        for request in lost if ending else []:
+            self._inbox.put(Drawn(request, (), (), (), "interrupted", self._weights.version))
+
+    def _restart(self, place: int) -> None:
+        self.num_restarts += 1
+        self._held[place] = None
+        self._replicas[place].restart(self._weights)
+        self._held[place] = self._weights.version
+
+
+def _deadly(num: int, error: RftError) -> ServiceError:
+    return ServiceError(
+        code="engine.replicas.die",
+        what=f"{num} samples were given to {_MOST_LOSSES + 1} engine replicas, and each of those ended; the last: "
+        f"{error.problem.what}",
+        where=error.problem.where,
+        why="what one replica loses is drawn by another, a few times: something ends all that try",
+        state="no weights are lost; samples that were finished are kept until the last checkpoint is resumed",
+        do="see the end of the log; fewer rows take less memory: --engine_max_rows N",
+    )

@@ -1,0 +1,276 @@
+"""Several engines as one: data-parallel replicas that share the samples of a call between them.
+
+Every replica holds the same weights and draws samples whole. Which one draws which (`replica_dealing`)
+and how many there are changes no token: a sample's tokens follow from its key. `draw_round` has the
+threads of a call and what happens when a replica dies; `shared_weights` the versions they load.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from rft_core.errors import RftError
+from rft_engine.completions import Completion, EngineStats
+from rft_engine.decoding.token_sampler import SamplingOptions
+from rft_engine.engine_base import ToldEngine
+from rft_engine.lifecycle import EngineState
+from rft_engine.native.partial_requests import DrawCall, Drawn
+from rft_engine.process.requests import EngineFacts
+from rft_engine.replicas.dispatch import DrawRound, Replica
+from rft_engine.replicas.process import is_lost
+from rft_engine.request_checks import check_budgets, check_keys, check_media, check_prompts, refusal
+from rft_engine.weight_sync.shared_images import MediaShelf, ShownMedia, distinct
+from rft_engine.weight_sync.shared_memory import WeightShelf
+
+
+class ReplicaEngine(ToldEngine):
+    """The methods of every engine over several of them, and what asynchronous rollouts need besides.
+
+    `publish` belongs to the thread that trains, the rest to one thread at a time.
+
+    Example::
+
+        engine = ReplicaEngine([ProcessReplica(0, ...), ProcessReplica(1, ...)], shelf, max_len=512)
+        engine.refresh()
+        [samples] = engine.generate([[5, 6, 7]], [[11, 12]], temperature=1.0, max_new_tokens=32)
+    """
+
+    def __init__(self, replicas: Sequence[Replica], shelf: WeightShelf, *, max_len: int) -> None:
+        """
+        Args:
+            replicas: started; at least one.
+            shelf: where weights are kept for them.
+            max_len: tokens of the longest prompt with its completion.
+        """
+        assert replicas, "an engine of no replicas"
+        super().__init__()
+        self._replicas, self._shelf, self._max_len = tuple(replicas), shelf, max_len
+        self._images = MediaShelf()
+        self._served = 0
+        self._held: list[int | None] = [None] * len(replicas)  # version by replica
+        self._counts = Counter[str]()
+        self._busy, self._drawing = [0.0] * len(replicas), 0.0
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Of one replica; they are alike."""
+        return self._replicas[0].facts
+
+    @property
+    def max_len(self) -> int:
+        """Tokens of the longest prompt with its completion."""
+        return self._max_len
+
+    @property
+    def weight_version(self) -> int:
+        """Version that the next completions carry."""
+        return self._served
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether calls can be interrupted and samples drawn on."""
+        return all(replica.can_resume for replica in self._replicas)
+
+    def publish(self, version: int) -> None:
+        """Keep the policy's present weights as `version`, for `serve`; what is being drawn goes on as it is."""
+        self._shelf.put(version)
+
+    def serve(self, version: int) -> None:
+        """Draw with a published version from now on; older ones are dropped.
+
+        Each replica loads it before it draws next, so that none waits for another.
+        """
+        self._shelf.get(version)
+        self._served = version
+        self._shelf.drop_below(version)
+
+    def load_weights(self, version: int) -> None:
+        """Publish and serve the policy's present weights.
+
+        Raises:
+            ServiceError: `version` is not above the present one, the engine is closed, or a replica does not
+                hold the weights afterwards.
+        """
+        self._states.load_weights(version)
+        self.publish(version)
+        self.serve(version)
+        self._load_all()
+
+    def refresh(self) -> None:
+        """`load_weights` under the present version: at the start, or where weights changed outside of a step."""
+        self._states.refresh()
+        self.publish(self._served)
+        self.serve(self._served)
+        self._load_all()
+
+    def _load_all(self) -> None:
+        """Every replica holds the served weights afterwards, whatever it held before."""
+        weights = self._shelf.get(self._served)
+
+        def load(place: int) -> None:
+            self._held[place] = None
+            try:
+                self._replicas[place].load(weights)
+            except RftError as error:
+                if not is_lost(error):
+                    raise
+                self._counts["restarts"] += 1
+                self._replicas[place].restart(weights)
+            self._held[place] = weights.version
+
+        with ThreadPoolExecutor(len(self._replicas)) as pool:
+            list(pool.map(load, range(len(self._replicas))))
+
+    def draw(
+        self,
+        prefixes: Sequence[Sequence[int]],
+        keys: Sequence[int],
+        starts: Sequence[int],
+        budgets: Sequence[int],
+        *,
+        temperature: float,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        min_new_tokens: int = 0,
+        stop_token_ids: Sequence[int] = (),
+        first_token_temperature: float | None = None,
+        media: Sequence[object | None] | None = None,
+        stop: Callable[[], bool] | None = None,
+    ) -> Iterator[Drawn]:
+        """Results as samples end, in any order; after `stop()` is true those that are left, as far as they are.
+
+        Args:
+            prefixes: for each sample its prompt, and what it has drawn already.
+            keys: of each sample.
+            starts: tokens that each has drawn already.
+            budgets: tokens that each may still have.
+            media: images of each one's prompt, None where it has none; None: no prompt has any.
+            stop: asked all the time; None = until every sample has ended.
+            temperature, ...: as of `NativeEngine.generate`.
+
+        Raises:
+            OptionsError: an option or a request out of range.
+            ServiceError: the engine is asleep or closed, or a replica failed.
+        """
+        self._states.require_ready("draw")
+        options = SamplingOptions(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            max_new_tokens=max(budgets, default=1),
+            min_new_tokens=min_new_tokens,
+            stop_token_ids=tuple(stop_token_ids),
+            first_token_temperature=first_token_temperature,
+        )
+        check_media(prefixes, media)
+        shown, places = self._shown(media)
+        call = DrawCall(list(prefixes), list(keys), list(starts), list(budgets), options, places, shown)
+        call.check(self._max_len, self.facts.vocab_size)
+        if any(starts) and not self.can_resume:
+            why = "these engines draw samples from their first token to their last"
+            raise refusal("engine.cannot_resume", "samples that were begun elsewhere", why, "--async_deterministic")
+        asked = stop if self.can_resume else None
+        current = DrawRound(self._replicas, self._held, call, self._shelf.get(self._served), asked)
+        started = time.perf_counter()
+        try:
+            yield from current.results()
+        finally:
+            self._drawing += time.perf_counter() - started
+            self._busy = [old + new for old, new in zip(self._busy, current.busy_seconds, strict=True)]
+            self._counts.update(reissued=current.num_reissued, restarts=current.num_restarts)
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sample_keys: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        budgets: Sequence[Sequence[int]] | None = None,
+        temperature: float,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        min_new_tokens: int = 0,
+        stop_token_ids: Sequence[int] = (),
+        first_token_temperature: float | None = None,
+        media: Sequence[object | None] | None = None,
+    ) -> list[list[Completion]]:
+        """Continue every prompt once for each of its keys; arguments and result as of `NativeEngine.generate`."""
+        check_media(prompts, media)
+        check_prompts(prompts, max_new_tokens, self._max_len, self.facts.vocab_size)
+        check_keys(prompts, sample_keys)
+        allowed = check_budgets(sample_keys, budgets, max_new_tokens)
+        started = time.perf_counter()
+        drawn = self.draw(
+            [prompt for prompt, keys in zip(prompts, sample_keys, strict=True) for _ in keys],
+            [key for keys in sample_keys for key in keys],
+            [0] * len(allowed),
+            allowed,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            min_new_tokens=min_new_tokens,
+            stop_token_ids=stop_token_ids,
+            first_token_temperature=first_token_temperature,
+            media=[one for one, keys in zip(media, sample_keys, strict=True) for _ in keys] if media else None,
+        )
+        found = {one.request: _completion(one) for one in drawn}
+        tokens = sum(len(completion.token_ids) for completion in found.values())
+        self._stats = EngineStats(num_generated_tokens=tokens, seconds=time.perf_counter() - started)
+        flat = iter(found[request] for request in range(len(allowed)))
+        return [[next(flat) for _ in keys] for keys in sample_keys]
+
+    def counters(self) -> dict[str, float]:
+        """Since they were asked last: samples issued again, replicas started again, share of time without work."""
+        possible = self._drawing * len(self._replicas)
+        told: dict[str, float] = {
+            "engine/reissued": self._counts["reissued"],
+            "engine/restarts": self._counts["restarts"],
+            "time/engine_idle_share": max(0.0, 1.0 - sum(self._busy) / possible) if possible else 0.0,
+        }
+        self._counts.clear()
+        self._busy, self._drawing = [0.0] * len(self._replicas), 0.0
+        return told
+
+    def sleep(self, level: int = 1) -> None:
+        """Free the caches until `wake`. Does nothing when asleep."""
+        if self.state is EngineState.READY:
+            for replica in self._replicas:
+                replica.sleep(level)
+        self._states.sleep(level)
+
+    def wake(self) -> None:
+        """Be ready again. Does nothing when awake."""
+        if self.state is EngineState.ASLEEP:
+            for replica in self._replicas:
+                replica.wake()
+        self._states.wake()
+
+    def close(self) -> None:
+        """End the replicas and give the weights back. Does nothing when closed."""
+        if self._states.close():
+            for replica in self._replicas:
+                replica.close()
+            self._shelf.close()
+            self._images.close()
+
+    def _shown(self, media: Sequence[object | None] | None) -> tuple[list[ShownMedia], list[int]]:
+        """The images of a call, where replicas find them, and for each of its requests the place among them."""
+        found, places = distinct(media or ())
+        if not found:
+            return [], []
+        if any(replica.reads_files for replica in self._replicas):
+            plain = self._images.hold(found)
+            return [ShownMedia(*pair) for pair in zip(found, plain, strict=True)], places
+        return [ShownMedia(one) for one in found], places
+
+
+def _completion(drawn: Drawn) -> Completion:
+    reason = "stop" if drawn.finish_reason == "stop" else "length"
+    return Completion(drawn.token_ids, drawn.logprobs, drawn.log_kept_mass, reason, drawn.weight_version)

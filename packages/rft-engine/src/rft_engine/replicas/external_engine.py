@@ -1,0 +1,118 @@
+"""An engine with a process and weights of its own (vLLM, SGLang) as one of several replicas.
+
+It draws samples from their first token to their last: nothing is interrupted, so a new version waits until
+the samples under way have ended (`--async_deterministic`). It starts its process again by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from rft_engine.completions import Completion
+from rft_engine.native.partial_requests import DrawCall, Drawn
+from rft_engine.process.requests import EngineFacts
+from rft_engine.weight_sync.fingerprints import WeightProvider
+from rft_engine.weight_sync.shared_memory import Shelved
+
+
+class WholeEngine(Protocol):
+    """What is needed of an engine to be a replica."""
+
+    @property
+    def facts(self) -> EngineFacts: ...
+
+    @property
+    def weight_version(self) -> int: ...
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sample_keys: Sequence[Sequence[int]], **options: Any
+    ) -> list[list[Completion]]: ...
+
+    def load_weights(self, version: int) -> None: ...
+
+    def refresh(self) -> None: ...
+
+    def sleep(self, level: int = 1) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class EngineReplica:
+    """One such engine, fed from the shelf of weights, so that it can be started again with those it had."""
+
+    can_resume = False
+    reads_files = False
+
+    def __init__(self, number: int, make_engine: Callable[[WeightProvider], WholeEngine]) -> None:
+        self.number = number
+        self._weights: Shelved | None = None
+        self._engine = make_engine(self._tensors)
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What the started engine says of itself."""
+        return self._engine.facts
+
+    def load(self, shelved: Shelved) -> None:
+        """Serve these weights; the engine compares digests itself."""
+        self._weights = shelved
+        if shelved.version > self._engine.weight_version:
+            self._engine.load_weights(shelved.version)
+        else:
+            self._engine.refresh()
+
+    def draw(self, call: DrawCall) -> Iterator[Drawn]:
+        """The results of a call, when all of it is done."""
+        assert not any(call.starts), "samples are drawn whole"
+        same: dict[tuple[int, ...], list[int]] = {}
+        for request, context in enumerate(call.contexts()):
+            same.setdefault(context, []).append(request)
+        answers = self._engine.generate(
+            [list(call.prefixes[together[0]]) for together in same.values()],
+            [[call.keys[request] for request in together] for together in same.values()],
+            budgets=[[call.budgets[request] for request in together] for together in same.values()],
+            **asdict(call.options),
+            **_media_arguments(call, [together[0] for together in same.values()]),
+        )
+        for together, completions in zip(same.values(), answers, strict=True):
+            for request, one in zip(together, completions, strict=True):
+                yield Drawn(
+                    request, one.token_ids, one.logprobs, one.log_kept_mass, one.finish_reason, one.weight_version
+                )
+
+    def interrupt(self) -> None:
+        """Nothing: samples end by themselves."""
+
+    def restart(self, shelved: Shelved) -> None:
+        """The engine starts its process again where it is gone, and gets the weights."""
+        self.load(shelved)
+
+    def sleep(self, level: int) -> None:
+        """As of the engine."""
+        self._engine.sleep(level)
+
+    def wake(self) -> None:
+        """As of the engine."""
+        self._engine.wake()
+
+    def close(self) -> None:
+        """As of the engine."""
+        self._engine.close()
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        assert self._weights is not None, "load() comes first"
+        return self._weights.tensors()
+
+
+def _media_arguments(call: DrawCall, requests: Sequence[int]) -> dict[str, Any]:
+    """Images of these requests' prompts; nothing where the call has none."""
+    if not call.shown:
+        return {}
+    places = [call.media_of(request) for request in requests]
+    return {"media": [call.shown[place].media if place >= 0 else None for place in places]}

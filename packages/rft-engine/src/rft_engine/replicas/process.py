@@ -1,0 +1,189 @@
+"""One replica from the trainer's side: its process, its calls and their deadlines, its next life."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rft_core.errors import RftError
+from rft_core.fault_points import declare, fault_point
+from rft_core.json_records import json_bytes
+from rft_engine.native.partial_requests import DrawCall, Drawn
+from rft_engine.process.client import EngineDied, EngineProcess, error_of
+from rft_engine.process.requests import EngineFacts, garbage
+from rft_engine.replicas.interrupt_flag import InterruptFlag
+from rft_engine.weight_sync.fingerprints import compare
+from rft_engine.weight_sync.shared_memory import Shelved
+
+POINT_DRAWN = declare("replica.drawn", "a replica has handed out what one sample has")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLimits:
+    """Seconds after which a replica is given up; its process is then ended and started again."""
+
+    start: float = 900.0
+    silence: float = 600.0
+    """Without a sign of life while it draws: it gives one at least once a segment of a few tokens."""
+    load: float = 600.0
+    other: float = 120.0
+
+
+class WatchedProcess(EngineProcess):
+    """An engine's process whose streams have a deadline for silence: long work is not late."""
+
+    def stream(self, operation: str, seconds: float, **fields: Any) -> Generator[Any, None, Any]:
+        """As of `EngineProcess.stream`; the seconds begin anew with every message."""
+        self._send(json_bytes({"do": operation, **fields}) + b"\n", operation, seconds, _after(seconds))
+        while True:
+            message = json.loads(self._line(operation, seconds, _after(seconds)))
+            if "error" in message:
+                raise error_of(message["error"])
+            if "reply" in message:
+                return message["reply"]
+            yield message["item"]
+
+
+class ProcessReplica:
+    """A started `replica_worker` and the calls to it; one thread at a time, `interrupt` from any."""
+
+    can_resume = True
+    reads_files = True
+
+    def __init__(
+        self,
+        number: int,
+        command: Sequence[str],
+        model: Mapping[str, Any],
+        *,
+        max_rows: int,
+        max_len: int,
+        log_path: Path,
+        environment: Mapping[str, str] | None = None,
+        limits: ReplicaLimits | None = None,
+    ) -> None:
+        """Start the process; `ready` waits for it, so that several start at once.
+
+        Args:
+            number: of this replica among its like, for messages.
+            command: what starts a worker that calls `serve_replica`.
+            model: JSON that the worker makes its model of.
+            max_rows, max_len: of its engine.
+            log_path: where it prints to.
+            environment: variables beside this process's, such as CUDA_VISIBLE_DEVICES.
+            limits: deadlines.
+        """
+        self.number, self.limits = number, limits or ReplicaLimits()
+        self._command, self._environment, self._log_path = tuple(command), dict(environment or {}), log_path
+        self._start_fields = {"model": dict(model), "max_rows": max_rows, "max_len": max_len}
+        self._facts: EngineFacts | None = None
+        self._call = 0
+        self._launch()
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What the started engine says of itself."""
+        assert self._facts is not None, "ready() comes first"
+        return self._facts
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now, or ran last."""
+        return self._process.pid
+
+    def ready(self) -> None:
+        """Wait until the engine is made.
+
+        Raises:
+            ServiceError: its process ended, or did not answer in time.
+        """
+        try:
+            facts = self._process.call("start", self.limits.start, flag=str(self._flag.path), **self._start_fields)
+        finally:
+            self._flag.unlink()
+        self._facts = EngineFacts(**facts)
+
+    def load(self, shelved: Shelved) -> None:
+        """Serve these weights, once every tensor's digest agrees.
+
+        Raises:
+            ServiceError: they are not the model's, or the replica does not hold them afterwards.
+        """
+        held = self._process.call("load", self.limits.load, path=str(shelved.path), version=shelved.version)
+        side = f"that engine replica {self.number} holds"
+        compare(shelved.digests, held, shelved.version, shelved.version, side)
+
+    def draw(self, call: DrawCall) -> Iterator[Drawn]:
+        """The results of a call as they come.
+
+        Raises:
+            EngineDied: the process is gone; what came before is good.
+            ServiceError: it was silent for too long and has been ended, or answered what cannot be.
+        """
+        self._call += 1
+        for item in self._process.stream("draw", self.limits.silence, number=self._call, **call.fields()):
+            if item is not None:
+                drawn = _drawn_of(item, call, self.facts.vocab_size)
+                fault_point(POINT_DRAWN)
+                yield drawn
+
+    def interrupt(self) -> None:
+        """End the call that is under way, between two steps; it hands out what it has."""
+        self._flag.set(self._call)
+
+    def restart(self, shelved: Shelved) -> None:
+        """Another process with these weights."""
+        self.close()
+        self._launch()
+        self.ready()
+        self.load(shelved)
+
+    def sleep(self, level: int) -> None:
+        """Give the cache back."""
+        self._process.call("sleep", self.limits.other, level=level)
+
+    def wake(self) -> None:
+        """Be ready again."""
+        self._process.call("wake", self.limits.other)
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+
+    def _launch(self) -> None:
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._flag, self._call = InterruptFlag.create(), 0
+        self._process = WatchedProcess(self._command, self._environment, self._log_path)
+
+
+def is_lost(error: RftError) -> bool:
+    """Whether the replica is gone, and what it had can be drawn by another."""
+    return isinstance(error, EngineDied) or error.problem.code in ("engine.deadline", "engine.garbage")
+
+
+def _after(seconds: float) -> float:
+    return time.monotonic() + seconds
+
+
+def _drawn_of(item: Any, call: DrawCall, vocab_size: int) -> Drawn:
+    """One result as a record.
+
+    Raises:
+        ServiceError: it cannot be a result of this call.
+    """
+    with contextlib.suppress(TypeError, KeyError):
+        tokens, logprobs, kept = (tuple(item[name]) for name in ("token_ids", "logprobs", "log_kept_mass"))
+        drawn = Drawn(item["request"], tokens, logprobs, kept, item["finish_reason"], item["weight_version"])
+        whole = len(tokens) == len(logprobs) == len(kept) <= call.budgets[drawn.request]
+        if whole and all(0 <= token < vocab_size for token in tokens) and (tokens or _is_partial(drawn)):
+            return drawn
+    raise garbage(f"a replica answered {str(item)[:200]!r}, which is no result of its call")
+
+
+def _is_partial(drawn: Drawn) -> bool:
+    return drawn.finish_reason == "interrupted"

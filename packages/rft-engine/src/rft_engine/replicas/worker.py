@@ -1,0 +1,155 @@
+"""A replica's own process: a model, an in-process engine on it, and the answers to one request a line.
+
+`rft_cli.replica_worker` gives `serve_replica` the function that makes the model; here nothing is known
+of architectures. While it draws, the worker says at least once a segment that it is alive.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from rft_core.errors import ServiceError
+from rft_engine.decoding.token_sampler import SamplingOptions
+from rft_engine.lifecycle import EngineState
+from rft_engine.native.partial_requests import DrawCall
+from rft_engine.native.resumable_batch import ResumingEngine
+from rft_engine.process.requests import EngineFacts
+from rft_engine.process.server import RequestWorker, serve_with
+from rft_engine.replicas.interrupt_flag import InterruptFlag
+from rft_engine.weight_sync.fingerprints import Fingerprint, element_digest
+from rft_engine.weight_sync.shared_images import MakeMedia, PlainMedia, ReceivedMedia, ShownMedia
+from rft_engine.weight_sync.weight_file import read_weight_file
+
+_MOST_NAMED = 5
+_SIGN_OF_LIFE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaModel:
+    """What a replica computes with."""
+
+    decoder: Any
+    """A `DecodableModel` on the tensors below."""
+    tensors: Mapping[str, Tensor]
+    """Written in place by every load, by the names of the policy's tensors."""
+    dtype: str
+    device: str
+    make_media: MakeMedia | None = None
+    """For a model that takes images."""
+
+
+class LocalReplica:
+    """The engine in the worker."""
+
+    def __init__(self, model: ReplicaModel, max_rows: int, max_len: int) -> None:
+        self._model = model
+        self.engine: ResumingEngine[Any] = ResumingEngine(
+            model.decoder, max_rows=max_rows, max_len=max_len, device=model.device
+        )
+        self.media = ReceivedMedia(model.make_media)
+        self.facts = EngineFacts(model.dtype, model.decoder.vocab_size, model.device == "cpu", "file")
+
+    @torch.no_grad()
+    def load(self, path: str, version: int) -> Fingerprint:
+        """Take over every tensor of a file; digests of what is held then.
+
+        Raises:
+            ServiceError: the file's tensors are not the model's.
+        """
+        given, held = read_weight_file(path), self._model.tensors
+        differing = sorted(given.keys() ^ held.keys())
+        differing += [name for name in held if name in given and given[name].shape != held[name].shape]
+        if differing:
+            raise _other_tensors(differing)
+        for name, tensor in held.items():
+            tensor.copy_(given[name])
+        if self.engine.state is EngineState.READY:  # keys and values of other weights go
+            self.engine.sleep(1)
+            self.engine.wake()
+        if version > self.engine.weight_version:
+            self.engine.load_weights(version)
+        else:
+            self.engine.refresh()
+        return {name: element_digest(tensor, tensor.shape, tensor.dtype) for name, tensor in held.items()}
+
+
+class ReplicaWorker(RequestWorker):
+    """Answers requests with the replica that its first request makes."""
+
+    def __init__(self, answers: BinaryIO, make_model: Callable[[dict[str, Any]], ReplicaModel]) -> None:
+        super().__init__(answers)
+        self._make_model = make_model
+        self._replica: LocalReplica | None = None
+        self._flag: InterruptFlag | None = None
+
+    def do_start(self, model: dict[str, Any], max_rows: int, max_len: int, flag: str) -> dict[str, Any]:
+        self._flag = InterruptFlag(flag)
+        self._replica = LocalReplica(self._make_model(model), max_rows, max_len)
+        return asdict(self._replica.facts)
+
+    def do_load(self, path: str, version: int) -> Fingerprint:
+        return self.replica.load(path, version)
+
+    def do_draw(
+        self, number: int, options: dict[str, Any], shown: Sequence[PlainMedia] = (), **lists: Sequence[Any]
+    ) -> dict[str, Any]:
+        """Every request's result as an item, between them signs of life; replies with figures."""
+        images = [ShownMedia(media) for media in self.replica.media.of_call(shown)]
+        call = DrawCall(options=SamplingOptions(**options | _as_tuples(options)), shown=images, **lists)
+        flag = self._flag
+        assert flag is not None
+        last = time.monotonic()
+
+        def interrupted() -> bool:
+            nonlocal last
+            if time.monotonic() - last > _SIGN_OF_LIFE_SECONDS:
+                self._write({"item": None})
+                last = time.monotonic()
+            return flag.reached(number)
+
+        for drawn in self.replica.engine.draw(call, interrupted):
+            self._write({"item": drawn})
+        return asdict(self.replica.engine.stats())
+
+    def do_sleep(self, level: int) -> None:
+        self.replica.engine.sleep(level)
+
+    def do_wake(self) -> None:
+        self.replica.engine.wake()
+
+    @property
+    def replica(self) -> LocalReplica:
+        assert self._replica is not None, "start comes first"
+        return self._replica
+
+
+def serve_replica(read_fd: int, write_fd: int, make_model: Callable[[dict[str, Any]], ReplicaModel]) -> None:
+    """Answer until the other side closes its pipe."""
+    serve_with(read_fd, write_fd, lambda answers: ReplicaWorker(answers, make_model))
+
+
+def named(tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensors by name, those without gradient that a load may write."""
+    return {name: tensor.detach() for name, tensor in tensors}
+
+
+def _as_tuples(options: dict[str, Any]) -> dict[str, Any]:
+    return {"stop_token_ids": tuple(options["stop_token_ids"])}
+
+
+def _other_tensors(names: Sequence[str]) -> ServiceError:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ServiceError(
+        code="engine.weights.incomplete",
+        what=f"weights to load are not those of the replica's model: {', '.join(names[:_MOST_NAMED])}{more}",
+        where="load of an engine replica",
+        why="every tensor is written in place, so names and shapes must agree on both sides",
+        state="the replica refuses to generate until a load succeeds",
+        do="--engine_replicas 1 --max_staleness 0: the engine in this process shares the weights being trained",
+    )

@@ -1,0 +1,1 @@
+"""Everything that names SGLang. May import `process` and `weight_sync`."""

@@ -1,0 +1,70 @@
+"""SGLang behind the methods of the native engine. Written after the source of SGLang 0.5.21; not yet run on a GPU.
+
+SGLang needs processes of its own and ends them all when one fails, so it lives in a worker process
+(`sglang_worker`). Deadlines, restarts, digests and versions are those of the vLLM engine.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rft_engine.process.requests import Answers, GenerateCall, StepCounts
+from rft_engine.sglang.settings import SglangSettings, check_options, end_tokens, options_of, refusal
+from rft_engine.vllm.process import VllmProcessEngine
+from rft_engine.weight_sync.fingerprints import WeightProvider
+
+_WORKER = (sys.executable, "-m", "rft_engine.sglang.worker")
+
+
+class SglangEngine(VllmProcessEngine):
+    """Samples from a copy of the policy that SGLang holds in a process of its own.
+
+    A sample's tokens depend on its prompt, its key, the weights and the options only. They are SGLang's own draws:
+    another engine draws others under the same key. `sglang_settings` says what is refused, and why.
+
+    Example::
+
+        engine = SglangEngine(SglangSettings(model_dir=path, max_rows=64, max_len=512), policy.named_tensors)
+        engine.load_weights(1)
+        [samples] = engine.generate([[5, 6, 7]], [[11, 12]], temperature=1.0, max_new_tokens=32)
+    """
+
+    def __init__(
+        self,
+        settings: SglangSettings,
+        weights: WeightProvider,
+        *,
+        environment: Mapping[str, str] | None = None,
+        log_path: Path | None = None,
+        command: Sequence[str] = _WORKER,
+        max_restarts: int = 3,
+    ) -> None:
+        """Arguments as of `VllmProcessEngine`.
+
+        Raises:
+            OptionsError: a setting that SGLang cannot carry out.
+            PreflightError: SGLang is missing or of another release.
+        """
+        self._ends = end_tokens(settings.model_dir)
+        super().__init__(
+            settings, weights, environment=environment, log_path=log_path, command=command, max_restarts=max_restarts
+        )
+
+    def _collect(self, call: GenerateCall, answers: Answers) -> StepCounts:
+        """Refuse what SGLang cannot draw, then ask for it."""
+        if call.constraint is not None:
+            why = "SGLang draws the tokens itself, and its own grammars do not know a token trie"
+            raise refusal("constraint", "generation within a token trie", why, "--engine_type native or vllm")
+        if call.media:
+            why = "what reaches SGLang here are token ids"
+            raise refusal("images", "prompts with images", why, "--engine_type native or vllm")
+        check_options(options_of(call.options), self._ends)
+        return super()._collect(call, answers)
+
+    def _backend_sleep(self, level: int) -> None:
+        if not self._settings.enable_sleep:
+            why = "SGLang must allocate in a pool that it can give back, which is decided when it starts"
+            raise refusal("sleep", f"sleep(level={level}) without enable_sleep", why, "enable_sleep=True")
+        super()._backend_sleep(level)

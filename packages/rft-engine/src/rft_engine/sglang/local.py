@@ -1,0 +1,272 @@
+"""One SGLang in this process: requests, weights and sleep, for its worker process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rft_core.errors import ServiceError
+from rft_engine.decoding.token_sampler import SamplingOptions
+from rft_engine.process.requests import EngineFacts, GenerateCall, SampleResult, StepCounts, garbage
+from rft_engine.sglang.runtime import SglangRoot, SglangRuntime
+from rft_engine.sglang.settings import LOADER, SglangSettings, engine_arguments, options_of
+from rft_engine.weight_sync.fingerprints import Fingerprint
+from rft_engine.weight_sync.weight_file import read_header, shared_directory
+
+_AWAKE_ORDER = ("weights", "kv_cache")
+
+_REMEDY = "see SGLang's own words and its log; --engine_type vllm or native run without it"
+
+
+class LocalSglang:
+    """A started SGLang and the version of the weights it serves."""
+
+    def __init__(self, settings: SglangSettings, runtime: SglangRuntime) -> None:
+        """
+        Raises:
+            OptionsError: a setting that SGLang cannot carry out.
+            ServiceError: SGLang did not start, in its own words.
+        """
+        self._settings = settings
+        arguments = engine_arguments(settings)
+        try:
+            self._engine: SglangRoot = runtime.make_engine(arguments)
+        except (RuntimeError, ValueError, OSError, MemoryError, AssertionError) as error:
+            raise settings.not_started(error, _REMEDY) from error
+        self._is_closed, self.version = False, 0
+        self._held: list[Fingerprint] = []
+        vocab_size = int(settings.config()["vocab_size"])
+        self.facts = EngineFacts(dtype=settings.resolved_dtype(), vocab_size=vocab_size, is_cpu=False, transport="file")
+
+    @property
+    def is_alive(self) -> bool:
+        """Until it is closed: an engine in this process lives as long as the process."""
+        return not self._is_closed
+
+    def generate(self, call: GenerateCall, seconds: float) -> Iterator[SampleResult | StepCounts]:
+        """Results as samples finish, then the counts; requests that are left when it ends early are dropped.
+
+        SGLang does not tell its steps: they are 0 in the counts.
+
+        Raises:
+            ServiceError: the call is for other weights, took longer than `seconds`, or SGLang's answer
+                contradicts itself.
+        """
+        self._require_version(call.version)
+        options = options_of(call.options)
+        finished: deque[asyncio.Task[dict[str, Any]]] = deque()
+        some_finished = asyncio.Event()
+
+        def note(task: asyncio.Task[dict[str, Any]]) -> None:
+            finished.append(task)
+            some_finished.set()
+
+        pending = self._submit(call, options)
+        for task in pending:
+            task.add_done_callback(note)
+        deadline, num_total, num_prefill = time.monotonic() + seconds, len(pending), 0
+        try:
+            while pending:
+                if not self._wait(some_finished, deadline):
+                    raise self._settings.too_slow(num_total - len(pending), num_total, seconds)
+                while finished:
+                    task = finished.popleft()
+                    sample = pending.pop(task)
+                    answer = task.result()
+                    num_prefill += answer["meta_info"]["prompt_tokens"] - answer["meta_info"]["cached_tokens"]
+                    yield sample_of(sample, answer, options, self.version)
+            yield StepCounts(0, num_prefill)
+        finally:
+            if pending:
+                self._drop(pending)
+
+    def rpc(self, method: str, arguments: Sequence[Any] = (), seconds: float | None = None) -> list[Fingerprint]:
+        """`rft_load_file(path)`: what each worker read; `rft_held(shapes)`: what each worker held when it was loaded.
+
+        Both happen in one of SGLang's update sessions, because the end of a session may lay experts out anew
+        (so a session that only looked would spoil them). What changes afterwards is for the probe to see.
+
+        Raises:
+            ServiceError: SGLang or a worker refused.
+        """
+        if method == "rft_load_file":
+            return self._load(str(arguments[0]))
+        assert method == "rft_held", f"SGLang's workers have no {method}"
+        return self._held
+
+    def serve(self, version: int) -> None:
+        """What was loaded last is `version` from now on; keys and values of older weights are dropped."""
+        if not self._engine.flush_cache().success:
+            raise ServiceError(
+                code="engine.sglang.prefix_cache",
+                what="SGLang kept its prefix cache when it was told to drop it",
+                where=f"load_weights({version})",
+                why="keys and values of older weights would be served with the new ones",
+                state="the engine refuses to generate until a load succeeds",
+                do=f"load_weights({version}) when no request is under way",
+            )
+        self.version = version
+
+    def sleep(self, level: int) -> None:
+        """Give the memory of cache and weights back; SGLang keeps a copy of the weights on the host at both levels."""
+        self._engine.release_memory_occupation(tags=["kv_cache", "weights"])
+
+    def wake(self, tags: list[str]) -> None:
+        """Take memory again for "weights", "kv_cache" or both, weights first."""
+        self._engine.resume_memory_occupation(tags=[tag for tag in _AWAKE_ORDER if tag in tags])
+
+    def close(self) -> None:
+        """Does nothing when closed."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._engine.shutdown()
+
+    def _submit(self, call: GenerateCall, options: SamplingOptions) -> dict[asyncio.Task[dict[str, Any]], int]:
+        """Hand in every request; its task -> sample."""
+        num_shown = min(options.top_k, self.facts.vocab_size) if options.temperature > 0.0 and options.top_k > 0 else 0
+        pending: dict[asyncio.Task[dict[str, Any]], int] = {}
+        for sample, prompt in call.requests:
+            request = self._engine.async_generate(
+                input_ids=list(call.prompts[prompt]),
+                sampling_params=sampling_params(options, call.keys[sample], call.budget(sample)),
+                return_logprob=True,
+                top_logprobs_num=num_shown,
+            )
+            pending[self._engine.loop.create_task(request)] = sample
+        return pending
+
+    def _wait(self, some_finished: asyncio.Event, deadline: float) -> bool:
+        """Let SGLang's loop run until a request has finished; False at the deadline."""
+
+        async def wait() -> bool:
+            try:
+                await asyncio.wait_for(some_finished.wait(), max(deadline - time.monotonic(), 0.0))
+            except TimeoutError:
+                return False
+            some_finished.clear()
+            return True
+
+        return self._engine.loop.run_until_complete(wait())
+
+    def _drop(self, pending: dict[asyncio.Task[dict[str, Any]], int]) -> None:
+        """Abort what is under way."""
+        self._engine.tokenizer_manager.abort_request(abort_all=True)
+        self._engine.loop.run_until_complete(asyncio.wait(list(pending)))  # the owner's deadline ends a longer wait
+        for task in pending:
+            task.exception()  # looked at, so that nothing is printed about it
+
+    def _load(self, path: str) -> list[Fingerprint]:
+        """Let the workers load a file, look at what they hold then, and return what each read."""
+        shapes = {name: entry["shape"] for name, entry in read_header(path).items()}
+        _require("begin_weight_update", self._engine.begin_weight_update())
+        try:
+            loaded = self._exchange({"weights": path, "shapes": {}}, changes=True)
+            looked = self._exchange({"weights": None, "shapes": shapes}, changes=False)
+        finally:
+            ended = self._engine.end_weight_update()
+        _require("end_weight_update", ended)
+        self._held = [answer["held"] for answer in looked]
+        return [answer["read"] for answer in loaded]
+
+    def _exchange(self, request: dict[str, Any], *, changes: bool) -> list[dict[str, Any]]:
+        """What each worker answers to `sglang_loader.exchange`."""
+        with tempfile.TemporaryDirectory(prefix="rft-sglang-", dir=shared_directory(0)) as folder:
+            place, answers = Path(folder) / "request.json", Path(folder) / "answer"
+            place.write_text(json.dumps({**request, "dtype": self.facts.dtype, "answer": str(answers)}))
+            carrier = [(str(place), torch.empty(0))]
+            told = self._engine.update_weights_from_tensor(carrier, load_format=LOADER, flush_cache=changes)
+            _require("update_weights_from_tensor", told)
+            found = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("answer.*"))]
+        wrong = next((answer["error"] for answer in found if "error" in answer), None)
+        if wrong is None and len(found) != self._settings.tensor_parallel_size:
+            wrong = f"{len(found)} of {self._settings.tensor_parallel_size} workers answered"
+        _require("custom_weight_loader", (wrong is None, wrong or ""))
+        return found
+
+    def _require_version(self, version: int) -> None:
+        if version != self.version:
+            raise ServiceError(
+                code="engine.out_of_step",
+                what=f"generation with weights of version {version} was asked for",
+                where=f"this engine serves version {self.version}",
+                why="tokens would carry the version of weights that did not sample them",
+                state="no sample was drawn",
+                do=f"load_weights({version})",
+            )
+
+
+def sampling_params(options: SamplingOptions, key: int, budget: int) -> dict[str, Any]:
+    """SGLang's `SamplingParams` of one sample; the key is its seed."""
+    params: dict[str, Any] = {
+        "temperature": options.temperature,
+        "max_new_tokens": budget,
+        "stop_token_ids": list(options.stop_token_ids),
+        "ignore_eos": not options.stop_token_ids,
+        "sampling_seed": key,
+    }
+    if options.temperature > 0.0 and options.top_k > 0:
+        params |= {"top_k": options.top_k, "top_p": options.top_p}
+    return params
+
+
+def sample_of(sample: int, answer: dict[str, Any], options: SamplingOptions, version: int) -> SampleResult:
+    """One finished sample from what SGLang returned.
+
+    Raises:
+        ServiceError: the tokens are not those whose log-probs came with them.
+    """
+    meta = answer["meta_info"]
+    tokens = list(answer["output_ids"])
+    scored = meta["output_token_logprobs"]
+    if [row[1] for row in scored] != tokens:
+        raise garbage(f"sample {sample} of SGLang's answer has {len(tokens)} tokens and the log-probs of others")
+    logprobs = [float(row[0]) for row in scored]
+    masses = [0.0] * len(tokens)
+    if options.temperature > 0.0 and options.top_k > 0:
+        tops = meta["output_top_logprobs"]
+        masses = [log_kept_mass(top, token, options.top_p) for top, token in zip(tops, tokens, strict=True)]
+    ended: dict[str, Any] = meta["finish_reason"] or {"type": "nothing"}
+    reason = str(ended["type"])
+    return SampleResult(sample, tokens, logprobs, masses, reason, version)
+
+
+def log_kept_mass(top: Sequence[Sequence[Any]], token: int, top_p: float) -> float:
+    """Log of the probability that top-k and top-p left to draw from.
+
+    Args:
+        top: (log-prob, token, text) of the `top_k` likeliest tokens, likeliest first.
+        token: the drawn one. SGLang adds in another precision, so where the sum comes to top-p within
+            rounding it may have kept one token more: up to the drawn one, at least.
+        top_p: a token is kept while those before it hold at most this much together.
+    """
+    mass, seen_drawn = 0.0, False
+    place = next((i for i, row in enumerate(top) if row[1] == token), 0)
+    for number, (logprob, _, _) in enumerate(top):
+        seen_drawn = number > place
+        if mass > top_p and seen_drawn:
+            break
+        mass += math.exp(logprob)
+    return min(math.log(mass), 0.0)
+
+
+def _require(operation: str, told: tuple[bool, str]) -> None:
+    """SGLang answers with (success, message)."""
+    if told[0]:
+        return
+    raise ServiceError(
+        code="engine.sglang.update",
+        what=f"SGLang's {operation} failed: {told[1]}",
+        where="weights on their way to SGLang's workers",
+        why="every worker must hold the whole of the new weights",
+        state="the engine refuses to generate until a load succeeds",
+        do="load_weights again; see SGLang's own words, and the end of its log",
+    )

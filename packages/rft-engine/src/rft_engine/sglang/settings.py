@@ -1,0 +1,161 @@
+"""What a person chooses about an SGLang engine, and how each choice reaches SGLang 0.5.21 or is refused.
+
+What its source says (digests of these functions are in `sglang_surface.json`):
+
+- A request's `sampling_seed` counts under deterministic inference alone; the noise of a draw is then a hash of
+  (seed, position in the sequence, token id), and batches do not change what kernels compute. So a sample's key is its
+  seed: the same key, prompt and weights give the same tokens, in whatever company. They are not the native engine's.
+- The log-prob it returns is that of the logits over the temperature, over the whole vocabulary, before top-k and
+  top-p: what a `Completion` wants. `SGLANG_RETURN_ORIGINAL_LOGPROB` would make it that of temperature 1.
+- What top-k and top-p leave is not returned. It follows from the `top_k` largest log-probs, which are.
+- Where every request has top-k 1 it takes the likeliest token, with log-probs of temperature 1: greedy decoding.
+- With `ignore_eos` it overlooks stop tokens too; without, it also stops at the end tokens of the model directory.
+- A sequence has room for two tokens less than `context_length`.
+- Its online rounding to 8 bits belongs to the start: weights that are loaded later are not rounded anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rft_core.errors import OptionsError
+from rft_engine.decoding.token_sampler import SamplingOptions
+from rft_engine.process.settings import OwnProcessSettings
+
+LOADER = "rft_engine.sglang.weight_loader.exchange"
+"""What SGLang's workers call with the model in hand (its `custom_weight_loader`)."""
+
+LARGEST_TOP_K = 256
+"""So many log-probs travel back with every token."""
+
+_SPARE_CONTEXT = 2
+_ENVIRONMENT = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "0"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangSettings(OwnProcessSettings):
+    """An SGLang engine: what SGLang lacks is refused.
+
+    Example::
+
+        SglangSettings(model_dir="/models/qwen", max_rows=256, max_len=2048, tensor_parallel_size=2)
+    """
+
+    library: ClassVar[str] = "sglang"
+    library_name: ClassVar[str] = "SGLang"
+
+    def __post_init__(self) -> None:
+        OwnProcessSettings.__post_init__(self)
+        if self.quantization is not None:
+            why = "SGLang rounds matrices to 8 bits when it starts, and not those that are loaded after every step"
+            raise self.refusal("quantization", f"quantization = {self.quantization!r}", why, "--engine_type vllm")
+        if self.transport not in ("auto", "file"):
+            why = "weights reach SGLang's workers through a file in shared memory"
+            raise self.refusal("transport", f"transport = {self.transport!r}", why, 'transport="file"')
+
+
+def set_environment() -> None:
+    """What SGLang reads from the environment; to be called before it is imported."""
+    os.environ.update(_ENVIRONMENT)
+
+
+def engine_arguments(settings: SglangSettings) -> dict[str, Any]:
+    """Keyword arguments of `sglang.Engine`.
+
+    Raises:
+        OptionsError: `max_len` leaves no room in the model's positions.
+    """
+    positions = settings.config().get("max_position_embeddings")
+    if positions is not None and settings.max_len + _SPARE_CONTEXT > positions:
+        why = f"SGLang keeps {_SPARE_CONTEXT} of the model's {positions} positions free"
+        raise refusal("max_len", f"max_len = {settings.max_len}", why, f"max_len={positions - _SPARE_CONTEXT}")
+    dtype = settings.resolved_dtype()
+    arguments: dict[str, Any] = {
+        "model_path": str(settings.model_dir),
+        "dtype": dtype,
+        "context_length": settings.max_len + _SPARE_CONTEXT,
+        "max_running_requests": settings.max_rows,
+        "tp_size": settings.tensor_parallel_size,
+        "disable_cuda_graph": settings.enforce_eager,
+        "random_seed": settings.seed,
+        "enable_deterministic_inference": True,
+        "enable_memory_saver": settings.enable_sleep,
+        "enable_weights_cpu_backup": settings.enable_sleep,  # else level 1 would wake with leftover memory
+        "custom_weight_loader": [LOADER],
+        "skip_tokenizer_init": True,  # it is given token ids and gives token ids
+        "trust_remote_code": False,
+        "log_level": "error",
+    }
+    if settings.memory_utilization is not None:
+        arguments["mem_fraction_static"] = settings.memory_utilization
+    if dtype == "float32":
+        arguments["attention_backend"] = "triton"  # its default on Hopper GPUs takes 16-bit numbers only
+    return arguments
+
+
+def end_tokens(model_dir: str | Path) -> frozenset[int]:
+    """End tokens of config.json and generation_config.json: SGLang stops at all of them."""
+    found: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        path = Path(model_dir) / name
+        given: Any = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
+        tokens: list[int] = [given] if isinstance(given, int) else given or []
+        found.update(tokens)
+    return frozenset(found)
+
+
+def options_of(fields: dict[str, Any]) -> SamplingOptions:
+    """Options that were JSON."""
+    values: dict[str, Any] = {**fields, "stop_token_ids": tuple(fields["stop_token_ids"])}
+    return SamplingOptions(**values)
+
+
+def check_options(options: SamplingOptions, ends: frozenset[int]) -> None:
+    """Raise `OptionsError` for what SGLang cannot draw, or cannot tell the log-probs of."""
+    draws = options.temperature > 0.0
+    first = options.first_token_temperature
+    if first is not None and first != options.temperature:
+        why = "a request of SGLang has one temperature for all its tokens"
+        raise refusal(
+            "first_token_temperature",
+            f"first_token_temperature = {first:g}",
+            why,
+            "no --use_fire, or --engine_type vllm",
+        )
+    if options.min_new_tokens and options.stop_token_ids:
+        why = "SGLang hides stop tokens before it computes log-probs, and does not say how much it hid"
+        raise refusal("min_new_tokens", f"min_new_tokens = {options.min_new_tokens}", why, "min_new_tokens=0")
+    if draws and options.min_p > 0.0:
+        why = "SGLang's keyed draw is wrong together with min-p, by its own assertion"
+        raise refusal("min_p", f"min_p = {options.min_p:g}", why, "--min_p 0")
+    if draws and options.top_k == 1:
+        why = "SGLang takes the likeliest token then, and returns log-probs of temperature 1"
+        raise refusal("top_k", f"top_k = 1 at temperature {options.temperature:g}", why, "--temperature 0")
+    if draws and options.top_k > LARGEST_TOP_K:
+        why = "what top-k keeps is summed from the largest log-probs, which travel back with every token"
+        raise refusal("top_k", f"top_k = {options.top_k}", why, f"--top_k {LARGEST_TOP_K}")
+    if draws and options.top_p < 1.0 and options.top_k <= 0:
+        why = "SGLang does not say how much probability top-p kept; with top-k it can be computed"
+        remedy = f"--top_k {LARGEST_TOP_K} beside it, or --engine_type vllm"
+        raise refusal("top_p", f"top_p = {options.top_p:g} without top_k", why, remedy)
+    extra = sorted(ends - set(options.stop_token_ids))
+    if options.stop_token_ids and extra:
+        why = f"SGLang also stops at the model directory's end tokens: {extra}"
+        remedy = f"stop_token_ids={sorted({*options.stop_token_ids, *ends})}"
+        raise refusal("stop_token_ids", f"stop_token_ids = {list(options.stop_token_ids)}", why, remedy)
+
+
+def refusal(name: str, what: str, why: str, remedy: str) -> OptionsError:
+    """A choice that cannot be carried out."""
+    return OptionsError(
+        code=f"engine.sglang.{name}",
+        what=what,
+        where=f"SGLang engine ({name})",
+        why=why,
+        state="nothing was generated",
+        do=remedy,
+    )

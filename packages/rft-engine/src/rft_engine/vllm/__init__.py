@@ -1,0 +1,1 @@
+"""Everything that names vLLM. May import `process`, `weight_sync` and `decoding`."""

@@ -1,0 +1,205 @@
+"""Why vLLM found no room, from its own words: who holds the memory, what is needed, what to set.
+
+The words are those of vLLM 0.32 (`v1/worker/utils.py`, `v1/core/kv_cache_utils.py`,
+`v1/worker/cpu_worker.py`, `v1/worker/gpu_model_runner.py`) and of torch's allocator.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Sequence
+
+from rft_core.errors import ServiceError
+from rft_engine.process.settings import OwnProcessSettings
+from rft_engine.vllm.gpu_processes import Device, DeviceProcess, Inventory, visible_device
+
+_GIB = r"([\d.]+) ?GiB"
+_NO_ROOM_AT_START = re.compile(
+    rf"memory on (?:device \S*?(\d+)|node \S+) \(([\d.]+)/([\d.]+) GiB\) on startup is less than desired "
+    rf"[GC]PU memory utilization \(([\d.]+), {_GIB}\)"
+)
+_ONE_SEQUENCE = re.compile(
+    rf"max seq len \((\d+)\), \({_GIB} KV cache is needed.*?available KV cache memory \({_GIB}\)"
+    r"(?:.*?estimated maximum model length is (\d+))?",
+    re.DOTALL,
+)
+_NO_BLOCKS = re.compile(r"No available memory for the cache blocks")
+_WARM_UP = re.compile(r"warming up sampler with (\d+) dummy requests")
+_TORCH = re.compile(
+    rf"CUDA out of memory\. Tried to allocate ([\d.]+ [GMK]iB)\.(?: GPU (\d+) has a total capacity of {_GIB})?"
+)
+_HOST_CACHE = re.compile(
+    r"memory on node \S+ \(([\d.]+)/([\d.]+) GiB\) on kv cache allocation is less than requested memory for kv "
+    r"\(([\d.]+)"
+)
+_HOST = re.compile(r"Cannot allocate memory|DefaultCPUAllocator: can't allocate memory|Errno 12")
+
+_BLOCK = 16  # tokens of a block of vLLM's cache on a GPU
+_USUAL_SHARE, _MOST_SHARE, _LEAST_SHARE = 0.92, 0.95, 0.05  # vLLM's default; what is worth trying
+_OWN_MARGIN_MIB = 512  # of what is free, left to the contexts of other libraries
+
+
+def memory_error(settings: OwnProcessSettings, words: str, inventory: Inventory) -> ServiceError | None:
+    """What to do about a start that failed for memory.
+
+    Args:
+        settings: what was asked for.
+        words: vLLM's error, or the end of its log.
+        inventory: who holds the GPUs.
+
+    Returns:
+        The error to raise; None where the words are about something else.
+    """
+    words = " ".join(words.split())
+    if found := _NO_ROOM_AT_START.search(words):
+        number, free, total, share, wanted = found.groups()
+        device = visible_device(inventory(), int(number)) if number else None
+        return _taken(settings, device, float(free), float(total), float(share), float(wanted))
+    if found := _ONE_SEQUENCE.search(words):
+        return _one_sequence(settings, found, inventory())
+    if _NO_BLOCKS.search(words):
+        return _no_blocks(settings)
+    if found := _WARM_UP.search(words):
+        return _rows(settings, int(found[1]))
+    if found := _TORCH.search(words):
+        return _torch(settings, found, inventory())
+    if found := _HOST_CACHE.search(words):
+        return _host(settings, f"the cache takes {found[3]} GiB, {found[1]} of {found[2]} GiB are free")
+    if _HOST.search(words):
+        return _host(settings, "the system refused memory to vLLM")
+    return None
+
+
+def _taken(
+    settings: OwnProcessSettings, device: Device | None, free: float, total: float, share: float, wanted: float
+) -> ServiceError:
+    """More was asked for than is free when vLLM starts."""
+    fitting = _down((free - _OWN_MARGIN_MIB / 1024) / total)
+    what = f"vLLM wants {wanted:g} GiB ({share:g} of {total:g}), {free:g} GiB are free"
+    others = _others(device)
+    smaller = f"--engine_mem_util {fitting:g}" if fitting >= _LEAST_SHARE else ""
+    if others and sum(process.used_mib for process in others) >= _most_own(device):
+        largest = others[0]
+        remedy = f"end process {largest.pid} ({largest.name})" + (f", or {smaller}" if smaller else "")
+        return _error("others", what, settings, device, "other processes hold the device", remedy)
+    own = _own(device)
+    if own:
+        why = f"this run itself holds {own[0].used_mib} MiB of the device"
+        remedy = smaller or "--engine_tp_size on more GPUs, or vLLM on a GPU of its own (CUDA_VISIBLE_DEVICES)"
+        return _error("own", what, settings, device, why, remedy)
+    if device is not None and device.hidden_mib > 0.1 * device.total_mib:
+        why = f"{device.hidden_mib} MiB are held by processes that cannot be seen from here (another container)"
+        remedy = "ask for a free device" + (f", or {smaller}" if smaller else "")
+        return _error("hidden", what, settings, device, why, remedy)
+    why = "the share is of all memory, and must fit into what is free when vLLM starts"
+    return _error("share_too_high", what, settings, device, why, smaller or "a device with more free memory")
+
+
+def _one_sequence(settings: OwnProcessSettings, found: re.Match[str], devices: Sequence[Device]) -> ServiceError:
+    """The cache holds less than one sequence of the greatest length."""
+    length, needed, available = int(found[1]), float(found[2]), float(found[3])
+    blocks = math.ceil(length / _BLOCK)
+    there = int(blocks * available / needed) if needed else 0
+    what = (
+        f"1 sequence of {length} tokens needs {blocks} blocks of {_BLOCK} tokens ({needed:g} GiB), "
+        f"{there} are there ({available:g} GiB)"
+    )
+    share, device = settings.memory_utilization or _USUAL_SHARE, visible_device(devices, 0)
+    remedies = [f"--max_len {found[4]}"] if found[4] else []
+    if device is not None:
+        enough = _up(share + (needed - available) * 1024 / device.total_mib)
+        if enough <= _MOST_SHARE:
+            remedies.insert(0, f"--engine_mem_util {enough:g}")
+    why = "keys and values of one sequence of max_len must fit beside the weights"
+    remedy = ", or ".join(remedies) or f"--engine_tp_size {2 * settings.tensor_parallel_size}, or a smaller --max_len"
+    return _error("length", what, settings, device, why, remedy)
+
+
+def _no_blocks(settings: OwnProcessSettings) -> ServiceError:
+    share = settings.memory_utilization or _USUAL_SHARE
+    what = f"weights and workspace take all of the share of {share:g}: no block is left for keys and values"
+    more = min(_MOST_SHARE, _up(share + 0.1))
+    if share < _MOST_SHARE - 0.03:
+        return _error(
+            "share_too_low", what, settings, None, "the cache is what the share leaves", f"--engine_mem_util {more:g}"
+        )
+    remedy = f"--engine_tp_size {2 * settings.tensor_parallel_size}, --engine_fp8, or a larger device"
+    return _error("model_too_large", what, settings, None, "the model does not fit beside a cache", remedy)
+
+
+def _rows(settings: OwnProcessSettings, num_rows: int) -> ServiceError:
+    what = f"no memory was left to draw for {num_rows} sequences at once"
+    why = "logits of every row over the whole vocabulary are held beside weights and cache"
+    share = settings.memory_utilization or _USUAL_SHARE
+    remedy = f"--engine_max_rows {max(num_rows // 2, 1)}, or --engine_mem_util {_down(share - 0.05):g}"
+    return _error("rows", what, settings, None, why, remedy)
+
+
+def _torch(settings: OwnProcessSettings, found: re.Match[str], devices: Sequence[Device]) -> ServiceError:
+    """torch's allocator ran out in the middle of the start: because of others, or of the share itself."""
+    device = visible_device(devices, int(found[2] or 0))
+    what = f"no room for another {found[1]}" + (f" on a device of {found[3]} GiB" if found[3] else "")
+    others = _others(device)
+    share = settings.memory_utilization or _USUAL_SHARE
+    smaller = f"--engine_mem_util {_down(0.8 * share):g}"
+    if device is not None and others and sum(process.used_mib for process in others) > 0.1 * device.total_mib:
+        remedy = f"end process {others[0].pid} ({others[0].name}), or {smaller}"
+        return _error("others", what, settings, device, "other processes hold the device", remedy)
+    why = "weights, workspace and cache were planned with the share that was asked for"
+    return _error("share_too_high", what, settings, device, why, f"{smaller}, or a smaller --engine_max_rows")
+
+
+def _host(settings: OwnProcessSettings, what: str) -> ServiceError:
+    why = "weights and cache of a CPU build, and the pages that GPUs read from, come from the memory of the host"
+    rows = f"--engine_max_rows {max(settings.max_rows // 2, 1)}"
+    return _error("host", what, settings, None, why, f"free memory on this machine, {rows}, or a smaller --max_len")
+
+
+def _others(device: Device | None) -> list[DeviceProcess]:
+    """Processes that are not of this run, the largest first."""
+    own = {os.getpid(), os.getppid()}
+    held = [] if device is None else [process for process in device.processes if process.pid not in own]
+    return sorted(held, key=lambda process: -process.used_mib)
+
+
+def _own(device: Device | None) -> list[DeviceProcess]:
+    """Processes of this run: this one, and the trainer that started it."""
+    own = {os.getpid(), os.getppid()}
+    held = [] if device is None else [process for process in device.processes if process.pid in own]
+    return sorted(held, key=lambda process: -process.used_mib)
+
+
+def _most_own(device: Device | None) -> int:
+    return max((process.used_mib for process in _own(device)), default=0)
+
+
+def _error(
+    name: str, what: str, settings: OwnProcessSettings, device: Device | None, why: str, remedy: str
+) -> ServiceError:
+    held = (
+        ""
+        if device is None
+        else "; ".join(
+            f"pid {process.pid} {process.name} {process.used_mib} MiB"
+            for process in sorted(device.processes, key=lambda process: -process.used_mib)
+        )
+    )
+    return ServiceError(
+        code=f"engine.vllm.memory.{name}",
+        what=f"vLLM did not start: {what}",
+        where=f"vLLM engine for {settings.model_dir}, {settings.max_rows} rows of {settings.max_len} tokens"
+        + (f"; the device is held by {held}" if held else ""),
+        why=why,
+        state="nothing was started",
+        do=remedy,
+    )
+
+
+def _down(share: float) -> float:
+    return math.floor(share * 100) / 100
+
+
+def _up(share: float) -> float:
+    return math.ceil(share * 100 - 1e-9) / 100

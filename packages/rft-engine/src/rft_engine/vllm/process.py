@@ -1,0 +1,236 @@
+"""vLLM in a process of its own: bounded by deadlines, and started again when it dies."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rft_core.errors import ServiceError
+from rft_core.json_records import fields_of
+from rft_engine.process.client import EngineDied, EngineProcess
+from rft_engine.process.requests import (
+    Answers,
+    EngineFacts,
+    GenerateCall,
+    SampleResult,
+    StepCounts,
+    garbage,
+    message_of,
+)
+from rft_engine.process.settings import OwnProcessSettings
+from rft_engine.vllm.engine import Backend, VllmEngine
+from rft_engine.vllm.gpu_processes import Inventory, nvidia_inventory
+from rft_engine.vllm.out_of_memory import memory_error
+from rft_engine.vllm.runtime import VllmRuntime
+from rft_engine.vllm.weight_transport import SenderFactory
+from rft_engine.weight_sync.fingerprints import WeightProvider
+
+_WORKER = (sys.executable, "-m", "rft_engine.vllm.worker")
+
+
+class ProcessVllm:
+    """A started `vllm_worker` and the calls to it."""
+
+    def __init__(
+        self,
+        settings: OwnProcessSettings,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log_path: Path,
+        inventory: Inventory = nvidia_inventory,
+    ) -> None:
+        self._settings = settings
+        self._process = EngineProcess(command, environment, log_path)
+        fields = json.loads(json.dumps(asdict(settings), default=str))
+        try:
+            self.facts = EngineFacts(**self._process.call("start", settings.deadlines.start, settings=fields))
+        except EngineDied as error:
+            self._process.kill()
+            if (known := memory_error(settings, error.problem.where, inventory)) is not None:
+                raise known from error
+            raise
+        except BaseException:
+            self._process.kill()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive
+
+    def generate(self, call: GenerateCall, seconds: float) -> Iterator[SampleResult | StepCounts]:
+        """Results as samples finish, then the counts."""
+        slack = self._settings.deadlines.other  # the worker gives up first, between two steps, and stays alive
+        messages = self._process.stream("generate", seconds + slack, within=seconds, **fields_of(call))
+        try:
+            counts = yield from _results(messages)
+        except json.JSONDecodeError as error:
+            raise garbage(f"the engine answered what is no JSON: {error.doc[:200]!r}") from error
+        yield message_of(counts)
+
+    def rpc(self, method: str, arguments: Sequence[Any] = (), seconds: float | None = None) -> list[Any]:
+        """Call a method of every worker of that vLLM by name, with JSON values."""
+        limit = seconds or self._settings.deadlines.other
+        return self._process.call("rpc", limit, method=method, arguments=list(arguments))
+
+    def serve(self, version: int) -> None:
+        self._process.call("serve", self._settings.deadlines.other, version=version)
+
+    def sleep(self, level: int) -> None:
+        self._process.call("sleep", self._settings.deadlines.other, level=level)
+
+    def wake(self, tags: list[str]) -> None:
+        self._process.call("wake", self._settings.deadlines.other, tags=tags)
+
+    def close(self) -> None:
+        self._process.kill()
+
+
+class VllmProcessEngine(VllmEngine):
+    """`VllmEngine` with vLLM in a process of its own.
+
+    The process is ended when a call passes its deadline, and started again when it is needed and
+    gone: the present weights are sent and verified before it serves. Samples that were under way are
+    asked for again under their keys, so they come out as they would have.
+    """
+
+    def __init__(
+        self,
+        settings: OwnProcessSettings,
+        weights: WeightProvider,
+        *,
+        environment: Mapping[str, str] | None = None,
+        log_path: Path | None = None,
+        command: Sequence[str] = _WORKER,
+        max_restarts: int = 3,
+        make_sender: SenderFactory | None = None,
+    ) -> None:
+        """
+        Args:
+            settings, weights: as for `VllmEngine`.
+            environment: variables of the process beside this one's, such as CUDA_VISIBLE_DEVICES.
+            log_path: where it prints to; None = a file in the temporary directory.
+            command: what starts the worker.
+            max_restarts: times that one call may start it again before the call fails.
+            make_sender: the trainer's end of transports between GPUs; None = vLLM's own.
+        """
+        self._command, self._environment = tuple(command), dict(environment or {})
+        self._log_path = log_path or Path(tempfile.mkdtemp(prefix="rft-vllm-")) / "engine.log"
+        self._max_restarts, self._make_sender = max_restarts, make_sender
+        self.num_restarts = 0
+        self._sent_at_load: dict[str, str] = {}
+        super().__init__(settings, weights)
+
+    @property
+    def pid(self) -> int:
+        """Of the process that runs now, or ran last."""
+        assert isinstance(self._backend, ProcessVllm)
+        return self._backend.pid
+
+    @property
+    def log_path(self) -> Path:
+        """Where the process prints to."""
+        return self._log_path
+
+    def _start(self, runtime: VllmRuntime | None) -> Backend:
+        assert runtime is None, "the process makes its own"
+        return ProcessVllm(self._settings, self._command, self._environment, self._log_path)
+
+    def _sender_factory(self) -> SenderFactory | None:
+        if self._backend.facts.transport not in ("ipc", "nccl") or self._make_sender is not None:
+            return self._make_sender
+        from rft_engine.vllm.weight_transport import open_sender
+
+        return open_sender
+
+    def _collect(self, call: GenerateCall, answers: Answers) -> StepCounts:
+        """As far as the process lives, and the rest in the next one; one that answers garbage is ended."""
+        for attempt in range(self._max_restarts + 1):
+            if not self._backend.is_alive:
+                self._restart()
+            left = [(sample, prompt) for sample, prompt in call.requests if sample not in answers.done]
+            try:
+                return super()._collect(replace(call, requests=left), answers)
+            except EngineDied:
+                if attempt == self._max_restarts:
+                    raise
+            except ServiceError as error:
+                if error.problem.code == "engine.garbage":
+                    self._backend.close()  # nothing is known of what it holds
+                raise
+        raise AssertionError("unreachable")
+
+    def _backend_sleep(self, level: int) -> None:
+        """A process that is gone has given its memory back."""
+        with suppress(EngineDied):
+            super()._backend_sleep(level)
+
+    def _wake_tags(self, *tags: str) -> None:
+        """A process that is gone is started by what needs it: a generation or an update."""
+        if self._backend.is_alive:
+            with suppress(EngineDied):
+                super()._wake_tags(*tags)
+
+    def _update(self, version: int) -> None:
+        """As in this process; one that is gone or dies on the way is started once more."""
+        if not self._backend.is_alive:
+            self._renew()
+        try:
+            super()._update(version)
+        except EngineDied:
+            self._renew()
+            super()._update(version)
+        except ServiceError:
+            self._backend.close()  # nothing is known of what it holds
+            raise
+        self._sent_at_load = dict(self._source.sent)
+
+    def _renew(self) -> None:
+        """Another process, with the weights of the model directory."""
+        self._backend.close()
+        self.num_restarts += 1
+        self._backend = self._start(None)
+        self._transport = self._make_transport()
+        self._awake_tags = {"weights", "kv_cache"}
+
+    def _restart(self) -> None:
+        """Another process that holds what the last one did."""
+        self._renew()
+        if not self._sent_at_load:
+            return
+        version = self.weight_version
+        received = self._transport.send()
+        self._verify(received, version)
+        if self._source.sent != self._sent_at_load:
+            raise _moved_on(version)
+        self._backend.serve(version)
+
+
+def _results(messages: Generator[Any, None, Any]) -> Generator[SampleResult | StepCounts, None, Any]:
+    """The items of a stream as records; returns its reply."""
+    while True:
+        try:
+            item = next(messages)
+        except StopIteration as end:
+            return end.value
+        yield message_of(item)
+
+
+def _moved_on(version: int) -> ServiceError:
+    return ServiceError(
+        code="engine.out_of_step",
+        what=f"the policy's tensors are no longer those that were loaded as version {version}",
+        where="a restart of the engine's process",
+        why="tokens would carry the version of weights that did not sample them",
+        state="samples of this call are dropped",
+        do=f"load_weights({version + 1})",
+    )

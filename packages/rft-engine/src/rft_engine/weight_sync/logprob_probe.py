@@ -1,0 +1,108 @@
+"""Whether an engine with a copy of the weights still computes what the policy computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from rft_core import keyed_random
+from rft_core.errors import ServiceError
+from rft_engine.completions import Completion
+from rft_engine.process.requests import EngineFacts
+
+PolicyLogprobs: TypeAlias = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]]], Sequence[Sequence[float]]]
+"""(prompts, completions) -> for each completion the policy's log-prob of each of its tokens, at temperature 1."""
+
+_NUM_PROBES = 2
+_PROBE_TOKENS = 160  # longer than a block of the prefix cache: 16 tokens on a GPU, 128 on a CPU
+_NEW_TOKENS = 4
+_LIMITS = {"float32": 1e-3}
+_LIMIT_OF_SHORT_FLOATS = 0.25
+
+
+class ProbedEngine(Protocol):
+    """What a probe needs of an engine."""
+
+    @property
+    def weight_version(self) -> int: ...
+
+    @property
+    def facts(self) -> EngineFacts: ...
+
+    @property
+    def max_len(self) -> int: ...
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sample_keys: Sequence[Sequence[int]],
+        *,
+        temperature: float,
+        max_new_tokens: int,
+    ) -> list[list[Completion]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeGap:
+    """|log-prob of the engine - log-prob of the policy| over the probe's tokens, in nats."""
+
+    mean: float
+    maximum: float
+    num_tokens: int
+    weight_version: int
+
+
+def check_in_step(
+    engine: ProbedEngine,
+    policy_logprobs: PolicyLogprobs,
+    *,
+    prompts: Sequence[Sequence[int]] | None = None,
+    limit: float | None = None,
+) -> ProbeGap:
+    """Sample a few tokens after fixed prompts and compare their log-probs with the policy's.
+
+    Args:
+        engine: awake, with weights loaded.
+        policy_logprobs: the trainer's forward.
+        prompts: None = two of up to 160 tokens, the same at every call, so that a prefix cache that
+            outlived its weights answers for them.
+        limit: largest gap allowed; None = 1e-3 for float32, 0.25 for shorter floats.
+
+    Raises:
+        ServiceError: the gap is above the limit, or not a number.
+    """
+    probes = prompts if prompts is not None else _probes(engine.facts.vocab_size, engine.max_len)
+    keys = [[keyed_random.derive_key(0, "probe", p)] for p in range(len(probes))]
+    answers = engine.generate(probes, keys, temperature=1.0, max_new_tokens=_NEW_TOKENS)
+    sampled = [completion for [completion] in answers]
+    expected = policy_logprobs(probes, [completion.token_ids for completion in sampled])
+    gaps = [
+        abs(ours - theirs)
+        for completion, row in zip(sampled, expected, strict=True)
+        for ours, theirs in zip(completion.logprobs, row, strict=True)
+    ]
+    gap = ProbeGap(sum(gaps) / len(gaps), max(gaps), len(gaps), engine.weight_version)
+    most = limit if limit is not None else _LIMITS.get(engine.facts.dtype, _LIMIT_OF_SHORT_FLOATS)
+    if not all(value <= most for value in gaps):
+        raise _out_of_step(gap, most)
+    return gap
+
+
+def _probes(vocab_size: int, max_len: int) -> list[list[int]]:
+    length = max(min(_PROBE_TOKENS, max_len - _NEW_TOKENS), 1)
+    key = keyed_random.derive_key(0, "probe prompts")
+    drawn = keyed_random.integers(key, _NUM_PROBES * length, 0, vocab_size)
+    return [[int(token) for token in row] for row in drawn.reshape(_NUM_PROBES, length)]
+
+
+def _out_of_step(gap: ProbeGap, limit: float) -> ServiceError:
+    return ServiceError(
+        code="engine.out_of_step",
+        what=f"the engine's log-probs differ from the policy's by up to {gap.maximum:.3g} (limit {limit:.3g}), "
+        f"on average {gap.mean:.3g} over {gap.num_tokens} tokens of the probe",
+        where=f"probe after load_weights({gap.weight_version})",
+        why="the engine says it serves the policy's weights, and computes something else with them",
+        state="no sample of this step was used",
+        do="load_weights again; a gap that stays is one of kernels or precision: --engine_type native, or a limit",
+    )

@@ -1,0 +1,204 @@
+"""Images on their way to replicas in processes of their own: once each, in shared memory, by digest.
+
+The trainer's side writes the pixel values of an image into a file in the layout of safetensors; a call names the file
+and says where the image stands in its prompt; the replica maps the file and makes the model's own record of it. Both
+sides keep the images of the present call: the next one, of mostly the same prompts, finds them there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from torch import Tensor
+
+from rft_core.errors import ServiceError
+from rft_engine.weight_sync.weight_file import read_weight_file, shared_directory, write_weight_file
+
+_PREFIX = "rft-images-of-"
+_NAME = "pixel_values"
+
+
+class ImageParts(Protocol):
+    """One image as a model takes it."""
+
+    @property
+    def pixel_values(self) -> Tensor: ...
+    @property
+    def grid(self) -> tuple[int, int, int] | None: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def digest(self) -> str:
+        """Of the three above."""
+        ...
+
+
+class MediaParts(Protocol):
+    """The images of a prompt."""
+
+    @property
+    def images(self) -> Sequence[ImageParts]: ...
+    @property
+    def spans(self) -> Sequence[tuple[int, int]]:
+        """(first token, number of tokens) of each."""
+        ...
+
+    @property
+    def image_token_id(self) -> int: ...
+
+
+PlainMedia = Mapping[str, Any]
+"""JSON: images (path, digest, grid, num_tokens), spans, image_token_id."""
+
+MakeMedia = Callable[[PlainMedia, Sequence[Tensor]], object]
+"""The model's own record of the images of a prompt, from their description and their pixel values."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownMedia:
+    """The images of a prompt of a call."""
+
+    media: Any
+    """As the trainer has them, for engines that are given them in this process."""
+    plain: PlainMedia = field(default_factory=dict[str, Any])
+    """For replicas with a process of their own; empty where there is none."""
+
+
+def distinct(media: Sequence[object | None]) -> tuple[list[object], list[int]]:
+    """Those that differ, and for each entry its place among them; -1 for None. Equal digests are the same images."""
+    places: dict[tuple[object, ...], int] = {}
+    found: list[object] = []
+    chosen: list[int] = []
+    by_identity: dict[int, int] = {}
+    for one in media:
+        if one is None:
+            chosen.append(-1)
+            continue
+        place = by_identity.get(id(one))
+        if place is None:
+            place = by_identity[id(one)] = places.setdefault(_key(one), len(found))
+            if place == len(found):
+                found.append(one)
+        chosen.append(place)
+    return found, chosen
+
+
+class MediaShelf:
+    """Images in shared memory, for the calls to come; one thread at a time."""
+
+    def __init__(self) -> None:
+        self._paths: dict[str, Path] = {}
+        self._serial = 0
+
+    @property
+    def num_images(self) -> int:
+        """Images that are held."""
+        return len(self._paths)
+
+    def hold(self, media: Sequence[object]) -> list[PlainMedia]:
+        """Write those that are not there yet, drop those that are in none of `media`; descriptions of all.
+
+        Raises:
+            StorageError: there is no room for them.
+        """
+        if not self._serial and media:
+            _remove_leftovers()
+            atexit.register(self.close)
+        parts = [cast(MediaParts, one) for one in media]
+        wanted = {image.digest: image for one in parts for image in one.images}
+        for digest in [digest for digest in self._paths if digest not in wanted]:
+            self._paths.pop(digest).unlink(missing_ok=True)
+        for digest, image in wanted.items():
+            if digest not in self._paths:
+                self._paths[digest] = self._write(image)
+        return [self._plain(one) for one in parts]
+
+    def close(self) -> None:
+        """Give all back. Does nothing the second time."""
+        atexit.unregister(self.close)
+        for path in self._paths.values():
+            path.unlink(missing_ok=True)
+        self._paths.clear()
+
+    def _write(self, image: ImageParts) -> Path:
+        self._serial += 1
+        size = image.pixel_values.numel() * image.pixel_values.element_size()
+        name = f"{_PREFIX}{os.getpid()}-{id(self):x}-{self._serial}.safetensors"
+        path = shared_directory(2 * size) / name
+        try:
+            write_weight_file(path, [(_NAME, image.pixel_values)], 1)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        return path
+
+    def _plain(self, media: MediaParts) -> PlainMedia:
+        return {
+            "images": [
+                {
+                    "path": str(self._paths[image.digest]),
+                    "digest": image.digest,
+                    "grid": None if image.grid is None else list(image.grid),
+                    "num_tokens": image.num_tokens,
+                }
+                for image in media.images
+            ],
+            "spans": [list(span) for span in media.spans],
+            "image_token_id": media.image_token_id,
+        }
+
+
+class ReceivedMedia:
+    """The replica's side: records of the model, their pixel values mapped."""
+
+    def __init__(self, make: MakeMedia | None) -> None:
+        self._make = make
+        self._pixels: dict[str, Tensor] = {}
+
+    def of_call(self, shown: Sequence[PlainMedia]) -> list[object]:
+        """The images of the prompts of a call; pixels of earlier calls that are not among them go.
+
+        Raises:
+            ServiceError: this replica's model takes no images.
+        """
+        if not shown:
+            self._pixels.clear()
+            return []
+        if self._make is None:
+            raise _takes_none(len(shown))
+        paths = {image["digest"]: image["path"] for one in shown for image in one["images"]}
+        self._pixels = {digest: self._found(digest, path) for digest, path in paths.items()}
+        return [self._make(one, [self._pixels[image["digest"]] for image in one["images"]]) for one in shown]
+
+    def _found(self, digest: str, path: str) -> Tensor:
+        held = self._pixels.get(digest)
+        return read_weight_file(path)[_NAME] if held is None else held
+
+
+def _key(media: object) -> tuple[object, ...]:
+    parts = cast(MediaParts, media)
+    return (*(image.digest for image in parts.images), *parts.spans, parts.image_token_id)
+
+
+def _takes_none(num: int) -> ServiceError:
+    return ServiceError(
+        code="engine.replica.no_images",
+        what=f"{num} prompts have images, and the model of this replica takes none",
+        where="draw of an engine replica",
+        why="images reach a model through its vision tower",
+        state="nothing was drawn",
+        do="--engine_replicas 1 --max_staleness 0",
+    )
+
+
+def _remove_leftovers() -> None:
+    """Files of processes that were killed."""
+    for path in shared_directory(0).glob(f"{_PREFIX}*.safetensors"):
+        owner = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
+            path.unlink(missing_ok=True)

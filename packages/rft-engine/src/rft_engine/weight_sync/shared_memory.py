@@ -1,0 +1,147 @@
+"""Whole sets of weights in shared memory, by version: what replicas load, and load again after a death.
+
+The trainer goes on changing its parameters while replicas draw. A version is therefore copied once, in
+the engine's type, into a file (shared memory where there is room), and stays until no replica can need it:
+a replica that dies is started again with exactly the weights that it had. Each holds one digest a tensor,
+which every replica answers with after a load. A set takes as much memory as the weights; up to
+`max_staleness + 1` sets are held where sequences finish under the version they began with, else two.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rft_engine.weight_sync.fingerprints import Fingerprint, WeightProvider, element_digest
+from rft_engine.weight_sync.weight_file import read_weight_file, shared_directory, write_weight_file
+
+_PREFIX = "rft-weights-of-"
+
+
+@dataclass(frozen=True, slots=True)
+class Shelved:
+    """One version."""
+
+    version: int
+    path: Path
+    digests: Fingerprint
+    num_bytes: int
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The whole tensors, mapped."""
+        yield from read_weight_file(self.path).items()
+
+
+class WeightShelf:
+    """Sets of weights by version. One thread puts, another takes and drops.
+
+    Example::
+
+        shelf = WeightShelf(policy.named_parameters, torch.float32)
+        shelf.put(3)
+        replica.load(shelf.get(3))
+    """
+
+    def __init__(
+        self,
+        provider: WeightProvider,
+        dtype: torch.dtype,
+        *,
+        together: Callable[[Callable[[], None]], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            provider: called at every `put`: the policy's present tensors, whole, under their names.
+            dtype: of the engine's floating-point tensors.
+            together: calls what it is given while all ranks do, where `provider` is an exchange of theirs.
+        """
+        self._provider, self._dtype = provider, dtype
+        self._together = together or _alone
+        self._sets: dict[int, Shelved] = {}
+        self._lock = threading.Lock()
+        self._num_bytes, self._num_tensors = 0, 1000
+        self._serial = 0
+        _remove_leftovers()
+        atexit.register(self.close)
+
+    @property
+    def versions(self) -> list[int]:
+        """Those that are held, ascending."""
+        with self._lock:
+            return sorted(self._sets)
+
+    def put(self, version: int) -> Shelved:
+        """Copy the policy's present tensors; a version that is there is replaced.
+
+        Raises:
+            StorageError: there is no room for them.
+        """
+        digests: Fingerprint = {}
+
+        def told() -> Iterator[tuple[str, Tensor]]:
+            for name, tensor in self._provider():
+                value = tensor.detach().to(self._dtype) if tensor.is_floating_point() else tensor.detach()
+                digests[name] = element_digest(value, value.shape, value.dtype)
+                yield name, value
+
+        self._serial += 1
+        name = f"{_PREFIX}{os.getpid()}-{id(self):x}-{version}-{self._serial}.safetensors"
+        path = shared_directory(2 * self._num_bytes) / name
+
+        def copy() -> None:
+            self._num_bytes = write_weight_file(path, told(), self._num_tensors)
+
+        try:
+            self._together(copy)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        self._num_tensors = 2 * len(digests)
+        shelved = Shelved(version, path, digests, self._num_bytes)
+        with self._lock:
+            old = self._sets.get(version)
+            self._sets[version] = shelved
+        if old is not None:
+            old.path.unlink(missing_ok=True)
+        return shelved
+
+    def get(self, version: int) -> Shelved:
+        """A version that was put and not dropped."""
+        with self._lock:
+            assert version in self._sets, f"version {version} is not among {sorted(self._sets)}"
+            return self._sets[version]
+
+    def drop_below(self, version: int) -> None:
+        """Give the memory of older versions back."""
+        with self._lock:
+            gone = [self._sets.pop(old) for old in sorted(self._sets) if old < version]
+        for shelved in gone:
+            shelved.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Give all back. Does nothing the second time."""
+        atexit.unregister(self.close)
+        with self._lock:
+            gone, self._sets = list(self._sets.values()), {}
+        for shelved in gone:
+            shelved.path.unlink(missing_ok=True)
+
+
+def _alone(call: Callable[[], None]) -> None:
+    """Where no other rank takes part."""
+    call()
+
+
+def _remove_leftovers() -> None:
+    """Files of processes that were killed."""
+    for path in shared_directory(0).glob(f"{_PREFIX}*.safetensors"):
+        owner = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
+            path.unlink(missing_ok=True)
