@@ -1,7 +1,7 @@
 """Write down what the SGLang adapter uses of SGLang, read from the source of the pinned wheel; --check compares.
 
 The wheel of the version in uv.lock is downloaded and parsed, never installed or imported, so that this runs where
-SGLang cannot. The result is `rft_engine/sglang_surface.json`: signatures and fields that the adapter's calls are
+SGLang cannot. The result is `rft_engine/sglang/pinned_api.json`: signatures and fields that the adapter's calls are
 checked against in tests, and digests of functions whose behaviour it relies on. A digest that changed means: read
 that function again, and `rft_engine/sglang/settings.py` with it.
 """
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-SNAPSHOT = ROOT / "packages" / "rft-engine" / "src" / "rft_engine" / "sglang_surface.json"
+SNAPSHOT = ROOT / "packages" / "rft-engine" / "src" / "rft_engine" / "sglang" / "pinned_api.json"
 SRT = "sglang/srt"
 
 CALLS = {

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_vllm import VOCAB, FakeVllm, fake_tensors, write_fake_model
 
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import ServiceError
@@ -20,7 +21,6 @@ from rft_engine.vllm.engine import VllmEngine
 from rft_engine.vllm.local import LocalVllm
 from rft_engine.vllm.process import ProcessVllm, VllmProcessEngine
 from rft_engine.vllm.settings import VllmSettings
-from rft_engine.vllm_testing import VOCAB, FakeVllm, fake_tensors, write_fake_model
 
 PROMPTS, KEYS = [[1, 2], [3]], [list(range(4)), list(range(50, 55))]
 ASKED: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 5}
@@ -191,9 +191,9 @@ def test_lines_that_are_no_messages_are_garbage_too(settings: VllmSettings, tmp_
 
 
 def test_preemptions_are_told_where_vllm_tells_them(settings: VllmSettings, monkeypatch: Any) -> None:
-    from rft_engine import vllm_testing
+    import fake_vllm
 
-    honest = vllm_testing.FakeEngine._output
+    honest = fake_vllm.FakeEngine._output
 
     def with_metrics(self: Any, row: Any) -> Any:
         output = honest(self, row)
@@ -203,7 +203,7 @@ def test_preemptions_are_told_where_vllm_tells_them(settings: VllmSettings, monk
     engine = HereEngine(settings, tensors)
     engine.generate(PROMPTS, KEYS, **ASKED)
     assert engine.stats().num_preemptions is None
-    monkeypatch.setattr(vllm_testing.FakeEngine, "_output", with_metrics)
+    monkeypatch.setattr(fake_vllm.FakeEngine, "_output", with_metrics)
     engine.generate(PROMPTS, KEYS, **ASKED)
     assert engine.stats().num_preemptions == 2 * NUM
     assert slowest_reason(engine.stats()).cause == "preemptions"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_vllm import IMAGE_TOKEN, FakeVllm, fake_tensors, write_fake_model
 from PIL import Image
 
 from rft_core.errors import OptionsError, RftError
@@ -19,7 +20,6 @@ from rft_engine.request_checks import refuse_media
 from rft_engine.testing.table_model import FakeDecodableModel
 from rft_engine.vllm.engine import VllmEngine
 from rft_engine.vllm.settings import VllmSettings
-from rft_engine.vllm_testing import IMAGE_TOKEN, FakeVllm, fake_tensors, write_fake_model
 
 GREEDY: Mapping[str, Any] = {"temperature": 0.0, "max_new_tokens": 4}
 

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import fake_sglang
 import pytest
 import torch
+from fake_sglang import FakeEngine, FakeSglang
+from fake_vllm import VOCAB, fake_logits, fake_tensors, write_fake_model
 
 from rft_algos.decoding import sampling
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core import keyed_random
 from rft_core.errors import OptionsError, PreflightError, ServiceError
-from rft_engine import sglang_testing
 from rft_engine.lifecycle import EngineState
 from rft_engine.sglang import weight_loader
 from rft_engine.sglang.engine import SglangEngine
@@ -25,8 +27,6 @@ from rft_engine.sglang.local import LocalSglang, log_kept_mass
 from rft_engine.sglang.pinned_api import signature, surface, unknown_fields
 from rft_engine.sglang.runtime import InstalledSglang
 from rft_engine.sglang.settings import LOADER, SglangSettings, end_tokens, engine_arguments
-from rft_engine.sglang_testing import FakeEngine, FakeSglang
-from rft_engine.vllm_testing import VOCAB, fake_logits, fake_tensors, write_fake_model
 from rft_engine.weight_sync.logprob_probe import check_in_step
 
 PROMPTS, KEYS = [[1, 2], [3]], [[10, 11, 12], [20, -21]]
@@ -97,7 +97,7 @@ def tokens(answers):
 def test_the_double_has_the_signatures_of_the_release() -> None:
     """Names and defaults that the double declares are those of the release; none that it requires is lacking."""
     checked = 0
-    for kind in (FakeEngine, sglang_testing.FakeRequests):
+    for kind in (FakeEngine, fake_sglang.FakeRequests):
         for method in vars(kind).values():
             name = getattr(method, "released_as", None)
             if name is None or name == "Engine.__init__":

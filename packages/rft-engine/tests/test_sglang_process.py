@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from fake_sglang import FakeSglang
+from fake_vllm import fake_logits, fake_tensors, write_fake_model
 
 from rft_core.errors import OptionsError, ServiceError
 from rft_engine.lifecycle import EngineState
@@ -20,13 +22,13 @@ from rft_engine.sglang.engine import SglangEngine
 from rft_engine.sglang.local import LocalSglang
 from rft_engine.sglang.pinned_api import surface, version
 from rft_engine.sglang.settings import SglangSettings
-from rft_engine.sglang_testing import FakeSglang
-from rft_engine.vllm_testing import fake_logits, fake_tensors, write_fake_model
 from rft_engine.weight_sync.fused_parameters import held_tensor
 from rft_engine.weight_sync.logprob_probe import check_in_step
 
 PROMPTS, KEYS = [[1, 2], [3]], [list(range(10)), list(range(50, 60))]
 ASKED = {"temperature": 1.0, "max_new_tokens": 6}
+
+DOUBLES = str(Path(__file__).parent / "doubles")
 
 
 def worker(make: str = "FakeSglang()", before: str = "") -> list[str]:
@@ -35,8 +37,9 @@ def worker(make: str = "FakeSglang()", before: str = "") -> list[str]:
         "import os, sys, torch\n"
         "torch.set_num_threads(1)\n"
         "from pathlib import Path\n"
+        f"sys.path.insert(0, {DOUBLES!r})\n"
         "from rft_engine.sglang import worker as sglang_worker\n"
-        "from rft_engine.sglang_testing import FakeSglang\n"
+        "from fake_sglang import FakeSglang\n"
         f"{before}\n"
         f"sglang_worker.serve(int(sys.argv[1]), int(sys.argv[2]), lambda: {make})\n"
     )

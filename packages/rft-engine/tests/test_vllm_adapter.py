@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from fake_vllm import FakeLlm, FakeVllm, fake_tensors, write_fake_model
 from torch import Tensor
 
 from rft_core.errors import ServiceError
 from rft_engine.vllm.engine import VllmEngine
 from rft_engine.vllm.settings import VllmSettings, llm_arguments
-from rft_engine.vllm_testing import FakeLlm, FakeVllm, fake_tensors, write_fake_model
 
 CONFIG = json.dumps({"peft_type": "LORA", "r": 6, "lora_alpha": 8, "target_modules": ["q_proj"]})
 NAME = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_vllm import VOCAB, FakeVllm, fake_logits, fake_tensors, write_fake_model
 from torch import Tensor
 
 from rft_algos.decoding.token_trie import TokenTrie
@@ -19,15 +20,15 @@ from rft_engine.native.engine import NativeEngine
 from rft_engine.vllm.engine import VllmEngine
 from rft_engine.vllm.process import VllmProcessEngine
 from rft_engine.vllm.settings import VllmSettings
-from rft_engine.vllm_testing import VOCAB, FakeVllm, fake_logits, fake_tensors, write_fake_model
 
 PROMPTS = [[1], [2, 3, 4], [5, 1, 2, 2, 9, 8, 7, 6, 5, 4, 3], [0, 3]]
 KEYS = [[100 * p + s for s in range(n)] for p, n in enumerate([3, 1, 4, 2])]
-WORKER = """
+WORKER = f"""
 import sys, torch
+sys.path.insert(0, {str(Path(__file__).parent / "doubles")!r})
 torch.set_num_threads(1)
 from rft_engine.vllm import worker as vllm_worker
-from rft_engine.vllm_testing import FakeVllm
+from fake_vllm import FakeVllm
 vllm_worker.serve(int(sys.argv[1]), int(sys.argv[2]), FakeVllm)
 """
 

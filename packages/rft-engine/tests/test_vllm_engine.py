@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fake_vllm import VOCAB, FakeVllm, fake_logits, fake_tensors, write_fake_model
 from torch import Tensor
 
 from rft_core.errors import OptionsError, PreflightError, ServiceError
@@ -17,7 +18,6 @@ from rft_engine.process.settings import EngineDeadlines
 from rft_engine.vllm.engine import VllmEngine
 from rft_engine.vllm.runtime import InstalledVllm
 from rft_engine.vllm.settings import VllmSettings, llm_arguments
-from rft_engine.vllm_testing import VOCAB, FakeVllm, fake_logits, fake_tensors, write_fake_model
 from rft_engine.weight_sync.logprob_probe import check_in_step
 
 PROMPTS = [[1], [2, 3, 4], [5, 1], [6, 6, 2, 1, 3, 4, 5, 0, 9, 10, 7, 8, 2], [0, 3]]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_vllm import FakeVllm, write_fake_model
 
 from rft_core.errors import ServiceError
 from rft_engine.vllm.engine import VllmEngine
@@ -16,7 +17,6 @@ from rft_engine.vllm.local import LocalVllm
 from rft_engine.vllm.out_of_memory import memory_error
 from rft_engine.vllm.process import ProcessVllm
 from rft_engine.vllm.settings import VllmSettings
-from rft_engine.vllm_testing import FakeVllm, write_fake_model
 
 AT_START = (
     "Free memory on device cuda:0 ({free}/79.1 GiB) on startup is less than desired GPU memory utilization "

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_vllm import FakeVllm, fake_logits, fake_tensors, write_fake_model
 
 from rft_core.errors import OptionsError, ServiceError
 from rft_engine.lifecycle import EngineState
@@ -23,11 +24,12 @@ from rft_engine.vllm.engine import VllmEngine
 from rft_engine.vllm.local import LocalVllm
 from rft_engine.vllm.process import VllmProcessEngine
 from rft_engine.vllm.settings import VllmSettings
-from rft_engine.vllm_testing import FakeVllm, fake_logits, fake_tensors, write_fake_model
 from rft_engine.weight_sync.logprob_probe import check_in_step
 
 PROMPTS, KEYS = [[1, 2], [3]], [list(range(10)), list(range(50, 60))]
 ASKED = {"temperature": 1.0, "max_new_tokens": 6}
+
+DOUBLES = str(Path(__file__).parent / "doubles")
 
 
 def worker(make: str = "FakeVllm()", before: str = "") -> list[str]:
@@ -36,8 +38,9 @@ def worker(make: str = "FakeVllm()", before: str = "") -> list[str]:
         "import os, sys, torch\n"
         "torch.set_num_threads(1)\n"
         "from pathlib import Path\n"
+        f"sys.path.insert(0, {DOUBLES!r})\n"
         "from rft_engine.vllm import worker as vllm_worker\n"
-        "from rft_engine.vllm_testing import FakeVllm\n"
+        "from fake_vllm import FakeVllm\n"
         f"{before}\n"
         f"vllm_worker.serve(int(sys.argv[1]), int(sys.argv[2]), lambda: {make})\n"
     )
@@ -133,6 +136,7 @@ def test_the_process_ends_with_its_owner(model_dir: Path, tmp_path: Path) -> Non
     code = (
         "import sys, time\n"
         "from pathlib import Path\n"
+        f"sys.path.insert(0, {DOUBLES!r})\n"
         "from rft_engine.process.client import EngineProcess\n"
         f"child = EngineProcess({worker()!r}, {{}}, Path({str(tmp_path / 'log')!r}))\n"
         "print(child.pid, flush=True)\n"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_vllm import FakeVllm, fake_tensors, write_fake_model
 
 from rft_core.errors import OptionsError, StorageError
 from rft_engine.vllm import weight_transport
@@ -16,7 +17,6 @@ from rft_engine.vllm.cuda_ipc import decode, encode
 from rft_engine.vllm.local import LocalVllm
 from rft_engine.vllm.settings import VllmSettings
 from rft_engine.vllm.weight_transport import SyncClient, WeightTransport, resolve_transport
-from rft_engine.vllm_testing import FakeVllm, fake_tensors, write_fake_model
 from rft_engine.weight_sync import weight_file
 from rft_engine.weight_sync.fingerprints import WeightSource, element_digest
 from rft_engine.weight_sync.fused_parameters import held_tensor

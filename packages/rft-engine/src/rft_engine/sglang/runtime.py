@@ -1,7 +1,7 @@
 """The little of SGLang's surface that is used, as protocols, and the installed SGLang behind them.
 
 Everything else in this package speaks to these protocols, so that the adapter is tested with a
-double (`sglang_testing`) where no SGLang is installed. It has not yet run on a GPU.
+double (`fake_sglang`) where no SGLang is installed. It has not yet run on a GPU.
 """
 
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false

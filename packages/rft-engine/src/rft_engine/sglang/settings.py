@@ -1,6 +1,6 @@
 """What a person chooses about an SGLang engine, and how each choice reaches SGLang 0.5.21 or is refused.
 
-What its source says (digests of these functions are in `sglang_surface.json`):
+What its source says (digests of these functions are in `pinned_api.json`):
 
 - A request's `sampling_seed` counts under deterministic inference alone; the noise of a draw is then a hash of
   (seed, position in the sequence, token id), and batches do not change what kernels compute. So a sample's key is its

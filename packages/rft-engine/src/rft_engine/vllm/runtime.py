@@ -1,7 +1,7 @@
 """The little of vLLM's surface that is used, as protocols, and the installed vLLM behind them.
 
 Everything else in this package speaks to these protocols, so that the adapter is tested with a
-double (`vllm_testing`) where no vLLM is installed.
+double (`fake_vllm`) where no vLLM is installed.
 """
 
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false

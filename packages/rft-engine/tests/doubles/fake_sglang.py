@@ -1,7 +1,7 @@
 """A double of SGLang 0.5.21 that keeps its protocol: seeds, stops, cache, update sessions, memory, worker calls.
 
-Every call is bound against the signature in `sglang_surface.json` first, so one that the release would not
-understand fails here too. The model is that of `vllm_testing`: a few tensors, every one of which moves the
+Every call is bound against the signature in `pinned_api.json` first, so one that the release would not
+understand fails here too. The model is that of `fake_vllm`: a few tensors, every one of which moves the
 logits, with q, k and v fused and the output matrix held a second time. `faults` plants what goes wrong in the field.
 """
 
@@ -18,12 +18,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from fake_vllm import HIDDEN, PADDING, VOCAB, fake_logits
 from torch import Tensor
 
 from rft_core import keyed_random
 from rft_engine.sglang.pinned_api import signature, unknown_fields
 from rft_engine.sglang.settings import end_tokens
-from rft_engine.vllm_testing import HIDDEN, PADDING, VOCAB, fake_logits
 from rft_engine.weight_sync.weight_file import read_weight_file
 
 _EMBEDDING, _NORM = "model.embed_tokens.weight", "model.norm.weight"
