@@ -24,21 +24,21 @@ from rft_engine.replicas.process import ProcessReplica
 from rft_engine.weight_sync.shared_memory import WeightShelf
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
-from rft_trainer.asynchronous.rollout_queue import AheadRules, RolloutQueue
-from rft_trainer.credit import CreditAssigner, ScoreRules
-from rft_trainer.ledger import Ledger
+from rft_trainer.async_rollouts.queue import AheadRules, RolloutQueue
+from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.loops.rl import Reinforcement, StepRules
-from rft_trainer.objective import PolicyObjective
-from rft_trainer.records import Prompt, Sampling
-from rft_trainer.report import Reporter
-from rft_trainer.rewards.records import RewardItem, Score
-from rft_trainer.rollouts import RolloutCollector
-from rft_trainer.run_directory import RunDirectory
-from rft_trainer.saving import Progress, Saver, SaveSchedule
-from rft_trainer.stopping import StopSignals
-from rft_trainer.testing import DigitDecoder, MemoryWriter
-from rft_trainer.throughput import PhaseTimer
-from rft_trainer.update import MicroBatching, Updater
+from rft_trainer.metrics.phase_timer import PhaseTimer
+from rft_trainer.records.rollouts import Prompt, Sampling
+from rft_trainer.records.scores import RewardItem, Score
+from rft_trainer.rollouts.collector import RolloutCollector
+from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
+from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.runs.step_report import Reporter
+from rft_trainer.runs.stop_signals import StopSignals
+from rft_trainer.scoring.advantages import CreditAssigner, ScoreRules
+from rft_trainer.testing.bigram import DigitDecoder, MemoryWriter
+from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.policy_objective import PolicyObjective
 
 JUDGED_TOKENS = 16
 

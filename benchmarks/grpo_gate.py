@@ -27,9 +27,9 @@ from rft_dist.collectives import SingleProcess
 from rft_dist.strategies.data_parallel import ReplicatedOptimizer, StepOutcome
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
-from rft_trainer.metrics import MetricTotals
-from rft_trainer.packing import pack
-from rft_trainer.records import Prompt, TrainingSample
+from rft_trainer.batches.packing import pack
+from rft_trainer.metrics.totals import MetricTotals
+from rft_trainer.records.rollouts import Prompt, TrainingSample
 
 TOLERANCE = 1e-5
 _NUM_SEQUENCES = PROMPTS_PER_STEP * GROUP_SIZE

@@ -33,7 +33,7 @@ from pathlib import Path
 from statistics import fmean, variance
 from typing import get_args
 
-from rft_trainer.settings import PolicyLoss
+from rft_trainer.settings.algorithm import PolicyLoss
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).parents[1]

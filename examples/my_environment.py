@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from rft_trainer.environments.records import Answer, AssistantTurn, EnvironmentPrompt
+from rft_trainer.environments.protocol import Answer, AssistantTurn, EnvironmentPrompt
 
 PRICES = {"apple": 3, "pear": 4, "plum": 2}
 

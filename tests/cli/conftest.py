@@ -64,7 +64,7 @@ def wrong_signature(response):
 ENVIRONMENT = '''"""Environments that answer with what they heard."""
 import time
 
-from rft_trainer.environments.records import Answer
+from rft_trainer.environments.protocol import Answer
 
 
 class Talker:

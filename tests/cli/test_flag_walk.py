@@ -409,16 +409,17 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     from rft_models.families import patches
     from rft_models.layers import gradient_checkpointing as recomputing
     from rft_models.logprobs import output_head
-    from rft_trainer import annotate, update
     from rft_trainer.data import prefetch
-    from rft_trainer.rewards import pool
+    from rft_trainer.scoring import logprobs
+    from rft_trainer.update import optimizer_step
+    from rft_trainer.workers import pool
 
     def before_forward(module: torch.nn.Module, *_: Any) -> None:
         spies.counts["layer forwards"] += type(module).__name__.endswith("DecoderLayer")
 
     stack.callback(torch.nn.modules.module.register_module_forward_pre_hook(before_forward).remove)
     partly = (recomputing, "create_selective_checkpoint_contexts", "kept in part")
-    for module, name, told in ((annotate, "pack", "annotations"), (pool, "ScoringProcess", "scorers"), partly):
+    for module, name, told in ((logprobs, "pack", "annotations"), (pool, "ScoringProcess", "scorers"), partly):
         patch.setattr(module, name, spies.counting(told, getattr(module, name)))
     patch.setattr(patches, "_PATCHES", {})  # what a run registers, the next one does not have
     patch.setattr(faulthandler, "enable", lambda: None)  # what is written here goes to no file
@@ -437,7 +438,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     for way in ("linear_logprobs", "linear_loss"):
         watch(output_head, way, lambda *_, chunk_size=None, **__: spies.keep("head rows", chunk_size))
     watch(watched_process, "start_watch", lambda _, watched, **__: spies.keep("watch", asdict(watched.settings)))
-    watch(update, "pack", lambda samples, *_, **options: spies.micro_batch(samples, options))
+    watch(optimizer_step, "pack", lambda samples, *_, **options: spies.micro_batch(samples, options))
     watch(NativeEngine, "_take_cache", lambda self, rows, length: spies.keep("decoded rows", rows))
     watch(BackgroundSaves, "begin", lambda *_, **__: spies.counts.update(["saves beside"]))
     watch(prefetch, "ThreadPoolExecutor", lambda count, **_: spies.counts.update(threads=count))

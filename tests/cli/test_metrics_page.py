@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rft_trainer.throughput import Phase
+from rft_trainer.metrics.phase_timer import Phase
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 

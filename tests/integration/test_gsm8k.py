@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from rft_cli.main import main
-from rft_cli.run_files import read_run
+from rft_trainer.records.scores import RewardItem
 from rft_trainer.rewards.math import Gsm8kReward
-from rft_trainer.rewards.records import RewardItem
+from rft_trainer.runs.reader import read_run
 
 pytestmark = [pytest.mark.data, pytest.mark.xdist_group("heavy")]
 

@@ -18,7 +18,7 @@ from support.trainer_task import TrainerTask, custom_reward_fn, same_model
 from rft_cli.lightrft_api import SPMDPPOTrainer
 from rft_cli.main import main
 from rft_core.errors import CheckpointError, OptionsError, SavedAfterSignal
-from rft_trainer.run_directory import RunDirectory
+from rft_trainer.runs.directory import RunDirectory
 
 pytestmark = [pytest.mark.xdist_group("lightrft_api"), pytest.mark.usefixtures("script")]
 

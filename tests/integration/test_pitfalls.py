@@ -10,10 +10,10 @@ from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_models.tiny_models.text import build_character_model
-from rft_trainer.packing import pack
-from rft_trainer.records import Prompt, Rollout, RolloutGroup
-from rft_trainer.rewards.records import RewardStatus
-from rft_trainer.samples import build_samples
+from rft_trainer.batches.packing import pack
+from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
+from rft_trainer.records.scores import RewardStatus
+from rft_trainer.scoring.samples import build_samples
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rft_cli.main import main
-from rft_cli.run_files import read_run
+from rft_trainer.runs.reader import read_run
 
 pytestmark = pytest.mark.xdist_group("quickstart")
 

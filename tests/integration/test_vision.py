@@ -15,15 +15,15 @@ from support.vision_task import VisionTask, make_vision_task, write_rows
 from rft_cli.main import main
 from rft_cli.media_choice import codec_with_images, row_images
 from rft_cli.prompt_files import as_prompts, read_held_out
-from rft_cli.run_files import read_run
 from rft_models.policy.load import load_policy
 from rft_models.settings import WeightsSettings
-from rft_trainer.annotate import LogprobAnnotator
-from rft_trainer.records import Prompt, Rollout, RolloutGroup
-from rft_trainer.rewards.records import RewardStatus
-from rft_trainer.settings import EvalDataSettings
-from rft_trainer.settings_media import ControlledImageSettings
-from rft_trainer.testing import OneRank
+from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
+from rft_trainer.records.scores import RewardStatus
+from rft_trainer.runs.reader import read_run
+from rft_trainer.scoring.logprobs import LogprobAnnotator
+from rft_trainer.settings.data import EvalDataSettings
+from rft_trainer.settings.images import ControlledImageSettings
+from rft_trainer.testing.bigram import OneRank
 
 pytestmark = pytest.mark.xdist_group("vision")
 

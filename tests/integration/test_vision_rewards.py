@@ -18,7 +18,7 @@ from rft_models.reward_model.loading import load_reward_model, new_reward_model
 from rft_models.reward_model.scorer import RewardTextScorer
 from rft_models.reward_model.spec import RewardSpec
 from rft_models.tiny_models.text import build_character_model
-from rft_trainer.image_records import entries_of
+from rft_trainer.runs.image_entries import entries_of
 
 pytestmark = pytest.mark.xdist_group("vision_rewards")
 

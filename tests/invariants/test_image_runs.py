@@ -19,7 +19,7 @@ from rft_core.errors import OptionsError
 from rft_dist.settings import StrategySettings
 from rft_models.settings import ModelSettings
 from rft_models.vision.processor import load_vision_codec
-from rft_trainer.settings_media import ImageSettings
+from rft_trainer.settings.images import ImageSettings
 
 pytestmark = pytest.mark.xdist_group("image_runs")
 

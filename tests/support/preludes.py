@@ -23,8 +23,8 @@ from safetensors.torch import save_file
 from rft_cli.commands import rl, sft
 from rft_core import fault_points
 from rft_models.tiny_models.text import build_character_model
-from rft_trainer.saving import Saver
-from rft_trainer.throughput import Phase, PhaseTimer
+from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
+from rft_trainer.runs.checkpointing import Saver
 from support.rank_preludes import differ_at as differ_at
 
 PHASE_BYTES = 64

@@ -30,12 +30,12 @@ from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_models.policy.tensor_parallel_plan import cut_policy, tensor_plan
 from rft_models.testing.activation_bytes import held_for_backward
-from rft_trainer.annotate import LogprobAnnotator
-from rft_trainer.metrics import MetricTotals
-from rft_trainer.objective import PolicyObjective
-from rft_trainer.records import Prompt, Rollout, RolloutGroup, TrainingSample
-from rft_trainer.rewards.records import RewardStatus
-from rft_trainer.update import MicroBatching, Updater
+from rft_trainer.metrics.totals import MetricTotals
+from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup, TrainingSample
+from rft_trainer.records.scores import RewardStatus
+from rft_trainer.scoring.logprobs import LogprobAnnotator
+from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.policy_objective import PolicyObjective
 from support import family_ranks
 
 torch.set_num_threads(1)

@@ -11,12 +11,12 @@ from rft_cli.commands import sft
 from rft_cli.commands.quickstart_dialogues import _TEMPLATE, _texts
 from rft_cli.config.resolve import resolve
 from rft_models.tiny_models.text import build_bpe_tokenizer, build_character_tokenizer, build_decoder
-from rft_trainer.environments import dialogues
+from rft_trainer.tasks import calculator_dialogues
 from support.vision_task import COLOURS, SIDE
 
 TEMPLATE = _TEMPLATE
 OWN = '''
-from rft_trainer.environments.records import Answer
+from rft_trainer.environments.protocol import Answer
 
 class Echo:
     """Says back how many letters it heard; a turn with an e is worth a tenth, the third turn ends it."""
@@ -86,7 +86,7 @@ class TalkTask:
 
 def make_talk_task(root: Path, *, hidden: int = 16, heads: int = 2) -> TalkTask:
     """A model that has learned to end its turns, prompts, and environments in a file."""
-    made = dialogues.calculator(0, num_demonstrations=60, num_held_out=6)
+    made = calculator_dialogues.calculator(0, num_demonstrations=60, num_held_out=6)
     for name, rows in (("train", made.train[:24]), ("heldout", made.held_out)):
         _write(root / f"{name}.jsonl", list(rows))
     tokenizer = build_bpe_tokenizer(_texts(made.demonstrations), 300)

@@ -12,8 +12,8 @@ from rft_cli.settings import RlSettings
 from rft_core.errors import OptionsError
 from rft_engine.settings import EngineSettings, ReplicaSettings, TrainingSamplingSettings
 from rft_models.settings import ModelSettings
-from rft_trainer.settings import AlgorithmSettings
-from rft_trainer.settings_async import AsyncSettings
+from rft_trainer.settings.algorithm import AlgorithmSettings
+from rft_trainer.settings.rollouts import AsyncSettings
 
 PLAIN = RlSettings(model=ModelSettings(pretrain="model", device="cpu"))
 AHEAD = replace(PLAIN, ahead=AsyncSettings(max_staleness=1))

@@ -19,9 +19,9 @@ from rft_cli.config.resolve import resolve
 from rft_cli.conformance import EngineResult, as_record, compare, draws
 from rft_cli.conformance_page import facts, failure, page
 from rft_core.errors import OptionsError, PreflightError, RftError, ServiceError
-from rft_trainer.engine_gap import FULL, Draw, Measured, measure_gap
-from rft_trainer.records import Prompt
-from rft_trainer.testing import BigramEngine, BigramPolicy
+from rft_trainer.evaluation.logprob_mismatch import FULL, Draw, Measured, measure_gap
+from rft_trainer.records.rollouts import Prompt
+from rft_trainer.testing.bigram import BigramEngine, BigramPolicy
 
 V, NEW = 9, 16
 PROMPTS = [Prompt("text:0", (1,), "b", None, "text"), Prompt("text:1", (2, 3), "cd", None, "text")]

@@ -15,7 +15,7 @@ from rft_cli.commands.resume import command_of
 from rft_core.errors import CheckpointError, OptionsError
 from rft_dist.checkpoints.store import CheckpointStore
 from rft_dist.settings import CheckpointSettings
-from rft_trainer.run_directory import RunDirectory
+from rft_trainer.runs.directory import RunDirectory
 
 
 def save(store: CheckpointStore, step: int) -> None:

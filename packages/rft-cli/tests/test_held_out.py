@@ -14,7 +14,7 @@ from rft_cli.prompt_files import hold_out
 from rft_core.errors import OptionsError
 from rft_models.tiny_models.text import build_bpe_tokenizer
 from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_trainer.records import TrainingSample
+from rft_trainer.records.rollouts import TrainingSample
 
 SAMPLES = [TrainingSample(f"rows:{i}", (1, 2, 3), 1, 0.0) for i in range(50)]
 

@@ -25,7 +25,7 @@ from rft_models.tiny_models.text import build_character_model, build_character_t
 from rft_models.tiny_models.vision import VisionSizes, build_vision_model
 from rft_trainer.data.images import ImageColumn
 from rft_trainer.data.prompts import prompts_from_rows
-from rft_trainer.data.readers import read_rows
+from rft_trainer.data.readers.formats import read_rows
 
 
 def png(width: int, height: int) -> bytes:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rft_cli.charts import amount, duration, shares, sparkline
 from rft_cli.main import main
 from rft_cli.panel import LivePanel, outcome_line, plain_line
-from rft_cli.run_files import read_run
+from rft_trainer.runs.reader import read_run
 
 RECORD: dict[str, object] = {
     "step": 3,
@@ -261,7 +261,7 @@ def test_damaged_files_are_read_as_far_as_they_go() -> None:
 def test_a_run_that_stopped_writing_is_not_called_running(monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_run("sums-1", finished=False)
     assert read_run(path).outcome == "running"
-    monkeypatch.setattr("rft_cli.run_files.time.time", lambda: read_run(path).touched + 3600)
+    monkeypatch.setattr("rft_trainer.runs.reader.time.time", lambda: read_run(path).touched + 3600)
     assert read_run(path).outcome == "stopped"
 
 

@@ -13,7 +13,7 @@ from rft_cli.engines import EngineChoice
 from rft_cli.strategies import held_dtype, strategy_line
 from rft_dist.settings import StrategySettings
 from rft_engine.settings import EngineSettings, ReplicaSettings
-from rft_trainer.settings_async import AsyncSettings
+from rft_trainer.settings.rollouts import AsyncSettings
 
 
 def engine_line(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], **engine: Any) -> str:

@@ -10,7 +10,7 @@ import pytest
 from rft_cli.commands import quickstart, rl
 from rft_cli.commands.quickstart_tasks import TASKS
 from rft_core.errors import OptionsError
-from rft_trainer.environments.names import NAMES
+from rft_trainer.environments.registry import NAMES
 
 TALKS = ("calculator", "guess-number")
 

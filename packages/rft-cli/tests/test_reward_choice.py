@@ -17,8 +17,7 @@ from rft_core.errors import OptionsError
 from rft_models.reward_model.loading import new_reward_model
 from rft_models.reward_model.spec import RewardSpec
 from rft_models.tiny_models.text import build_character_model
-from rft_trainer.settings import RewardSettings
-from rft_trainer.settings_rewards import JudgeSettings, RewardModelSettings
+from rft_trainer.settings.rewards import JudgeSettings, RewardModelSettings, RewardSettings
 
 
 def names(**given: str) -> Any:

@@ -10,8 +10,8 @@ import pytest
 
 from rft_cli import end_page, samples_page
 from rft_cli.main import main
-from rft_trainer.data.drawn_images import drawings
-from rft_trainer.run_directory import RunDirectory
+from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.tasks.drawn_images import drawings
 
 (DRAWING,) = drawings(0, "test", 1)
 PNG = DRAWING.png

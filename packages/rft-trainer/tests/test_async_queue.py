@@ -12,13 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from rft_core import fault_points
-from rft_core.errors import SavedAfterSignal, ServiceError
-from rft_core.keyed_random import derive_key
-from rft_trainer.asynchronous.drafts import Draft
-from rft_trainer.asynchronous.testing import FakeDrawn
-from rft_trainer.asynchronous.testing_runs import (
+from async_runs import (
     EVERY_ENTRY,
     GROUP,
     LONGEST,
@@ -28,9 +22,15 @@ from rft_trainer.asynchronous.testing_runs import (
     repeats_its_prompt,
     trained_entries,
 )
-from rft_trainer.asynchronous.testing_runs import AheadRun as Run
-from rft_trainer.rewards.records import RewardItem, Score
-from rft_trainer.stopping import StopSignals
+from async_runs import AheadRun as Run
+
+from rft_core import fault_points
+from rft_core.errors import SavedAfterSignal, ServiceError
+from rft_core.keyed_random import derive_key
+from rft_trainer.async_rollouts.partial_rollout import Draft
+from rft_trainer.records.scores import RewardItem, Score
+from rft_trainer.runs.stop_signals import StopSignals
+from rft_trainer.testing.async_engine import FakeDrawn
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from rft_core import fault_points
-from rft_core.errors import PeerError, SavedAfterSignal
-from rft_core.keyed_random import derive_key
-from rft_trainer.asynchronous.ranks import RankShare
-from rft_trainer.asynchronous.testing_runs import (
+from async_runs import (
     EVERY_ENTRY,
     GROUP,
     PROMPTS,
@@ -30,10 +25,15 @@ from rft_trainer.asynchronous.testing_runs import (
     run_on_ranks,
     trained_entries,
 )
-from rft_trainer.ledger import LedgerEntry
-from rft_trainer.records import RolloutGroup
-from rft_trainer.rewards.records import RewardItem, Score
-from rft_trainer.stopping import StopSignals
+
+from rft_core import fault_points
+from rft_core.errors import PeerError, SavedAfterSignal
+from rft_core.keyed_random import derive_key
+from rft_trainer.async_rollouts.rank_share import RankShare
+from rft_trainer.batches.prompt_ledger import LedgerEntry
+from rft_trainer.records.rollouts import RolloutGroup
+from rft_trainer.records.scores import RewardItem, Score
+from rft_trainer.runs.stop_signals import StopSignals
 
 
 @pytest.fixture(scope="module")

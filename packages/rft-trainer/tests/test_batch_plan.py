@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rft_core.errors import OptionsError
-from rft_trainer.batch_plan import BatchPlan, BatchSettings, is_accepted, plan_batches, single_changes
+from rft_trainer.batches.batch_plan import BatchPlan, BatchSettings, is_accepted, plan_batches, single_changes
 
 SIZES = st.one_of(st.integers(1, 12), st.integers(1, 300), st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128, 256, 512]))
 SETTINGS = st.builds(

@@ -10,16 +10,16 @@ import pytest
 
 from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key
-from rft_trainer.conversation_report import conversation_metrics
-from rft_trainer.conversations import ConversationLimits, Conversations, waves
 from rft_trainer.environments.episodes import Episode, OwnEpisodes, Reply
-from rft_trainer.environments.records import Answer, AssistantTurn, EnvironmentPrompt
+from rft_trainer.environments.protocol import Answer, AssistantTurn, EnvironmentPrompt
 from rft_trainer.environments.tool_calls import ToolCallFormat
-from rft_trainer.records import Prompt, Rollout, Sampling
-from rft_trainer.report import rollout_row
-from rft_trainer.rewards.records import RewardStatus
-from rft_trainer.testing import BigramEngine, BigramPolicy, DigitDecoder, FakeCompletion
-from rft_trainer.turns import Turn, sampled_mask, turn_rewards, turns_from_json
+from rft_trainer.records.rollouts import Prompt, Rollout, Sampling
+from rft_trainer.records.scores import RewardStatus
+from rft_trainer.records.turns import Turn, sampled_mask, turn_rewards, turns_from_json
+from rft_trainer.rollouts.multi_turn import ConversationLimits, Conversations, waves
+from rft_trainer.runs.conversation_metrics import conversation_metrics
+from rft_trainer.runs.step_report import rollout_row
+from rft_trainer.testing.bigram import BigramEngine, BigramPolicy, DigitDecoder, FakeCompletion
 
 STOP, OPENS = 9, 7
 PROMPTS = [Prompt("p:0", (1, 2), "p0", "3", "p"), Prompt("p:1", (1, 2, 3), "p1", "4", "p")]

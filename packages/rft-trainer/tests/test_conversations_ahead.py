@@ -13,15 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from rft_core import fault_points
-from rft_core.errors import OptionsError
-from rft_core.keyed_random import derive_key, uniforms
-from rft_trainer.asynchronous.conversation_drafts import ConversationDraft
-from rft_trainer.asynchronous.conversation_samples import ConversationSamples
-from rft_trainer.asynchronous.rollout_queue import AheadRules, RolloutQueue
-from rft_trainer.asynchronous.testing import BigramAheadEngine
-from rft_trainer.asynchronous.testing_runs import (
+from async_runs import (
     EVERY_ENTRY,
     GROUP,
     PROMPTS,
@@ -35,18 +27,26 @@ from rft_trainer.asynchronous.testing_runs import (
     run_on_ranks,
     trained_entries,
 )
-from rft_trainer.conversations import Conversations
+
+from rft_core import fault_points
+from rft_core.errors import OptionsError
+from rft_core.keyed_random import derive_key, uniforms
+from rft_trainer.async_rollouts.multi_turn import ConversationSamples
+from rft_trainer.async_rollouts.partial_conversation import ConversationDraft
+from rft_trainer.async_rollouts.queue import AheadRules, RolloutQueue
+from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.environments.episodes import Episode, EpisodeRunner, OwnEpisodes, Reply
-from rft_trainer.environments.records import Answer, AssistantTurn, Environment, EnvironmentPrompt
+from rft_trainer.environments.protocol import Answer, AssistantTurn, Environment, EnvironmentPrompt
 from rft_trainer.environments.tool_calls import ToolCallFormat
-from rft_trainer.evaluation import Evaluator
-from rft_trainer.ledger import Ledger
+from rft_trainer.evaluation.evaluator import Evaluator
 from rft_trainer.loops.rl import StepRules
-from rft_trainer.records import Rollout, Sampling
-from rft_trainer.rewards.records import RewardStatus
-from rft_trainer.rollouts import RolloutCollector
-from rft_trainer.testing import BigramPolicy, DigitDecoder
-from rft_trainer.turn_taking import ConversationLimits, TurnTaking
+from rft_trainer.records.rollouts import Rollout, Sampling
+from rft_trainer.records.scores import RewardStatus
+from rft_trainer.rollouts.collector import RolloutCollector
+from rft_trainer.rollouts.conversation import ConversationLimits, TurnTaking
+from rft_trainer.rollouts.multi_turn import Conversations
+from rft_trainer.testing.async_engine import BigramAheadEngine
+from rft_trainer.testing.bigram import BigramPolicy, DigitDecoder
 
 MOST, TURN, MAX_TURNS = 20, 4, 3
 SHORT = replace(RULES, max_steps=8)

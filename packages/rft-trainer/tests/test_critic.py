@@ -13,14 +13,14 @@ import torch
 
 from rft_algos.algorithms.published import Aggregation
 from rft_core.keyed_random import integers, uniforms
-from rft_trainer.critic import CriticUpdater, ValueAnnotator, ValueObjective, explained_variance
-from rft_trainer.metrics import MetricTotals
-from rft_trainer.packing import pack
+from rft_trainer.batches.packing import pack
+from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.protocols import Critic
-from rft_trainer.records import Counts, Prompt, Rollout, RolloutGroup, TrainingSample
-from rft_trainer.rewards.records import RewardStatus
-from rft_trainer.testing import OneRank, PlainOptimizer, PlainOutcome, TokenCritic
-from rft_trainer.update import MicroBatching, UpdateOutcome
+from rft_trainer.records.rollouts import Counts, Prompt, Rollout, RolloutGroup, TrainingSample
+from rft_trainer.records.scores import RewardStatus
+from rft_trainer.testing.bigram import OneRank, PlainOptimizer, PlainOutcome, TokenCritic
+from rft_trainer.update.critic import CriticUpdater, ValueAnnotator, ValueObjective, explained_variance
+from rft_trainer.update.optimizer_step import MicroBatching, UpdateOutcome
 
 VOCAB = 6
 ALL_IN_ONE = MicroBatching(100, 0, False)

@@ -10,8 +10,18 @@ import torch
 from torch import Tensor
 
 from rft_core.keyed_random import uniforms
-from rft_trainer.engine_gap import FULL, HALF, Draw, Gap, Limits, Measured, limits_of, measure_gap, scored_tokens
-from rft_trainer.testing import BigramEngine, BigramPolicy, FakeCompletion
+from rft_trainer.evaluation.logprob_mismatch import (
+    FULL,
+    HALF,
+    Draw,
+    Gap,
+    Limits,
+    Measured,
+    limits_of,
+    measure_gap,
+    scored_tokens,
+)
+from rft_trainer.testing.bigram import BigramEngine, BigramPolicy, FakeCompletion
 
 V = 9
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from rft_core.errors import NumericsError
-from rft_trainer.finite import refuse_non_finite_samples, refuse_non_finite_weights
-from rft_trainer.records import Rollout
-from rft_trainer.rewards.records import RewardStatus
-from rft_trainer.saving import Progress, Saver, SaveSchedule
-from rft_trainer.testing import BigramPolicy, MemoryWriter, OneRank, PlainOptimizer
+from rft_trainer.records.rollouts import Rollout
+from rft_trainer.records.scores import RewardStatus
+from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
+from rft_trainer.testing.bigram import BigramPolicy, MemoryWriter, OneRank, PlainOptimizer
+from rft_trainer.update.nonfinite_checks import refuse_non_finite_samples, refuse_non_finite_weights
 
 
 def rollout(index: int, *logprobs: float) -> Rollout:

@@ -11,13 +11,13 @@ from torch import Tensor
 from rft_algos.algorithms.published import Grpo
 from rft_core.errors import ServiceError
 from rft_core.keyed_random import uniforms
-from rft_trainer.gap_watch import GapWatch
-from rft_trainer.metrics import MetricTotals
-from rft_trainer.objective import PolicyObjective
-from rft_trainer.packing import pack
-from rft_trainer.records import TrainingSample
-from rft_trainer.testing import BigramPolicy, OneRank, PlainOptimizer
-from rft_trainer.update import MicroBatching, Updater
+from rft_trainer.batches.packing import pack
+from rft_trainer.metrics.totals import MetricTotals
+from rft_trainer.records.rollouts import TrainingSample
+from rft_trainer.testing.bigram import BigramPolicy, OneRank, PlainOptimizer
+from rft_trainer.update.mismatch_monitor import GapWatch
+from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.policy_objective import PolicyObjective
 
 
 class Ranks(OneRank):

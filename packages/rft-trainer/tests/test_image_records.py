@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from rft_trainer.data.drawn_images import SIZE, drawings
 from rft_trainer.data.images import ImageColumn, RowImage, images_of
-from rft_trainer.data.media_store import MediaStore, image_files
-from rft_trainer.data.rows import Row
-from rft_trainer.image_records import entries_of, image_entries, image_path, keep_images
-from rft_trainer.records import Prompt, Rollout, RolloutGroup
-from rft_trainer.report import rollout_row, rollout_rows
-from rft_trainer.rewards.records import RewardStatus
-from rft_trainer.trajectories import TrajectorySaver
+from rft_trainer.data.media_cache import MediaStore, image_files
+from rft_trainer.data.readers.rows import Row
+from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
+from rft_trainer.records.scores import RewardStatus
+from rft_trainer.runs.image_entries import entries_of, image_entries, image_path, keep_images
+from rft_trainer.runs.step_report import rollout_row, rollout_rows
+from rft_trainer.runs.trajectories import TrajectorySaver
+from rft_trainer.tasks.drawn_images import SIZE, drawings
 
 FIRST, SECOND, THIRD = (drawing.png for drawing in drawings(0, "test", 3))
 

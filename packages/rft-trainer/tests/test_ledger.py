@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rft_core.errors import CheckpointError, OptionsError
+from rft_trainer.batches.prompt_ledger import EntryState, Ledger, LedgerEntry
 from rft_trainer.data.mixture import Mixture
-from rft_trainer.ledger import EntryState, Ledger, LedgerEntry
 
 G, S, T = EntryState.GENERATED, EntryState.SCORED, EntryState.TRAINED
 

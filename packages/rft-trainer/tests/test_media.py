@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_trainer.annotate import LogprobAnnotator
-from rft_trainer.ledger import Ledger, LedgerEntry
+from rft_trainer.batches.packing import pack
+from rft_trainer.batches.prompt_ledger import Ledger, LedgerEntry
 from rft_trainer.loops.sft import TokenLikelihood, mean_loss
-from rft_trainer.metrics import MetricTotals
-from rft_trainer.packing import pack
-from rft_trainer.records import Prompt, RolloutGroup, Sampling, TrainingSample
-from rft_trainer.rewards.records import RewardItem, RewardStatus, Score
-from rft_trainer.rollouts import RolloutCollector
-from rft_trainer.samples import build_samples
-from rft_trainer.testing import BigramEngine, BigramPolicy, DigitDecoder, OneRank, PlainOptimizer
-from rft_trainer.throughput import PhaseTimer
-from rft_trainer.update import MicroBatching, Updater
+from rft_trainer.metrics.phase_timer import PhaseTimer
+from rft_trainer.metrics.totals import MetricTotals
+from rft_trainer.records.rollouts import Prompt, RolloutGroup, Sampling, TrainingSample
+from rft_trainer.records.scores import RewardItem, RewardStatus, Score
+from rft_trainer.rollouts.collector import RolloutCollector
+from rft_trainer.scoring.logprobs import LogprobAnnotator
+from rft_trainer.scoring.samples import build_samples
+from rft_trainer.testing.bigram import BigramEngine, BigramPolicy, DigitDecoder, OneRank, PlainOptimizer
+from rft_trainer.update.optimizer_step import MicroBatching, Updater
 
 PROMPTS = [Prompt(f"p:{n}", (1, 2, n), "x", "1", "p", media=f"image {n}" if n % 2 else None) for n in range(4)]
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_core.errors import OptionsError
-from rft_trainer.packing import assign_to_ranks, count, cut_by_tokens, cut_in_order, own_micro_batches, pack
-from rft_trainer.records import TrainingSample
+from rft_trainer.batches.packing import assign_to_ranks, count, cut_by_tokens, cut_in_order, own_micro_batches, pack
+from rft_trainer.records.rollouts import TrainingSample
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from rft_core.keyed_random import uniforms
-from rft_trainer.annotate import LogprobAnnotator
-from rft_trainer.critic import ValueAnnotator
-from rft_trainer.packing import pack
-from rft_trainer.records import Prompt, Rollout, RolloutGroup, TrainingSample
-from rft_trainer.response_numbers import ResponseNumbers
-from rft_trainer.rewards.records import RewardStatus
-from rft_trainer.testing import BigramPolicy, OneRank, TokenCritic
+from rft_trainer.batches.packing import pack
+from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup, TrainingSample
+from rft_trainer.records.scores import RewardStatus
+from rft_trainer.scoring.logprobs import LogprobAnnotator
+from rft_trainer.scoring.sharded_forward import ResponseNumbers
+from rft_trainer.testing.bigram import BigramPolicy, OneRank, TokenCritic
+from rft_trainer.update.critic import ValueAnnotator
 
 VOCAB = 7
 PATIENCE = 30.0

@@ -17,25 +17,23 @@ from rft_algos.algorithms.published import Grpo, PolicyAlgorithm, Ppo, Reinforce
 from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
 from rft_core.errors import NumericsError, SavedAfterSignal, ServiceError
 from rft_core.keyed_random import derive_key, permutation
-from rft_trainer.annotate import LogprobAnnotator
-from rft_trainer.averaged_evaluation import AveragedEvaluator
-from rft_trainer.credit import CreditAssigner, ScoreRules
-from rft_trainer.critic import CriticUpdater, ValueAnnotator, ValueObjective
-from rft_trainer.evaluation import Evaluator
-from rft_trainer.gap_watch import GapWatch
-from rft_trainer.ledger import Ledger
+from rft_trainer.batches.prompt_ledger import Ledger
+from rft_trainer.evaluation.ema_evaluator import AveragedEvaluator
+from rft_trainer.evaluation.evaluator import Evaluator
 from rft_trainer.loops.rl import CriticPart, OldPolicy, Reinforcement, StepRules
-from rft_trainer.objective import PolicyObjective
-from rft_trainer.records import Prompt, Sampling
-from rft_trainer.report import Reporter
-from rft_trainer.rewards.records import RewardItem, RewardStatus, Score
-from rft_trainer.rollouts import RolloutCollector, place_steps
-from rft_trainer.run_directory import RunDirectory
-from rft_trainer.samples import shuffle_rewards
-from rft_trainer.saving import Progress, Saver, SaveSchedule
+from rft_trainer.metrics.phase_timer import PhaseTimer
+from rft_trainer.records.rollouts import Prompt, Sampling
+from rft_trainer.records.scores import RewardItem, RewardStatus, Score
+from rft_trainer.rollouts.collector import RolloutCollector, place_steps
+from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
+from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.runs.step_report import Reporter
+from rft_trainer.runs.stop_signals import StopSignals
+from rft_trainer.scoring.advantages import CreditAssigner, ScoreRules
+from rft_trainer.scoring.logprobs import LogprobAnnotator
+from rft_trainer.scoring.samples import shuffle_rewards
 from rft_trainer.sinks.jsonl import JsonlSink
-from rft_trainer.stopping import StopSignals
-from rft_trainer.testing import (
+from rft_trainer.testing.bigram import (
     BigramEngine,
     BigramPolicy,
     DigitDecoder,
@@ -44,8 +42,10 @@ from rft_trainer.testing import (
     PlainOptimizer,
     TokenCritic,
 )
-from rft_trainer.throughput import PhaseTimer
-from rft_trainer.update import MicroBatching, Updater
+from rft_trainer.update.critic import CriticUpdater, ValueAnnotator, ValueObjective
+from rft_trainer.update.mismatch_monitor import GapWatch
+from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.policy_objective import PolicyObjective
 
 VOCABULARY, STOP = 6, 0
 PROMPTS = [Prompt(f"p:{i}", (1 + i % 5,), str(1 + i % 5), str(1 + i % 5), "p") for i in range(20)]

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from rft_algos.algorithms.published import Grpo
-from rft_trainer.metrics import MetricTotals
-from rft_trainer.objective import PolicyObjective
-from rft_trainer.packing import pack
-from rft_trainer.records import TrainingSample
-from rft_trainer.router_balance import BalancedForward
-from rft_trainer.testing import BigramPolicy, OneRank, PlainOptimizer
-from rft_trainer.update import MicroBatching, Updater
+from rft_trainer.batches.packing import pack
+from rft_trainer.metrics.totals import MetricTotals
+from rft_trainer.records.rollouts import TrainingSample
+from rft_trainer.testing.bigram import BigramPolicy, OneRank, PlainOptimizer
+from rft_trainer.update.moe_aux_loss import BalancedForward
+from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.policy_objective import PolicyObjective
 
 EXPERTS = 3
 

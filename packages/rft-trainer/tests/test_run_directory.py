@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from rft_core import fault_points
 from rft_core.errors import CheckpointError, DataError, OptionsError
-from rft_trainer.run_directory import RunDirectory
-from rft_trainer.run_names import run_name
+from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.runs.names import run_name
 
 
 def create(path: Path, **options: str) -> RunDirectory:
@@ -209,7 +209,7 @@ def test_names_are_recipe_date_word_and_free(tmp_path: Path) -> None:
 def test_a_run_that_is_being_written_cannot_be_written_by_another_process(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     other = (
-        "from pathlib import Path\nfrom rft_trainer.run_directory import RunDirectory\n"
+        "from pathlib import Path\nfrom rft_trainer.runs.directory import RunDirectory\n"
         f"with RunDirectory(Path({str(run.path)!r})).held(): pass"
     )
     with run.held():

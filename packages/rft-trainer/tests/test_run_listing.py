@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rft_trainer.run_directory import RunDirectory
 from rft_trainer.run_listing import list_runs
+from rft_trainer.runs.directory import RunDirectory
 
 
 def create(path: Path) -> RunDirectory:

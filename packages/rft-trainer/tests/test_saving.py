@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rft_core.errors import PeerError, StorageError
-from rft_trainer.saving import Progress, Saver, SaveSchedule
-from rft_trainer.testing import BigramPolicy, OneRank
+from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
+from rft_trainer.testing.bigram import BigramPolicy, OneRank
 
 
 def refused() -> StorageError:

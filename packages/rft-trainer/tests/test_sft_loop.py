@@ -13,18 +13,18 @@ import torch
 
 from rft_core.errors import CheckpointError, SavedAfterSignal
 from rft_core.keyed_random import derive_key, permutation
-from rft_trainer.best_weights import BestWeights
-from rft_trainer.ledger import Ledger
+from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.loops.sft import EarlyStop, SupervisedRun, TokenLikelihood, mean_loss
-from rft_trainer.records import TrainingSample
-from rft_trainer.report import Reporter
-from rft_trainer.run_directory import RunDirectory
-from rft_trainer.saving import Progress, Saver, SaveSchedule
+from rft_trainer.metrics.phase_timer import PhaseTimer
+from rft_trainer.records.rollouts import TrainingSample
+from rft_trainer.runs.best_weights import BestWeights
+from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
+from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.runs.step_report import Reporter
+from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.sinks.jsonl import JsonlSink
-from rft_trainer.stopping import StopSignals
-from rft_trainer.testing import BigramPolicy, MemoryWriter, OneRank, PlainOptimizer
-from rft_trainer.throughput import PhaseTimer
-from rft_trainer.update import MicroBatching, Updater
+from rft_trainer.testing.bigram import BigramPolicy, MemoryWriter, OneRank, PlainOptimizer
+from rft_trainer.update.optimizer_step import MicroBatching, Updater
 
 SAMPLES = [TrainingSample(f"s:{i}", (1 + i % 4, 2 + i % 4, 0), 1, 0.0) for i in range(14)]
 

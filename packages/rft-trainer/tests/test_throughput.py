@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_trainer.throughput import Phase, PhaseTimer
+from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
 
 
 class Clock:

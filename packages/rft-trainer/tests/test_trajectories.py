@@ -15,9 +15,9 @@ import torch
 
 from rft_core import fault_points
 from rft_core.errors import DataError, StorageError
-from rft_trainer.records import Prompt, Rollout, RolloutGroup
-from rft_trainer.rewards.records import RewardStatus
-from rft_trainer.trajectories import TrajectorySaver
+from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
+from rft_trainer.records.scores import RewardStatus
+from rft_trainer.runs.trajectories import TrajectorySaver
 
 
 def group(number: int, rewards: list[float | None]) -> RolloutGroup:

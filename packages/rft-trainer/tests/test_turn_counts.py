@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rft_trainer.turn_counts import TurnCounts, total, turn_counts
-from rft_trainer.turns import Turn
+from rft_trainer.records.turns import Turn, TurnCounts, total, turn_counts
 
 CALLED = (
     Turn(False, 3, "asked"),

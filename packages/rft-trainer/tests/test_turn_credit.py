@@ -11,26 +11,26 @@ import torch
 
 from rft_algos.algorithms import components
 from rft_algos.algorithms.published import PUBLISHED, Grpo, PolicyAlgorithm, Ppo, ReinforceAlgorithm
-from rft_trainer.annotate import LogprobAnnotator
-from rft_trainer.conversations import ConversationLimits, Conversations
-from rft_trainer.credit import Annotations, CreditAssigner, ScoreRules
-from rft_trainer.critic import explained_variance
+from rft_trainer.batches.packing import count, pack
+from rft_trainer.batches.prompt_ledger import LedgerEntry
 from rft_trainer.environments.episodes import OwnEpisodes
-from rft_trainer.environments.records import Answer, AssistantTurn, EnvironmentPrompt
+from rft_trainer.environments.protocol import Answer, AssistantTurn, EnvironmentPrompt
 from rft_trainer.environments.tool_calls import ToolCallFormat
-from rft_trainer.ledger import LedgerEntry
-from rft_trainer.metrics import MetricTotals
-from rft_trainer.objective import PolicyObjective
-from rft_trainer.packing import count, pack
-from rft_trainer.records import Prompt, Rollout, RolloutGroup, Sampling, TrainingSample
-from rft_trainer.report import rollout_metrics
-from rft_trainer.rewards.records import RewardStatus
-from rft_trainer.rollouts import RolloutCollector
-from rft_trainer.samples import Kept, build_samples
-from rft_trainer.testing import BigramEngine, BigramPolicy, DigitDecoder, OneRank, PlainOptimizer, PlainOutcome
-from rft_trainer.throughput import PhaseTimer
-from rft_trainer.turns import Turn, turn_rewards
-from rft_trainer.update import MicroBatching, Updater
+from rft_trainer.metrics.phase_timer import PhaseTimer
+from rft_trainer.metrics.totals import MetricTotals
+from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup, Sampling, TrainingSample
+from rft_trainer.records.scores import RewardStatus
+from rft_trainer.records.turns import Turn, turn_rewards
+from rft_trainer.rollouts.collector import RolloutCollector
+from rft_trainer.rollouts.multi_turn import ConversationLimits, Conversations
+from rft_trainer.runs.step_report import rollout_metrics
+from rft_trainer.scoring.advantages import Annotations, CreditAssigner, ScoreRules
+from rft_trainer.scoring.logprobs import LogprobAnnotator
+from rft_trainer.scoring.samples import Kept, build_samples
+from rft_trainer.testing.bigram import BigramEngine, BigramPolicy, DigitDecoder, OneRank, PlainOptimizer, PlainOutcome
+from rft_trainer.update.critic import explained_variance
+from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.policy_objective import PolicyObjective
 
 STOP = 9
 RULES = ScoreRules(longest_response=40)

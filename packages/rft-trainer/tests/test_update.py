@@ -11,12 +11,12 @@ import torch
 from rft_algos.algorithms.components import Gspo, PpoClip, Surrogate
 from rft_algos.algorithms.published import Aggregation, Grpo
 from rft_core.keyed_random import integers, uniforms
-from rft_trainer.metrics import MetricTotals
-from rft_trainer.objective import PolicyObjective
-from rft_trainer.packing import count
-from rft_trainer.records import TrainingSample
-from rft_trainer.testing import BigramPolicy, OneRank, PlainOptimizer
-from rft_trainer.update import MicroBatching, Updater
+from rft_trainer.batches.packing import count
+from rft_trainer.metrics.totals import MetricTotals
+from rft_trainer.records.rollouts import TrainingSample
+from rft_trainer.testing.bigram import BigramPolicy, OneRank, PlainOptimizer
+from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.policy_objective import PolicyObjective
 
 AGGREGATIONS = ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum", "fixed_length")
 

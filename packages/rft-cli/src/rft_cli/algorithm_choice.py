@@ -16,7 +16,7 @@ from rft_algos.algorithms.components import Correction, Surrogate
 from rft_algos.algorithms.published import ALIASES, PUBLISHED, Aggregation, KlPlace, PolicyAlgorithm, by_name
 from rft_cli.settings import RlSettings
 from rft_core.errors import OptionsError
-from rft_trainer.settings import AlgorithmSettings
+from rft_trainer.settings.algorithm import AlgorithmSettings
 
 Choice = TypeVar("Choice", components.Advantage, components.Surrogate, components.Correction)
 

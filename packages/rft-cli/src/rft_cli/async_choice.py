@@ -13,12 +13,12 @@ from rft_cli.settings import RlSettings
 from rft_core.errors import OptionsError
 from rft_engine.replicas.engine import ReplicaEngine
 from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_trainer.asynchronous.rollout_queue import AheadRules, RolloutQueue
-from rft_trainer.ledger import Ledger
+from rft_trainer.async_rollouts.queue import AheadRules, RolloutQueue
+from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.loops.rl import Reinforcement
 from rft_trainer.protocols import Collectives, Engine
-from rft_trainer.records import Sampling
-from rft_trainer.rewards.records import Reward
+from rft_trainer.records.rollouts import Sampling
+from rft_trainer.records.scores import Reward
 
 _ONE_AT_A_TIME = "--max_staleness 0"
 

@@ -16,8 +16,8 @@ from rft_dist.collectives import Collectives
 from rft_dist.optim import ema
 from rft_models.files.checkpoint_names import as_saved, own_names
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_trainer.averaged_evaluation import AveragedEvaluator, InPlace
-from rft_trainer.evaluation import Evaluator
+from rft_trainer.evaluation.ema_evaluator import AveragedEvaluator, InPlace
+from rft_trainer.evaluation.evaluator import Evaluator
 
 
 class WeightsOrAverages:

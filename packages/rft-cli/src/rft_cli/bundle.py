@@ -17,9 +17,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rft_cli.run_files import last_rows, read_text
 from rft_core.errors import Problem
 from rft_core.secrets import scrub, scrub_command, scrub_text
+from rft_trainer.runs.reader import last_rows, read_text
 
 PACKAGES = (
     "rft-cli",

@@ -17,8 +17,8 @@ from rft_dist.checkpoints.store import CheckpointStore, Tensors
 from rft_dist.collectives import SingleProcess
 from rft_dist.settings import CheckpointSettings
 from rft_trainer.protocols import SavablePolicy
-from rft_trainer.run_directory import RunDirectory
-from rft_trainer.saving import SaveSchedule
+from rft_trainer.runs.checkpointing import SaveSchedule
+from rft_trainer.runs.directory import RunDirectory
 
 GIGABYTE = 10**9
 

@@ -40,23 +40,23 @@ from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_reference
 from rft_models.policy.load_on_meta import load_reference_on_meta
 from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_trainer.annotate import LogprobAnnotator
-from rft_trainer.asynchronous.serial_reward import SerialReward
-from rft_trainer.conversations import Conversations
-from rft_trainer.credit import ComputeAdvantages, CreditAssigner
-from rft_trainer.gap_watch import GapWatch
+from rft_trainer.async_rollouts.scoring_threads import SerialReward
 from rft_trainer.loops.rl import Reinforcement
-from rft_trainer.objective import PolicyObjective
+from rft_trainer.metrics.sink import Sink
 from rft_trainer.protocols import Engine
-from rft_trainer.records import RolloutGroup, Sampling
-from rft_trainer.report import Reporter
-from rft_trainer.rewards.records import Reward
-from rft_trainer.rollouts import RolloutCollector
-from rft_trainer.run_directory import RunDirectory
-from rft_trainer.samples import shuffle_rewards
-from rft_trainer.saving import Progress
-from rft_trainer.sinks.protocol import Sink
-from rft_trainer.update import MicroBatching, Updater
+from rft_trainer.records.rollouts import RolloutGroup, Sampling
+from rft_trainer.records.scores import Reward
+from rft_trainer.rollouts.collector import RolloutCollector
+from rft_trainer.rollouts.multi_turn import Conversations
+from rft_trainer.runs.checkpointing import Progress
+from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.runs.step_report import Reporter
+from rft_trainer.scoring.advantages import ComputeAdvantages, CreditAssigner
+from rft_trainer.scoring.logprobs import LogprobAnnotator
+from rft_trainer.scoring.samples import shuffle_rewards
+from rft_trainer.update.mismatch_monitor import GapWatch
+from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.policy_objective import PolicyObjective
 
 
 def _reference(settings: RlSettings, machine: Machine, spread: Spread) -> LogprobAnnotator:

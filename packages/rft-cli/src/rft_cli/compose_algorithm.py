@@ -23,13 +23,13 @@ from rft_core.errors import OptionsError
 from rft_models.critic.causal_critic import CausalCritic, load_critic
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_trainer.annotate import LogprobAnnotator
-from rft_trainer.credit import ComputeAdvantages, CreditAssigner, ScoreRules
-from rft_trainer.critic import CriticUpdater, ValueAnnotator, ValueObjective
 from rft_trainer.loops.rl import CriticPart, OldPolicy
 from rft_trainer.protocols import Collectives
-from rft_trainer.saving import StatefulTensors
-from rft_trainer.update import MicroBatching
+from rft_trainer.runs.checkpointing import StatefulTensors
+from rft_trainer.scoring.advantages import ComputeAdvantages, CreditAssigner, ScoreRules
+from rft_trainer.scoring.logprobs import LogprobAnnotator
+from rft_trainer.update.critic import CriticUpdater, ValueAnnotator, ValueObjective
+from rft_trainer.update.optimizer_step import MicroBatching
 
 
 def score_rules(settings: RlSettings, record: PolicyAlgorithm, longest_response: int) -> ScoreRules:

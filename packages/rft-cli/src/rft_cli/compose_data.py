@@ -12,9 +12,9 @@ from rft_cli.settings import EvalSettings, RlSettings
 from rft_core.errors import OptionsError
 from rft_models.loading.context_length import model_facts
 from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_trainer.batch_plan import BatchPlan, plan_batches
+from rft_trainer.batches.batch_plan import BatchPlan, plan_batches
 from rft_trainer.loops.rl import StepRules
-from rft_trainer.records import Prompt
+from rft_trainer.records.rollouts import Prompt
 
 
 def response_limits(settings: RlSettings | EvalSettings, longest_prompt: int) -> tuple[int, int]:

@@ -19,17 +19,17 @@ from rft_models.policy.load import load_policy
 from rft_models.policy.load_on_meta import load_on_meta
 from rft_models.settings import AdapterSettings, ModelSettings
 from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_trainer.conversations import Conversations
+from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.data.mixture import Mixture
-from rft_trainer.evaluation import Evaluator
-from rft_trainer.ledger import Ledger
+from rft_trainer.evaluation.evaluator import Evaluator
 from rft_trainer.protocols import Engine, Optimizer, SavablePolicy
-from rft_trainer.records import Prompt
-from rft_trainer.rewards.records import Reward
-from rft_trainer.router_balance import BalancedForward
-from rft_trainer.run_directory import RunDirectory
-from rft_trainer.saving import Saver, Stateful, StatefulTensors
-from rft_trainer.update import MicroBatching
+from rft_trainer.records.rollouts import Prompt
+from rft_trainer.records.scores import Reward
+from rft_trainer.rollouts.multi_turn import Conversations
+from rft_trainer.runs.checkpointing import Saver, Stateful, StatefulTensors
+from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.update.moe_aux_loss import BalancedForward
+from rft_trainer.update.optimizer_step import MicroBatching
 
 
 def learning_rate_schedule(settings: AdamSettings, peak: float, num_updates: int) -> Callable[[int], float]:

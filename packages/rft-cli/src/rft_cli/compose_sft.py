@@ -23,16 +23,16 @@ from rft_cli.settings import SftSettings
 from rft_cli.strategies import Spread, spread_policy
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_trainer.best_weights import BestWeights
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.loops.sft import EarlyStop, SupervisedRun, TokenLikelihood
-from rft_trainer.records import TrainingSample
-from rft_trainer.report import Reporter
-from rft_trainer.run_directory import RunDirectory
-from rft_trainer.saving import Progress
-from rft_trainer.settings import SftTrainingSettings
-from rft_trainer.sinks.protocol import Sink
-from rft_trainer.update import Updater
+from rft_trainer.metrics.sink import Sink
+from rft_trainer.records.rollouts import TrainingSample
+from rft_trainer.runs.best_weights import BestWeights
+from rft_trainer.runs.checkpointing import Progress
+from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.runs.step_report import Reporter
+from rft_trainer.settings.sft import SftTrainingSettings
+from rft_trainer.update.optimizer_step import Updater
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rft_core.errors import OptionsError, PreflightError, Problem, RftError
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_trainer.engine_gap import VERDICTS, Draw, Measured, NextTokenLogits, Verdict
+from rft_trainer.evaluation.logprob_mismatch import VERDICTS, Draw, Measured, NextTokenLogits, Verdict
 from rft_trainer.protocols import Engine
 
 State = Literal["measured", "absent", "failed"]

@@ -11,8 +11,8 @@ from rich.text import Text
 from rft_cli.conformance import DrawResult, EngineResult
 from rft_core.errors import OptionsError, PreflightError, Problem, RftError, ServiceError
 from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_trainer.engine_gap import VERDICTS, Gap, Limits, Measured, TokenGap
-from rft_trainer.records import Prompt
+from rft_trainer.evaluation.logprob_mismatch import VERDICTS, Gap, Limits, Measured, TokenGap
+from rft_trainer.records.rollouts import Prompt
 
 _STYLES = {"equal": "green", "close": "yellow", "apart": "bold red", "failed": "red"}
 _COLUMNS = ("T", "top-p", "tokens", "mean", "99 %", "largest", "kept mass", "as native")

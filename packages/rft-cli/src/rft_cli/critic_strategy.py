@@ -17,7 +17,7 @@ from rft_dist.settings import AdamSettings, StrategySettings
 from rft_dist.strategies.data_parallel import ReplicatedOptimizer
 from rft_models.critic.causal_critic import CausalCritic
 from rft_trainer.protocols import Critic, Optimizer
-from rft_trainer.saving import StatefulTensors
+from rft_trainer.runs.checkpointing import StatefulTensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from rft_algos.statistics import paired_difference_interval
 from rft_cli import samples_page
-from rft_trainer.run_directory import RunDirectory
+from rft_trainer.runs.directory import RunDirectory
 
 _WIDTH = 60
 _MEASURED = {

@@ -26,7 +26,7 @@ from rft_models.decode.hf_generate import HfGenerator
 from rft_models.decode.weight_copy import EngineCopy, needs_copy
 from rft_models.files.checkpoint_names import as_saved
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_trainer.engine_gap import scored_tokens
+from rft_trainer.evaluation.logprob_mismatch import scored_tokens
 from rft_trainer.protocols import Engine
 
 EngineCheck = Callable[[int], dict[str, tuple[float, float]]]

@@ -11,17 +11,16 @@ from rft_core.errors import DataError
 from rft_models.loading.context_length import model_facts
 from rft_models.tokenization.chat_template import TurnRenderer
 from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_trainer.asynchronous.conversation_samples import ConversationSamples
-from rft_trainer.conversations import Conversations
+from rft_trainer.async_rollouts.multi_turn import ConversationSamples
 from rft_trainer.environments.episodes import EpisodeRunner
-from rft_trainer.environments.names import has_processes
-from rft_trainer.environments.registry import environment_by_name
+from rft_trainer.environments.registry import environment_by_name, has_processes
 from rft_trainer.environments.tool_calls import ToolCallFormat
+from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.protocols import Engine
-from rft_trainer.records import Prompt
-from rft_trainer.settings_environment import EvalEnvironmentSettings
-from rft_trainer.throughput import PhaseTimer
-from rft_trainer.turn_taking import ConversationLimits, TurnTaking
+from rft_trainer.records.rollouts import Prompt
+from rft_trainer.rollouts.conversation import ConversationLimits, TurnTaking
+from rft_trainer.rollouts.multi_turn import Conversations
+from rft_trainer.settings.environment import EvalEnvironmentSettings
 
 
 @dataclass(frozen=True, slots=True)

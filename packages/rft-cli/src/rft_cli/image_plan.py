@@ -16,7 +16,7 @@ from rft_models.vision.processor import HfVisionCodec
 from rft_models.vision.token_counts import PlannedImages
 from rft_trainer.data.images import ImageColumn
 from rft_trainer.data.prompts import PromptRow, prompts_from_rows
-from rft_trainer.data.readers import read_rows
+from rft_trainer.data.readers.formats import read_rows
 from rft_trainer.data.sources import parse_sources
 
 SAMPLED = 512

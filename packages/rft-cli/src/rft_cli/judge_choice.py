@@ -17,13 +17,13 @@ from rft_models.policy.load import load_reference
 from rft_models.reward_model.shared_images import shared_images_of
 from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.protocols import Engine
-from rft_trainer.rewards.http_json import Endpoint, checked_url
-from rft_trainer.rewards.item_images import Images, without_markers
+from rft_trainer.records.scores import RewardStatus, Score
+from rft_trainer.rewards.http_client import Endpoint, checked_url
+from rft_trainer.rewards.images import Images, without_markers
 from rft_trainer.rewards.judge import JudgeReward
 from rft_trainer.rewards.judge_template import DEFAULT_TEMPLATE, JudgeTemplate, Verdict
-from rft_trainer.rewards.records import RewardStatus, Score
 from rft_trainer.rewards.remote_judge import RemoteJudge
-from rft_trainer.settings_rewards import JudgeSettings
+from rft_trainer.settings.rewards import JudgeSettings
 
 _Prompt = tuple[list[int], Any]
 """Tokens of a question, and its images as the model takes them."""

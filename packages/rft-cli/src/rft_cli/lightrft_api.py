@@ -38,10 +38,10 @@ from rft_core.errors import OptionsError
 from rft_models.families.custom import any_patch_by_hand
 from rft_models.families.patches import register_patch, unregister_patch
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_trainer.evaluation import EvaluationResult
+from rft_trainer.evaluation.evaluator import EvaluationResult
 from rft_trainer.rewards.in_process import IN_PROCESS, FunctionReward
-from rft_trainer.stopping import StopSignals
-from rft_trainer.trajectories import TrajectorySaver
+from rft_trainer.runs.stop_signals import StopSignals
+from rft_trainer.runs.trajectories import TrajectorySaver
 
 __all__ = [
     "FitResult",
@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 RewardFunction = Callable[..., object]
-"""`reward_fn(responses, labels)`: one number a response, None for no score; see `rft_trainer.rewards.user_file`."""
+"""`reward_fn(responses, labels)`: one number a response, None for no score; see `rft_trainer.workers.user_file`."""
 
 
 @dataclass(frozen=True, slots=True)

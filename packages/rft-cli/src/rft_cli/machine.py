@@ -21,8 +21,8 @@ from rft_dist.health.activity import Activity
 from rft_dist.launch.environment import requested_backend
 from rft_dist.launch.process_group import RankInfo, Watched, meet_ranks, ranks_from_environment, start_process_group
 from rft_dist.settings import WatchSettings
-from rft_trainer.saving import Progress
-from rft_trainer.throughput import PhaseTimer
+from rft_trainer.metrics.phase_timer import PhaseTimer
+from rft_trainer.runs.checkpointing import Progress
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _PROCESSOR = Path("/proc/cpuinfo")

@@ -14,14 +14,14 @@ from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_models.vision.compatibility import refuse_other_inputs
 from rft_models.vision.image_files import PixelRules
 from rft_models.vision.processor import HfVisionCodec, load_vision_codec
-from rft_trainer.data.image_control import shuffle_images
+from rft_trainer.data.image_placeholders import check_images
 from rft_trainer.data.images import ImageColumn, RowImage, images_of
-from rft_trainer.data.placeholders import check_images
 from rft_trainer.data.prompts import PromptRow
+from rft_trainer.data.readers.rows import Row
 from rft_trainer.data.rendering import RenderedPrompt
-from rft_trainer.data.rows import Row
-from rft_trainer.records import TrainingSample
-from rft_trainer.settings_media import ControlledImageSettings, GenerateImageSettings, ImageSettings
+from rft_trainer.records.rollouts import TrainingSample
+from rft_trainer.settings.images import ControlledImageSettings, GenerateImageSettings, ImageSettings
+from rft_trainer.tasks.shuffled_images import shuffle_images
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rft_cli.charts import amount, duration, shares, sparkline
-from rft_cli.run_files import as_object, is_number
+from rft_trainer.runs.reader import as_object, is_number
 
 Record = Mapping[str, object]
 

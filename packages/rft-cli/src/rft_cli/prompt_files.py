@@ -10,14 +10,14 @@ from rft_cli.media_choice import ImageReading, image_lines
 from rft_core.errors import DataError, OptionsError
 from rft_core.keyed_random import derive_key, permutation
 from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_trainer.data.media_store import MediaCodec, MediaStore
+from rft_trainer.data.media_cache import MediaCodec, MediaStore
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.prefetch import Prefetcher
 from rft_trainer.data.prompts import PromptRow, content_hash
 from rft_trainer.data.rendering import PromptRenderer, RenderedPrompt
 from rft_trainer.data.sources import LoadedPrompts, load_prompts, parse_sources, source_sizes
-from rft_trainer.records import Prompt, TrainingSample
-from rft_trainer.settings import PromptTextSettings, TrainRowsSettings
+from rft_trainer.records.rollouts import Prompt, TrainingSample
+from rft_trainer.settings.data import PromptTextSettings, TrainRowsSettings
 
 _CHUNK = 256
 _NO_IMAGES = ImageReading()

@@ -20,14 +20,14 @@ from rft_core.errors import OptionsError
 from rft_models.reward_model.loading import load_reward_model
 from rft_models.reward_model.model import RewardModel
 from rft_models.reward_model.scorer import RewardTextScorer
+from rft_trainer.records.scores import Reward
 from rft_trainer.rewards.combined import CombinedReward, Part
-from rft_trainer.rewards.http_json import Endpoint
+from rft_trainer.rewards.http_client import Endpoint
 from rft_trainer.rewards.judge import NAME as JUDGE
-from rft_trainer.rewards.model_reward import ModelReward
-from rft_trainer.rewards.records import Reward
 from rft_trainer.rewards.registry import reward_by_name
-from rft_trainer.rewards.remote import RemoteReward
-from rft_trainer.settings_rewards import RewardModelSettings
+from rft_trainer.rewards.remote_reward_model import RemoteReward
+from rft_trainer.rewards.reward_model import ModelReward
+from rft_trainer.settings.rewards import RewardModelSettings
 
 _SHARE_OF_GPU = 0.1
 _GIB = 1 << 30

@@ -12,9 +12,8 @@ from urllib.parse import urlsplit
 from rft_cli.model_sizes import model_sizes
 from rft_core.errors import OptionsError
 from rft_dist.planning.memory_estimate import GIB
-from rft_trainer.rewards.http_json import checked_url
-from rft_trainer.settings import RewardSettings
-from rft_trainer.settings_rewards import JudgeSettings, RewardModelSettings
+from rft_trainer.rewards.http_client import checked_url
+from rft_trainer.settings.rewards import JudgeSettings, RewardModelSettings, RewardSettings
 
 _NAMED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
 
@@ -97,7 +96,7 @@ def weights_of(settings: RewardSettings) -> dict[str, float] | None:
     Raises:
         OptionsError: they are no NAME=NUMBER.
     """
-    from rft_trainer.credit import parse_component_weights
+    from rft_trainer.scoring.advantages import parse_component_weights
 
     try:
         return parse_component_weights(settings.reward_weights)

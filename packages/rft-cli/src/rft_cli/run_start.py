@@ -27,14 +27,14 @@ from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_dist.checkpoints.reader import read_manifest
 from rft_dist.launch.environment import environment_report
 from rft_dist.settings import CheckpointSettings
-from rft_trainer.ledger import Ledger
-from rft_trainer.run_directory import RunDirectory
-from rft_trainer.run_names import run_name
-from rft_trainer.saving import Saver
-from rft_trainer.settings import RunSettings
+from rft_trainer.batches.prompt_ledger import Ledger
+from rft_trainer.metrics.sink import RunInfo, Sink
+from rft_trainer.runs.checkpointing import Saver
+from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.runs.names import run_name
+from rft_trainer.runs.stop_signals import StopSignals
+from rft_trainer.settings.run import RunSettings
 from rft_trainer.sinks.jsonl import JsonlSink
-from rft_trainer.sinks.protocol import RunInfo, Sink
-from rft_trainer.stopping import StopSignals
 
 RUNS = Path("runs")
 _PACKAGES = ("torch", "transformers", "safetensors", "rft-algos", "rft-models", "rft-dist", "rft-engine", "rft-trainer")

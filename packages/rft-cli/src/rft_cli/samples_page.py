@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rft_cli.run_files import SAMPLES_PAGE
 from rft_core.durable_files import replace_text
 from rft_trainer.data.image_headers import media_type
-from rft_trainer.image_records import entries_of, image_path
-from rft_trainer.run_directory import RunDirectory
+from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.runs.image_entries import entries_of, image_path
+from rft_trainer.runs.reader import SAMPLES_PAGE
 
 _LARGEST_HELD = 1 << 20
 """Bytes of an image that the page holds; a larger one is a link."""

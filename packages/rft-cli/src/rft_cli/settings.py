@@ -26,29 +26,24 @@ from rft_engine.settings import (
     TrainingSamplingSettings,
 )
 from rft_models.settings import AdapterSettings, BuildSettings, ModelSettings, WeightsSettings
-from rft_trainer.settings import (
-    AlgorithmSettings,
-    BatchSettings,
+from rft_trainer.settings.algorithm import AlgorithmSettings
+from rft_trainer.settings.batches import BatchSettings
+from rft_trainer.settings.critic import CriticSettings
+from rft_trainer.settings.data import (
     BuildDataSettings,
     ConformanceDataSettings,
-    CriticSettings,
     DataSettings,
     EvalDataSettings,
-    EvaluationSettings,
     GenerateDataSettings,
-    OutputSettings,
-    RewardSettings,
-    RlRewardSettings,
-    RlRunSettings,
-    RunSettings,
-    SeedSettings,
     SftDataSettings,
-    SftTrainingSettings,
 )
-from rft_trainer.settings_async import AsyncSettings
-from rft_trainer.settings_environment import EnvironmentSettings, EvalEnvironmentSettings
-from rft_trainer.settings_media import ControlledImageSettings, GenerateImageSettings
-from rft_trainer.settings_rewards import JudgeSettings, RewardModelSettings
+from rft_trainer.settings.environment import EnvironmentSettings, EvalEnvironmentSettings
+from rft_trainer.settings.evaluation import EvaluationSettings
+from rft_trainer.settings.images import ControlledImageSettings, GenerateImageSettings
+from rft_trainer.settings.rewards import JudgeSettings, RewardModelSettings, RewardSettings, RlRewardSettings
+from rft_trainer.settings.rollouts import AsyncSettings
+from rft_trainer.settings.run import OutputSettings, RlRunSettings, RunSettings, SeedSettings
+from rft_trainer.settings.sft import SftTrainingSettings
 
 
 @dataclass(frozen=True, kw_only=True)

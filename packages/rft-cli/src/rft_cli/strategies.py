@@ -25,7 +25,7 @@ from rft_dist.strategies.data_parallel import ReplicatedOptimizer
 from rft_models.files.checkpoint_names import as_saved
 from rft_models.lora import files as adapter_files
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_trainer.averaged_evaluation import InPlace
+from rft_trainer.evaluation.ema_evaluator import InPlace
 from rft_trainer.protocols import Collectives as DataCollectives
 from rft_trainer.protocols import Optimizer, SavablePolicy
 

@@ -1,6 +1,6 @@
 """What the loops need from others, as the loops see it; `rft_cli` connects the implementations.
 
-Three-line fakes that satisfy these are in `rft_trainer.testing`.
+Three-line fakes that satisfy these are in `rft_trainer.testing.bigram`.
 """
 
 from __future__ import annotations

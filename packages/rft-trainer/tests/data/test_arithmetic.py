@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rft_core.errors import OptionsError
-from rft_trainer.data.arithmetic import Addition, all_problems, split
+from rft_trainer.tasks.addition import Addition, all_problems, split
 
 
 def test_prompts_and_answers_have_one_length_and_add_up() -> None:

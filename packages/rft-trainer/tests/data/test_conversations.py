@@ -7,9 +7,9 @@ from typing import Any
 
 from rft_trainer.data.prompts import Message, PromptRow
 from rft_trainer.data.rendering import PromptRenderer
-from rft_trainer.records import Prompt, Rollout
-from rft_trainer.rewards.records import RewardItem, RewardStatus, Score
-from rft_trainer.rollouts import score_rollouts
+from rft_trainer.records.rollouts import Prompt, Rollout
+from rft_trainer.records.scores import RewardItem, RewardStatus, Score
+from rft_trainer.rollouts.collector import score_rollouts
 
 
 class Codec:

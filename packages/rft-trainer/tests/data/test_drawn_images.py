@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from rft_trainer.data.drawn_images import _FONT, COLOURS, SIZE, Drawing, chance, drawings
+from rft_trainer.tasks.drawn_images import _FONT, COLOURS, SIZE, Drawing, chance, drawings
 
 Pixels = list[list[tuple[int, int, int]]]
 

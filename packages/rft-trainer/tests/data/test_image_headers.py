@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from rft_trainer.data.drawn_images import SIZE, drawings
 from rft_trainer.data.image_headers import KINDS, image_kind, image_size, media_type
+from rft_trainer.tasks.drawn_images import SIZE, drawings
 
 
 def riff(kind: bytes, body: bytes) -> bytes:

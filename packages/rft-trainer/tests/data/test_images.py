@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from rft_core.errors import DataError
-from rft_trainer.data.drawn_images import KINDS, QUESTIONS, drawings
-from rft_trainer.data.image_control import shuffle_images
 from rft_trainer.data.images import ImageColumn, RowImage
-from rft_trainer.data.media_store import MediaStore, StoredMedia, load_media
+from rft_trainer.data.media_cache import MediaStore, StoredMedia, load_media
 from rft_trainer.data.prompts import PromptRow, content_hash, prompts_from_rows
-from rft_trainer.data.readers import read_rows
+from rft_trainer.data.readers.formats import read_rows
+from rft_trainer.data.readers.rows import Row
 from rft_trainer.data.rendering import PromptRenderer
-from rft_trainer.data.rows import Row
+from rft_trainer.tasks.drawn_images import KINDS, QUESTIONS, drawings
+from rft_trainer.tasks.shuffled_images import shuffle_images
 
 PNG, OTHER = (drawing.png for drawing in drawings(0, "test", 2))
 COLUMN = ImageColumn("image")

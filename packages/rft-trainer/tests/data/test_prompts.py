@@ -9,7 +9,7 @@ import pytest
 
 from rft_core.errors import DataError
 from rft_trainer.data.prompts import Message, PromptRow, content_hash, prompts_from_rows
-from rft_trainer.data.rows import Row, SkipLog
+from rft_trainer.data.readers.rows import Row, SkipLog
 
 
 def prompts(*records: dict[str, Any], **options: Any) -> list[PromptRow]:

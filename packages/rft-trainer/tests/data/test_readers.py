@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from rft_core import fault_points
 from rft_core.errors import DataError, OptionsError
-from rft_trainer.data import json_rows
-from rft_trainer.data.readers import read_rows, resolve_files
-from rft_trainer.data.rows import SkipLog
+from rft_trainer.data.readers import json as json_rows
+from rft_trainer.data.readers.formats import read_rows, resolve_files
+from rft_trainer.data.readers.rows import SkipLog
 
 ROWS = [{"question": "1+1?", "answer": "2"}, {"question": 'a,"b"\nc', "answer": "\u00e9"}]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rft_core.errors import DataError, OptionsError
-from rft_trainer.data.rows import SkipLog
+from rft_trainer.data.readers.rows import SkipLog
 from rft_trainer.data.sources import SourceSpec, load_prompts, parse_sources, source_sizes
 
 

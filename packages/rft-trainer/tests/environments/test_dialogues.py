@@ -9,14 +9,14 @@ from fractions import Fraction
 
 import pytest
 
-from rft_trainer.environments import dialogues, guessing_dialogues
 from rft_trainer.environments.calculator import Calculator
-from rft_trainer.environments.dialogues import Row
 from rft_trainer.environments.guess_number import GuessNumber
-from rft_trainer.environments.guessing_dialogues import GAME, Game, blind_chance, heedful_chance
-from rft_trainer.environments.noisy import NoisyCalculator, NoisyHints
-from rft_trainer.environments.records import AssistantTurn, EnvironmentPrompt, ToolCall
+from rft_trainer.environments.noise_controls import NoisyCalculator, NoisyHints
+from rft_trainer.environments.protocol import AssistantTurn, EnvironmentPrompt, ToolCall
 from rft_trainer.environments.tool_calls import ToolCallFormat
+from rft_trainer.tasks import calculator_dialogues, guess_number_dialogues
+from rft_trainer.tasks.calculator_dialogues import Row
+from rft_trainer.tasks.guess_number_dialogues import GAME, Game, blind_chance, heedful_chance
 
 
 def ranges(rows: tuple[Row, ...]) -> set[tuple[int, int]]:
@@ -26,25 +26,29 @@ def ranges(rows: tuple[Row, ...]) -> set[tuple[int, int]]:
 
 
 def test_calculations_show_the_habits_in_their_shares() -> None:
-    made = dialogues.calculator(0, num_demonstrations=400)
-    assert made == dialogues.calculator(0, num_demonstrations=400)
-    assert made.train != dialogues.calculator(1, num_demonstrations=400).train
+    made = calculator_dialogues.calculator(0, num_demonstrations=400)
+    assert made == calculator_dialogues.calculator(0, num_demonstrations=400)
+    assert made.train != calculator_dialogues.calculator(1, num_demonstrations=400).train
     first = [row for row in made.demonstrations if len(row["input"]) == 1]
     parsed = [ToolCallFormat().parse(row["output"]) for row in first]
-    assert sum(bool(one.calls) for one in parsed) / len(first) == pytest.approx(dialogues.SHARE_CALLS, abs=0.06)
-    assert sum(bool(one.problems) for one in parsed) / len(first) == pytest.approx(dialogues.SHARE_MALFORMED, abs=0.06)
+    assert sum(bool(one.calls) for one in parsed) / len(first) == pytest.approx(
+        calculator_dialogues.SHARE_CALLS, abs=0.06
+    )
+    assert sum(bool(one.problems) for one in parsed) / len(first) == pytest.approx(
+        calculator_dialogues.SHARE_MALFORMED, abs=0.06
+    )
     asked = {row["input"][0]["content"] for row in made.train}
     assert asked.isdisjoint(row["input"][0]["content"] for row in made.held_out)
 
 
 def test_no_range_that_is_evaluated_is_in_a_row_to_train_on() -> None:
-    made = guessing_dialogues.guess_number(0, num_demonstrations=300)
-    assert made == guessing_dialogues.guess_number(0, num_demonstrations=300)
-    assert made.held_out != guessing_dialogues.guess_number(1, num_demonstrations=300).held_out
+    made = guess_number_dialogues.guess_number(0, num_demonstrations=300)
+    assert made == guess_number_dialogues.guess_number(0, num_demonstrations=300)
+    assert made.held_out != guess_number_dialogues.guess_number(1, num_demonstrations=300).held_out
     held_out = ranges(made.held_out)
     assert held_out.isdisjoint(ranges(made.train))
     assert held_out.isdisjoint(ranges(made.demonstrations))
-    assert len(held_out) == round(guessing_dialogues.SHARE_HELD_OUT * len(GAME.starts))
+    assert len(held_out) == round(guess_number_dialogues.SHARE_HELD_OUT * len(GAME.starts))
     assert len(held_out) + len(ranges(made.train)) == len(GAME.starts)
     for rows in (made.train, made.held_out):  # each number of each range once
         asked = Counter((row["input"][0]["content"], row["label"]) for row in rows)
@@ -53,7 +57,7 @@ def test_no_range_that_is_evaluated_is_in_a_row_to_train_on() -> None:
 
 
 def test_heedless_guesses_are_any_number_of_the_range() -> None:
-    made = guessing_dialogues.guess_number(0, num_demonstrations=4_000, share_heedful=0.0)
+    made = guess_number_dialogues.guess_number(0, num_demonstrations=4_000, share_heedful=0.0)
     places: dict[str, Counter[int]] = {"": Counter(), "higher": Counter(), "lower": Counter()}
     for row in made.demonstrations:
         ((low, high),) = ranges((row,))
@@ -78,12 +82,12 @@ def allowed(row: Row) -> bool:
 
 def test_heedful_guesses_are_what_the_answers_leave() -> None:
     shares: list[float] = []
-    for share in (0.0, guessing_dialogues.SHARE_HEEDFUL, 1.0):
-        made = guessing_dialogues.guess_number(0, num_demonstrations=1_000, share_heedful=share)
+    for share in (0.0, guess_number_dialogues.SHARE_HEEDFUL, 1.0):
+        made = guess_number_dialogues.guess_number(0, num_demonstrations=1_000, share_heedful=share)
         second = [row for row in made.demonstrations if len(row["input"]) == 3]
         shares.append(sum(map(allowed, second)) / len(second))
     blind = 13 / 21  # the mean share of the numbers that are left, before a second guess that heeds nothing
-    heedful = guessing_dialogues.SHARE_HEEDFUL
+    heedful = guess_number_dialogues.SHARE_HEEDFUL
     assert shares == pytest.approx([blind, heedful + (1 - heedful) * blind, 1.0], abs=0.04)
 
 

@@ -9,14 +9,14 @@ import pytest
 
 from rft_core.errors import DataError, OptionsError
 from rft_trainer.environments.episodes import Episode
-from rft_trainer.environments.processes import FileEpisodes
-from rft_trainer.environments.records import AssistantTurn, EnvironmentPrompt, ToolCall
+from rft_trainer.environments.protocol import AssistantTurn, EnvironmentPrompt, ToolCall
 from rft_trainer.environments.registry import environment_by_name
-from rft_trainer.rewards.records import RewardStatus
+from rft_trainer.environments.user_environment import FileEpisodes
+from rft_trainer.records.scores import RewardStatus
 
 SOURCE = '''
 import os, time
-from rft_trainer.environments.records import Answer
+from rft_trainer.environments.protocol import Answer
 
 class Memory:
     """Answers with all it has heard."""

@@ -6,7 +6,7 @@ import pytest
 
 from rft_trainer.environments.calculator import Calculator, evaluate, shown
 from rft_trainer.environments.guess_number import GuessNumber
-from rft_trainer.environments.records import Answer, AssistantTurn, EnvironmentPrompt, ToolCall, as_answer
+from rft_trainer.environments.protocol import Answer, AssistantTurn, EnvironmentPrompt, ToolCall, as_answer
 
 
 @pytest.mark.parametrize(

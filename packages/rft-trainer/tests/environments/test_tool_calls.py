@@ -7,7 +7,7 @@ import random
 import pytest
 
 from rft_core.errors import OptionsError
-from rft_trainer.environments.records import ToolCall
+from rft_trainer.environments.protocol import ToolCall
 from rft_trainer.environments.tool_calls import MAX_CALLS, ToolCallFormat
 
 CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "1+1"}}</tool_call>'

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_trainer.rewards.records import RewardItem
+from rft_trainer.records.scores import RewardItem
 
 MakeItem = Callable[..., RewardItem]
 WriteReward = Callable[[str], Path]

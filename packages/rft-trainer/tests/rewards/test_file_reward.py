@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rft_core.errors import DataError, OptionsError
-from rft_trainer.rewards.records import RewardItem, RewardStatus
+from rft_trainer.records.scores import RewardItem, RewardStatus
 from rft_trainer.rewards.registry import reward_by_name
 
 MakeItem = Callable[..., RewardItem]

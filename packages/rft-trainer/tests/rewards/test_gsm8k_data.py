@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rft_trainer.records.scores import RewardItem
 from rft_trainer.rewards.math import Gsm8kReward
-from rft_trainer.rewards.records import RewardItem
 
 pytestmark = pytest.mark.data
 

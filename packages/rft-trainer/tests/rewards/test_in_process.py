@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rft_core.errors import OptionsError
+from rft_trainer.records.scores import RewardItem, RewardStatus
 from rft_trainer.rewards.in_process import IN_PROCESS, FunctionReward
-from rft_trainer.rewards.records import RewardItem, RewardStatus
 from rft_trainer.rewards.registry import reward_by_name
 
 MakeItem = Callable[..., RewardItem]

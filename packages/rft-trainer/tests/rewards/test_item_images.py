@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 
 from rft_core.errors import ServiceError
-from rft_trainer.data.drawn_images import drawings
 from rft_trainer.data.image_headers import image_size
 from rft_trainer.data.images import RowImage
-from rft_trainer.data.media_store import StoredMedia
-from rft_trainer.rewards.http_json import Endpoint
-from rft_trainer.rewards.in_process import FunctionReward
-from rft_trainer.rewards.item_images import (
+from rft_trainer.data.media_cache import StoredMedia
+from rft_trainer.records.scores import RewardItem, Score
+from rft_trainer.rewards.http_client import Endpoint
+from rft_trainer.rewards.images import (
     PROBE_SIDE,
     HeldImages,
     data_uri,
@@ -32,14 +31,15 @@ from rft_trainer.rewards.item_images import (
     with_places,
     without_markers,
 )
+from rft_trainer.rewards.in_process import FunctionReward
 from rft_trainer.rewards.judge import JudgeReward, asked_text
 from rft_trainer.rewards.judge_template import JudgeTemplate, Verdict
-from rft_trainer.rewards.model_reward import ModelReward
-from rft_trainer.rewards.records import RewardItem, Score
 from rft_trainer.rewards.registry import reward_by_name
-from rft_trainer.rewards.remote import RemoteReward
 from rft_trainer.rewards.remote_judge import RemoteJudge
-from rft_trainer.settings_rewards import JudgeSettings
+from rft_trainer.rewards.remote_reward_model import RemoteReward
+from rft_trainer.rewards.reward_model import ModelReward
+from rft_trainer.settings.rewards import JudgeSettings
+from rft_trainer.tasks.drawn_images import drawings
 
 FIRST, SECOND = (drawing.png for drawing in drawings(0, "test", 2))
 ONE, TWO = HeldImages((FIRST,)), HeldImages((FIRST, SECOND))

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from rft_core.errors import OptionsError, ServiceError
-from rft_trainer.rewards.http_json import Endpoint
+from rft_trainer.records.scores import RewardItem, RewardStatus, Score
+from rft_trainer.rewards.http_client import Endpoint
 from rft_trainer.rewards.judge import JudgeReward, asked_text
 from rft_trainer.rewards.judge_template import JudgeTemplate, Verdict
-from rft_trainer.rewards.records import RewardItem, RewardStatus, Score
 from rft_trainer.rewards.remote_judge import RemoteJudge
-from rft_trainer.settings_rewards import JudgeSettings
+from rft_trainer.settings.rewards import JudgeSettings
 
 MakeItem = Callable[..., RewardItem]
 PATTERN = JudgeSettings().judge_pattern

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from rft_trainer.records.scores import RewardItem, RewardStatus
 from rft_trainer.rewards.math import Gsm8kReward, MathReward
-from rft_trainer.rewards.records import RewardItem, RewardStatus
 
 MakeItem = Callable[..., RewardItem]
 

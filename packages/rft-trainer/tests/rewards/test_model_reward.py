@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from rft_core.errors import OptionsError
+from rft_trainer.records.scores import RewardItem, RewardStatus, Score
 from rft_trainer.rewards.combined import CombinedReward, Part
 from rft_trainer.rewards.exact import ExactReward
-from rft_trainer.rewards.model_reward import ModelReward
-from rft_trainer.rewards.records import RewardItem, RewardStatus, Score
+from rft_trainer.rewards.reward_model import ModelReward
 
 MakeItem = Callable[..., RewardItem]
 

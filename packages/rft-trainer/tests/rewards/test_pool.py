@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rft_core.errors import ServiceError
-from rft_trainer.rewards.pool import Job, WorkerPool
-from rft_trainer.rewards.records import RewardStatus
+from rft_trainer.records.scores import RewardStatus
+from rft_trainer.workers.pool import Job, WorkerPool
 
 WriteReward = Callable[[str], Path]
 
@@ -165,7 +165,7 @@ def test_a_process_ends_after_the_one_that_started_it_was_killed(
 ):
     program = (
         "import signal\n"
-        "from rft_trainer.rewards.pool import Job, WorkerPool\n"
+        "from rft_trainer.workers.pool import Job, WorkerPool\n"
         f"pool = WorkerPool('file:{write_reward(FAULTS)}:reward_fn', num_workers=1)\n"
         "pool.start()\n"
         f"open({str(tmp_path / 'pid')!r}, 'w').write(str(pool.process_ids[0]))\n"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from rft_core.errors import OptionsError
-from rft_trainer.rewards.records import RewardItem, RewardStatus, Score
+from rft_trainer.records.scores import RewardItem, RewardStatus, Score
 from rft_trainer.rewards.registry import reward_by_name, reward_names
 
 MakeItem = Callable[..., RewardItem]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from rft_core.errors import OptionsError, ServiceError
-from rft_trainer.rewards.http_json import TOKEN, Endpoint, RequestFailure, checked_url
-from rft_trainer.rewards.records import RewardItem, RewardStatus
-from rft_trainer.rewards.remote import RemoteReward
+from rft_trainer.records.scores import RewardItem, RewardStatus
+from rft_trainer.rewards.http_client import TOKEN, Endpoint, RequestFailure, checked_url
+from rft_trainer.rewards.remote_reward_model import RemoteReward
 
 MakeItem = Callable[..., RewardItem]
 
@@ -226,8 +226,8 @@ def test_urls_that_cannot_be_asked_are_refused(url: str) -> None:
 
 
 def test_an_answer_that_is_too_large_is_no_answer(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rft_trainer.rewards import http_json
+    from rft_trainer.rewards import http_client
 
-    monkeypatch.setattr(http_json, "_LARGEST", 8)
+    monkeypatch.setattr(http_client, "_LARGEST", 8)
     with pytest.raises(RequestFailure, match="larger"):
         Endpoint(f"{server.url}/score").post({"responses": ["abc"]})

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rft_core.errors import OptionsError, PreflightError
-from rft_trainer.run_directory import RunDirectory
+from rft_trainer.metrics.sink import RunInfo, Sink, Sinks, evaluation_scalars, scalars
+from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.sinks.jsonl import JsonlSink
-from rft_trainer.sinks.protocol import RunInfo, Sink, Sinks, evaluation_scalars, scalars
 from rft_trainer.sinks.tensorboard import TensorboardSink
 from rft_trainer.sinks.trackio import TrackioSink
 from rft_trainer.sinks.wandb import DEFAULT_PROJECT, WandbSink, wandb_name

@@ -15,7 +15,7 @@ from rft_core.errors import DataError, OptionsError, RftError
 from rft_models.policy.load import load_policy
 from rft_models.tiny_models.text import build_bpe_tokenizer, build_decoder
 from rft_trainer.data.prompts import prompts_from_rows
-from rft_trainer.data.readers import read_rows
+from rft_trainer.data.readers.formats import read_rows
 
 
 def run(argv: list[str]) -> int:

@@ -85,7 +85,7 @@ def _check_sft(resolved: Resolved[SftSettings], machine: object) -> None:
     from rft_cli.machine import Machine
     from rft_cli.media_choice import codec_with_images
     from rft_models.loading.context_length import model_facts
-    from rft_trainer.packing import pack
+    from rft_trainer.batches.packing import pack
 
     assert isinstance(machine, Machine)
     settings = resolved.settings

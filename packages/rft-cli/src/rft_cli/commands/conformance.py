@@ -30,9 +30,9 @@ from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.data.prompts import PromptRow
-from rft_trainer.engine_gap import Draw, Measured, limits_of, measure_gap
+from rft_trainer.evaluation.logprob_mismatch import Draw, Measured, limits_of, measure_gap
 from rft_trainer.protocols import Engine
-from rft_trainer.records import Prompt
+from rft_trainer.records.rollouts import Prompt
 
 BUILT_IN = (
     "Once upon a time",

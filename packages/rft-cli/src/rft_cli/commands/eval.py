@@ -22,9 +22,9 @@ from rft_core.errors import OptionsError
 from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_models.policy.load import load_policy
 from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_trainer.evaluation import EvaluationResult, Evaluator
-from rft_trainer.records import Prompt, Rollout
-from rft_trainer.report import rollout_row
+from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
+from rft_trainer.records.rollouts import Prompt, Rollout
+from rft_trainer.runs.step_report import rollout_row
 
 
 def run(argv: list[str]) -> int:

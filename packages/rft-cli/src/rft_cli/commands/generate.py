@@ -18,12 +18,12 @@ from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.load import load_policy
 from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.data.prompts import PromptRow, prompts_from_rows
-from rft_trainer.data.readers import read_rows
-from rft_trainer.records import Prompt, Sampling
-from rft_trainer.report import rollout_row
-from rft_trainer.rollouts import sample_responses
-from rft_trainer.settings import GenerateDataSettings
-from rft_trainer.settings_media import GenerateImageSettings
+from rft_trainer.data.readers.formats import read_rows
+from rft_trainer.records.rollouts import Prompt, Sampling
+from rft_trainer.rollouts.collector import sample_responses
+from rft_trainer.runs.step_report import rollout_row
+from rft_trainer.settings.data import GenerateDataSettings
+from rft_trainer.settings.images import GenerateImageSettings
 
 _NO_IMAGES = GenerateImageSettings()
 

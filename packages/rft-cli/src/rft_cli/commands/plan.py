@@ -252,7 +252,7 @@ def _rollout_lines(asked: Asked, resolved: Resolved[Any], grid: RankGrid) -> lis
     if asked.command != "rl":
         return []
     from rft_cli.algorithm_choice import algorithm_record
-    from rft_trainer.batch_plan import plan_batches
+    from rft_trainer.batches.batch_plan import plan_batches
 
     values = resolved.values
     names = ("rollout_batch_size", "n_samples_per_prompt", "train_batch_size", "micro_train_batch_size")

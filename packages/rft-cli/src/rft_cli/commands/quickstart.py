@@ -17,10 +17,10 @@ from pathlib import Path
 
 from rft_cli.commands.quickstart_tasks import TASKS, Task
 from rft_cli.config.nearest import nearest
-from rft_cli.run_files import read_run
 from rft_core.errors import OptionsError
-from rft_trainer.run_directory import RunDirectory
-from rft_trainer.run_names import run_name
+from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.runs.names import run_name
+from rft_trainer.runs.reader import read_run
 
 USAGE = """usage: rft-train quickstart [--task NAME] [--seed N] [--save_path DIR] [--control NAME]
 

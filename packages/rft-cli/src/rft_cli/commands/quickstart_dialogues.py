@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # pages need no torch
-    from rft_trainer.environments.dialogues import Dialogues, Row
+    from rft_trainer.tasks.calculator_dialogues import Dialogues, Row
 
 _VOCABULARY = 320
 """256 bytes, two special tokens, and the words of the dialogues."""
@@ -23,7 +23,7 @@ _TEMPLATE = (
 
 def prepare_calculator(path: Path, seed: int) -> str:
     """Questions, demonstrations that mostly guess, and an untrained model."""
-    from rft_trainer.environments.dialogues import SHARE_CALLS, SHARE_MALFORMED, calculator
+    from rft_trainer.tasks.calculator_dialogues import SHARE_CALLS, SHARE_MALFORMED, calculator
 
     made = _prepare(path, seed, calculator)
     return (
@@ -35,7 +35,7 @@ def prepare_calculator(path: Path, seed: int) -> str:
 
 def prepare_guess_number(path: Path, seed: int) -> str:
     """Numbers to be guessed, demonstrations of which most heed no answer, and an untrained model."""
-    from rft_trainer.environments.guessing_dialogues import (
+    from rft_trainer.tasks.guess_number_dialogues import (
         GAME,
         SHARE_HEEDFUL,
         blind_chance,

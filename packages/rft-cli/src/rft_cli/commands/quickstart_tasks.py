@@ -39,7 +39,7 @@ class Task:
 
 def _additions(path: Path, seed: int) -> str:
     from rft_models.tiny_models.text import build_character_model
-    from rft_trainer.data.arithmetic import split
+    from rft_trainer.tasks.addition import split
 
     problems = split(seed, NUM_HELD_OUT)
     for name, chosen in (("train", problems.train), ("heldout", problems.held_out)):
@@ -56,8 +56,8 @@ def _images(path: Path, seed: int) -> str:
     from rft_models.tiny_models.text import build_character_tokenizer
     from rft_models.tiny_models.vision import VisionSizes, build_vision_model
     from rft_models.vision.image_files import require_image_packages
-    from rft_trainer.data.drawn_images import ALPHABET as LETTERS
-    from rft_trainer.data.drawn_images import SIZE, chance, drawings
+    from rft_trainer.tasks.drawn_images import ALPHABET as LETTERS
+    from rft_trainer.tasks.drawn_images import SIZE, chance, drawings
 
     require_image_packages()
     guessing = 0.0

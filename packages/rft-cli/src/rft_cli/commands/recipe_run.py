@@ -20,8 +20,8 @@ from rft_cli.commands.arguments import Arguments
 from rft_cli.config.resolve import resolve
 from rft_cli.recipes.catalog import Recipe
 from rft_cli.recipes.stages import Stage, option
-from rft_cli.run_files import as_object
 from rft_core.errors import CheckpointError, DataError, OptionsError
+from rft_trainer.runs.reader import as_object
 
 DATA_VARIABLE = "RFT_DATA_DIR"
 RECORD = "stages.json"
@@ -118,7 +118,7 @@ def _directory(recipe: Recipe, given: Arguments) -> Path:
     """Absolute, so that the printed commands work from anywhere."""
     if given.values.get("save_path"):
         return Path(given.values["save_path"]).expanduser().resolve()
-    from rft_trainer.run_names import run_name
+    from rft_trainer.runs.names import run_name
 
     return (Path("runs") / run_name(recipe.name, under=Path("runs"))).resolve()
 

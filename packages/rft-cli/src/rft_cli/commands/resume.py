@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from rft_cli.commands import quickstart
-from rft_cli.run_files import as_object, read_text
 from rft_core.errors import OptionsError
-from rft_trainer.run_directory import RunDirectory
+from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.runs.reader import as_object, read_text
 
 USAGE = """usage: rft-train resume RUN [OPTIONS]
 

@@ -19,11 +19,11 @@ from rft_cli.media_choice import codec_with_images
 from rft_cli.reward_choice import build_reward
 from rft_cli.settings import RlSettings
 from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_trainer.credit import ComputeAdvantages
 from rft_trainer.loops.rl import Reinforcement
-from rft_trainer.rewards.records import Reward
-from rft_trainer.sinks.protocol import Sink
-from rft_trainer.stopping import StopSignals
+from rft_trainer.metrics.sink import Sink
+from rft_trainer.records.scores import Reward
+from rft_trainer.runs.stop_signals import StopSignals
+from rft_trainer.scoring.advantages import ComputeAdvantages
 
 
 def run(argv: list[str]) -> int:

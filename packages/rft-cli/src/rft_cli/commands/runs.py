@@ -8,9 +8,9 @@ from rich.console import Console
 
 from rft_cli.commands import arguments
 from rft_cli.config.nearest import nearest
-from rft_cli.run_files import is_run, read_run
 from rft_cli.runs_page import find_runs, page_of_run, table_of_runs
 from rft_core.errors import DataError
+from rft_trainer.runs.reader import is_run, read_run
 
 USAGE = """usage: rft-train runs [DIR]        a table of the runs in DIR (default: runs), the newest first
        rft-train runs show RUN     one run: outcome, changed settings, curves, evaluations, files

@@ -14,7 +14,7 @@ from rft_cli.media_choice import codec_with_images
 from rft_cli.settings import SftSettings
 from rft_models.loading.context_length import model_facts
 from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_trainer.stopping import StopSignals
+from rft_trainer.runs.stop_signals import StopSignals
 
 
 def run(argv: list[str]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from rft_cli.config.origins import Origin
 from rft_cli.config.values import as_text
 from rft_core.errors import Problem
-from rft_trainer.environments.names import WHAT_THERE_IS, has_processes, is_known, nearest_name
+from rft_trainer.environments.registry import WHAT_THERE_IS, has_processes, is_known, nearest_name
 
 Values = Mapping[str, Any]
 Origins = Mapping[str, Origin]

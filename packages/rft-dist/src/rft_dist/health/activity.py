@@ -29,7 +29,7 @@ _STACK_LINES = 12
 class Call:
     """One collective that this rank entered.
 
-    Example: `Call(12, "sum", (3, 4), "float32", "rft_trainer/update.py:130 (__call__)")`.
+    Example: `Call(12, "sum", (3, 4), "float32", "rft_trainer/update/optimizer_step.py:130 (__call__)")`.
     """
 
     number: int

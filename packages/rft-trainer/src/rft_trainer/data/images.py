@@ -18,7 +18,7 @@ from typing import Any
 
 from rft_core.errors import DataError
 from rft_trainer.data.image_headers import KINDS, image_kind, image_size
-from rft_trainer.data.rows import Row, shown
+from rft_trainer.data.readers.rows import Row, shown
 
 MARKER = "<image>"
 """Stands in a text where an image goes."""

@@ -11,10 +11,10 @@ from decimal import Decimal
 from typing import Any
 
 from rft_core.errors import DataError
-from rft_trainer.data.content_parts import Content, as_template_content, content_of
+from rft_trainer.data.image_placeholders import check_column, check_images, check_mixture, check_no_column
 from rft_trainer.data.images import ImageColumn, RowImage, images_of
-from rft_trainer.data.placeholders import check_column, check_images, check_mixture, check_no_column
-from rft_trainer.data.rows import Row, SkipLog, shown
+from rft_trainer.data.message_content import Content, as_template_content, content_of
+from rft_trainer.data.readers.rows import Row, SkipLog, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rft_core.errors import DataError, OptionsError
+from rft_trainer.data.image_placeholders import count_places, put_in_front
 from rft_trainer.data.images import MARKER
-from rft_trainer.data.media_store import MediaStore, StoredMedia
-from rft_trainer.data.placeholders import count_places, put_in_front
+from rft_trainer.data.media_cache import MediaStore, StoredMedia
 from rft_trainer.data.prompts import Message, PromptRow
-from rft_trainer.data.rows import shown
+from rft_trainer.data.readers.rows import shown
 
 
 class TextCodec(Protocol):

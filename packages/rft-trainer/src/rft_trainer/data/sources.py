@@ -9,8 +9,8 @@ from pathlib import Path
 from rft_core.errors import OptionsError
 from rft_trainer.data.images import ImageColumn
 from rft_trainer.data.prompts import PromptRow, content_hash, prompts_from_rows
-from rft_trainer.data.readers import read_rows, resolve_files
-from rft_trainer.data.rows import SkipLog
+from rft_trainer.data.readers.formats import read_rows, resolve_files
+from rft_trainer.data.readers.rows import SkipLog
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from rft_trainer.environments.records import Answer, AssistantTurn, EnvironmentPrompt, Message, ToolCall
+from rft_trainer.environments.protocol import Answer, AssistantTurn, EnvironmentPrompt, Message, ToolCall
 
 _TOKEN = re.compile(r"\s*(?:(\d+(?:\.\d+)?)|([-+*/()]))")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:/\d+)?")

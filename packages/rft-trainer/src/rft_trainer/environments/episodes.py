@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rft_trainer.environments.records import (
+from rft_trainer.environments.protocol import (
     Answer,
     AssistantTurn,
     Environment,
@@ -15,7 +15,7 @@ from rft_trainer.environments.records import (
     as_answer,
     as_messages,
 )
-from rft_trainer.rewards.records import RewardStatus
+from rft_trainer.records.scores import RewardStatus
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from rft_core.keyed_random import integers
-from rft_trainer.environments.records import Answer, AssistantTurn, EnvironmentPrompt, Message
+from rft_trainer.environments.protocol import Answer, AssistantTurn, EnvironmentPrompt, Message
 
 HINTS = ("lower", "higher")
 _LOWEST, _HIGHEST = 1, 7

@@ -1,25 +1,28 @@
-"""Environments by name, or from a file of your own."""
+"""Environments by name, or from a file of the user's own; no torch is imported until one is made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+import importlib
+from typing import TYPE_CHECKING
 
 from rft_core.errors import OptionsError
-from rft_trainer.environments.calculator import Calculator
-from rft_trainer.environments.episodes import EpisodeRunner, OwnEpisodes
-from rft_trainer.environments.guess_number import GuessNumber
-from rft_trainer.environments.names import NAMES, WHAT_THERE_IS, has_processes, nearest_name
-from rft_trainer.environments.noisy import NoisyCalculator, NoisyHints
-from rft_trainer.environments.processes import FileEpisodes
-from rft_trainer.environments.records import Environment
 
-_BY_NAME: dict[str, Callable[[], Environment]] = {
-    "calculator": Calculator,
-    "calculator-noise": NoisyCalculator,
-    "guess-number": GuessNumber,
-    "guess-number-noise": NoisyHints,
+if TYPE_CHECKING:
+    from rft_trainer.environments.episodes import EpisodeRunner
+
+_CLASSES = {
+    "calculator": "rft_trainer.environments.calculator:Calculator",
+    "calculator-noise": "rft_trainer.environments.noise_controls:NoisyCalculator",
+    "guess-number": "rft_trainer.environments.guess_number:GuessNumber",
+    "guess-number-noise": "rft_trainer.environments.noise_controls:NoisyHints",
 }
-assert tuple(_BY_NAME) == NAMES, f"{tuple(_BY_NAME)} are registered, {NAMES} are told"
+"""The class of each name, imported when it is asked for: a wrong word is refused without torch."""
+
+NAMES = tuple(_CLASSES)
+"""Environments of this package."""
+
+WHAT_THERE_IS = f"an environment is one of {', '.join(NAMES)}, or a class of your own as file.py:Class"
 
 
 def environment_names() -> tuple[str, ...]:
@@ -40,8 +43,12 @@ def environment_by_name(
         OptionsError: no such name, file or class, or a class that cannot be used.
         DataError: the file raises while it is imported.
     """
-    if name in _BY_NAME:
-        return OwnEpisodes(_BY_NAME[name])
+    from rft_trainer.environments.episodes import OwnEpisodes
+    from rft_trainer.environments.user_environment import FileEpisodes
+
+    if name in _CLASSES:
+        module, _, found = _CLASSES[name].partition(":")
+        return OwnEpisodes(getattr(importlib.import_module(module), found))
     if has_processes(name):
         path, _, found = name.rpartition(":")
         return FileEpisodes(
@@ -55,3 +62,21 @@ def environment_by_name(
         state="nothing was started",
         do=f"--environment {nearest_name(name)}",
     )
+
+
+def has_processes(name: str) -> bool:
+    """Whether it is a class of a person's file, as file.py:Class; it runs in processes that can be killed."""
+    path, colon, found = name.rpartition(":")
+    return bool(colon and path and found)
+
+
+def is_known(name: str) -> bool:
+    """Whether it is written as an environment is."""
+    return name in NAMES or has_processes(name)
+
+
+def nearest_name(name: str) -> str:
+    """What was probably meant."""
+    if name.endswith(".py"):
+        return f"{name}:Environment"
+    return next(iter(difflib.get_close_matches(name, NAMES, n=1)), NAMES[0])

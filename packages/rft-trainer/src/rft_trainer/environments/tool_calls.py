@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rft_core.errors import OptionsError
-from rft_trainer.environments.records import ToolCall
+from rft_trainer.environments.protocol import ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 """Around the JSON of a call, as Hermes and Qwen models write it."""

@@ -1,4 +1,4 @@
-"""A person's environment in a process that can be killed: the task of `rft_trainer.rewards.worker`.
+"""A person's environment in a process that can be killed: the task of `rft_trainer.workers.main`.
 
 Requests name an episode and hold all its turns; the process keeps the environments of open episodes, and makes one
 anew, walking it through the earlier turns, where it has not seen it (another process had it and was killed).
@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from rft_core.errors import OptionsError
-from rft_trainer.environments.records import (
+from rft_trainer.environments.protocol import (
     AssistantTurn,
     Environment,
     EnvironmentPrompt,
@@ -23,7 +23,7 @@ from rft_trainer.environments.records import (
     as_answer,
     as_messages,
 )
-from rft_trainer.rewards import user_file
+from rft_trainer.workers import user_file
 
 _STATE = "no conversation was begun"
 

@@ -12,22 +12,22 @@ from dataclasses import dataclass
 
 from rft_core.errors import NumericsError, SavedAfterSignal, ServiceError
 from rft_core.fault_points import declare, fault_point
-from rft_trainer.annotate import LogprobAnnotator
-from rft_trainer.asynchronous.rollout_queue import RolloutQueue
-from rft_trainer.averaged_evaluation import AveragedEvaluator, averaged_record
-from rft_trainer.credit import Annotations, CreditAssigner
-from rft_trainer.critic import CriticUpdater, ValueAnnotator
-from rft_trainer.evaluation import EvaluationResult, Evaluator
-from rft_trainer.finite import refuse_non_finite_samples
-from rft_trainer.gap_watch import GapWatch
-from rft_trainer.ledger import EntryState, Ledger, LedgerEntry
-from rft_trainer.metrics import MetricTotals
-from rft_trainer.packing import count
+from rft_trainer.async_rollouts.queue import RolloutQueue
+from rft_trainer.batches.packing import count
+from rft_trainer.batches.prompt_ledger import EntryState, Ledger, LedgerEntry
+from rft_trainer.evaluation.ema_evaluator import AveragedEvaluator, averaged_record
+from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
+from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
+from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.protocols import Collectives, Engine
-from rft_trainer.records import Prompt, RolloutGroup, TrainingSample
-from rft_trainer.report import Reporter, rollout_metrics
-from rft_trainer.rollouts import RolloutCollector
-from rft_trainer.samples import (
+from rft_trainer.records.rollouts import Prompt, RolloutGroup, TrainingSample
+from rft_trainer.rollouts.collector import RolloutCollector
+from rft_trainer.runs.checkpointing import Progress, Saver
+from rft_trainer.runs.step_report import Reporter, rollout_metrics
+from rft_trainer.runs.stop_signals import StopSignals, agree
+from rft_trainer.scoring.advantages import Annotations, CreditAssigner
+from rft_trainer.scoring.logprobs import LogprobAnnotator
+from rft_trainer.scoring.samples import (
     Kept,
     flat_rollouts,
     has_signal,
@@ -36,10 +36,10 @@ from rft_trainer.samples import (
     optimizer_batches,
     with_gradient,
 )
-from rft_trainer.saving import Progress, Saver
-from rft_trainer.stopping import StopSignals, agree
-from rft_trainer.throughput import Phase, PhaseTimer
-from rft_trainer.update import UpdateOutcome, Updater, scale_metrics
+from rft_trainer.update.critic import CriticUpdater, ValueAnnotator
+from rft_trainer.update.mismatch_monitor import GapWatch
+from rft_trainer.update.nonfinite_checks import refuse_non_finite_samples
+from rft_trainer.update.optimizer_step import UpdateOutcome, Updater, scale_metrics
 
 POINT_ROLLED_OUT = declare("rl.rolled_out", "rollouts are scored, no weight has changed")
 POINT_UPDATED = declare("rl.updated", "one optimizer step of a training step is applied")

@@ -14,19 +14,19 @@ from rft_algos.algorithms.published import Sft
 from rft_algos.objectives import LossOutput, supervised_loss, token_weights
 from rft_core.errors import NumericsError, SavedAfterSignal
 from rft_core.fault_points import declare, fault_point
-from rft_trainer.averaged_evaluation import InPlace
-from rft_trainer.best_weights import BestWeights
-from rft_trainer.evaluation import Evaluator
-from rft_trainer.ledger import EntryState, Ledger
-from rft_trainer.metrics import MetricTotals
-from rft_trainer.packing import cut_in_order, idle_batches, own_micro_batches, pack
+from rft_trainer.batches.packing import cut_in_order, idle_batches, own_micro_batches, pack
+from rft_trainer.batches.prompt_ledger import EntryState, Ledger
+from rft_trainer.evaluation.ema_evaluator import InPlace
+from rft_trainer.evaluation.evaluator import Evaluator
+from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
+from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.protocols import Collectives, Engine, Policy
-from rft_trainer.records import Counts, TokenBatch, TrainingSample
-from rft_trainer.report import Reporter
-from rft_trainer.saving import Progress, Saver
-from rft_trainer.stopping import StopSignals, agree
-from rft_trainer.throughput import Phase, PhaseTimer
-from rft_trainer.update import Updater, scale_metrics
+from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
+from rft_trainer.runs.best_weights import BestWeights
+from rft_trainer.runs.checkpointing import Progress, Saver
+from rft_trainer.runs.step_report import Reporter
+from rft_trainer.runs.stop_signals import StopSignals, agree
+from rft_trainer.update.optimizer_step import Updater, scale_metrics
 
 POINT_LOGGED = declare("sft.logged", "the row of a step is written, its checkpoint is not")
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from rft_core.errors import OptionsError
-from rft_trainer.rewards.records import Reward, RewardItem, Score
+from rft_trainer.records.scores import Reward, RewardItem, Score
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rft_trainer.rewards.records import RewardItem, RewardStatus, Score
+from rft_trainer.records.scores import RewardItem, RewardStatus, Score
 
 
 class ExactReward:

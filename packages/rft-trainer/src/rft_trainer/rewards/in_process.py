@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from rft_trainer.rewards import user_file
-from rft_trainer.rewards.file_reward import payload, score
-from rft_trainer.rewards.records import RewardItem, Score
+from rft_trainer.records.scores import RewardItem, Score
+from rft_trainer.rewards.user_function import payload, score
+from rft_trainer.workers import user_file
 
 IN_PROCESS = "in-process:"
 """What stands before such a function's name where a reward is named."""

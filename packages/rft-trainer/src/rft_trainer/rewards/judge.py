@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from rft_core.keyed_random import derive_key
-from rft_trainer.rewards.item_images import Images, as_text, digests_of, files_of, with_places, without_markers
+from rft_trainer.records.scores import RewardItem, RewardStatus, Score
+from rft_trainer.rewards.images import Images, as_text, digests_of, files_of, with_places, without_markers
 from rft_trainer.rewards.judge_template import JudgeTemplate, Verdict
-from rft_trainer.rewards.records import RewardItem, RewardStatus, Score
 
 NAME = "judge"
 

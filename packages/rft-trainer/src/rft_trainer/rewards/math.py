@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from rft_trainer.records.scores import RewardItem, RewardStatus, Score
 from rft_trainer.rewards import answers
-from rft_trainer.rewards.pool import Job, Outcome, WorkerPool
-from rft_trainer.rewards.records import RewardItem, RewardStatus, Score
+from rft_trainer.workers.pool import Job, Outcome, WorkerPool
 
 _MEMORY_BYTES = 1 << 30
 _NO_LABEL = "the label holds no answer that can be read"

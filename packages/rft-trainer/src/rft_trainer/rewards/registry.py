@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Callable
 
 from rft_core.errors import OptionsError
+from rft_trainer.records.scores import Reward
 from rft_trainer.rewards.exact import ExactReward
-from rft_trainer.rewards.file_reward import FileReward
 from rft_trainer.rewards.in_process import IN_PROCESS
 from rft_trainer.rewards.math import Gsm8kReward, MathReward
-from rft_trainer.rewards.records import Reward
+from rft_trainer.rewards.user_function import FileReward
 
 _BY_NAME: dict[str, Callable[[int, float], Reward]] = {
     "exact": lambda num_workers, timeout: ExactReward(),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rft_trainer.run_directory import RunDirectory
-from rft_trainer.sinks.protocol import RunInfo
+from rft_trainer.metrics.sink import RunInfo
+from rft_trainer.runs.directory import RunDirectory
 
 
 class JsonlSink:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rft_trainer.metrics.sink import RunInfo, evaluation_scalars, scalars
 from rft_trainer.sinks.extras import import_extra
-from rft_trainer.sinks.protocol import RunInfo, evaluation_scalars, scalars
 
 
 class TensorboardSink:

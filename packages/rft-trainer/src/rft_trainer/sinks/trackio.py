@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rft_trainer.metrics.sink import RunInfo, evaluation_scalars, scalars
 from rft_trainer.sinks.extras import import_extra
-from rft_trainer.sinks.protocol import RunInfo, evaluation_scalars, scalars
 
 
 class TrackioSink:

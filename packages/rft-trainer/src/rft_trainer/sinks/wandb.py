@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rft_core.errors import OptionsError
+from rft_trainer.metrics.sink import RunInfo, evaluation_scalars, scalars
 from rft_trainer.sinks.extras import import_extra
-from rft_trainer.sinks.protocol import RunInfo, evaluation_scalars, scalars
 
 DEFAULT_PROJECT = "rft"
 _KEY = re.compile(r"(?<![0-9a-zA-Z])[0-9a-fA-F]{40}(?![0-9a-zA-Z])|wandb_v\d+_", re.IGNORECASE)

@@ -1,0 +1,1 @@
+"""Rollouts ahead of the trainer, with bounded staleness. May import `rollouts` and `batches`."""

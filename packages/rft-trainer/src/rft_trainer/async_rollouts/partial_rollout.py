@@ -1,0 +1,144 @@
+"""Samples and groups on their way: what is drawn by now, by which weights, and how a checkpoint holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from rft_trainer.async_rollouts.protocols import DrawnTokens, DrawRequest, SampleDraft
+from rft_trainer.batches.prompt_ledger import LedgerEntry
+from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
+from rft_trainer.records.scores import RewardStatus
+from rft_trainer.rollouts.collector import group_from_json
+
+_LISTS = ("token_ids", "logprobs", "log_kept_mass")
+
+
+@dataclass(slots=True)
+class Draft:
+    """One sample as far as it is drawn."""
+
+    key: int
+    budget: int
+    """Tokens that it may have in all."""
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    log_kept_mass: list[float] = field(default_factory=list[float])
+    spans: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """(weight version, tokens that it drew), in order; a version once."""
+    finish_reason: str = ""
+    """Empty until it has ended."""
+
+    @property
+    def left(self) -> int:
+        """Tokens that it may still have."""
+        return self.budget - len(self.token_ids)
+
+    @property
+    def can_draw(self) -> bool:
+        """Until it has ended."""
+        return not self.finish_reason
+
+    @property
+    def can_ask(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def lane(self) -> int:
+        """The first, where nobody answers."""
+        return 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has ended."""
+        return bool(self.finish_reason)
+
+    def request(self, prompt: Prompt) -> DrawRequest:
+        """The tokens that are left, behind the prompt and what is drawn."""
+        return DrawRequest((*prompt.token_ids, *self.token_ids), self.key, len(self.token_ids), self.left)
+
+    def add(self, drawn: DrawnTokens) -> None:
+        """Take new tokens in."""
+        for name in _LISTS:
+            getattr(self, name).extend(getattr(drawn, name))
+        if num := len(drawn.token_ids):
+            version = drawn.weight_version
+            before = self.spans.pop()[1] if self.spans and self.spans[-1][0] == version else 0
+            self.spans.append((version, before + num))
+        assert self.left >= 0, f"{len(self.token_ids)} tokens of at most {self.budget}"
+        if drawn.finish_reason != "interrupted":
+            self.finish_reason = drawn.finish_reason
+
+    def rollout(self, prompt: Prompt, index: int, text: str) -> Rollout:
+        """The sample as a rollout without a reward yet."""
+        assert self.finish_reason, "the sample has not ended"
+        return Rollout(
+            prompt_id=prompt.prompt_id,
+            sample_index=index,
+            completion_ids=tuple(self.token_ids),
+            behaviour_logprobs=tuple(self.logprobs),
+            log_kept_mass=tuple(self.log_kept_mass),
+            finish_reason=self.finish_reason,
+            weight_version=self.spans[0][0],
+            response_text=text,
+            reward=None,
+            status=RewardStatus.UNSCORED,
+            version_spans=tuple(self.spans) if len(self.spans) > 1 else (),
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Draft:
+        """From `state()` after JSON."""
+        return cls(**{**state, "spans": [(int(version), int(num)) for version, num in state["spans"]]})
+
+
+@dataclass(slots=True)
+class GroupDraft:
+    """The samples of one prompt's turn."""
+
+    entry: LedgerEntry
+    prompt: Prompt
+    drafts: list[SampleDraft]
+    batch: int
+    """Number of the submission that it belongs to: those are drawn together where a run is to repeat exactly."""
+    version: int
+    """Weights that draw it where a run is to repeat exactly; elsewhere the oldest that may."""
+    group: RolloutGroup | None = None
+    """With rewards, once it has them."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every sample has ended."""
+        return all(draft.is_whole for draft in self.drafts)
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON; the prompt is found again by its entry."""
+        bare = None if self.group is None else replace(self.group, prompt=replace(self.group.prompt, media=None))
+        return {
+            "entry": [self.entry.epoch, self.entry.position, self.entry.prompt_index],
+            "drafts": [] if bare else [draft.state() for draft in self.drafts],
+            "group": None if bare is None else asdict(bare),
+        }
+
+    def take(
+        self, state: Mapping[str, Any], restored: Callable[[Sequence[Mapping[str, Any]]], list[SampleDraft]]
+    ) -> None:
+        """Go on from `state()` of the same entry after JSON; `restored` makes samples of their states."""
+        if state["group"] is not None:
+            self.group = replace(group_from_json(state["group"]), prompt=self.prompt)
+            self.drafts = []
+        else:
+            self.drafts = restored(state["drafts"])
+
+
+def oldest_version(state: Mapping[str, Any], otherwise: int) -> int:
+    """Of the weights that drew any token of a stored group; `otherwise` where none is drawn."""
+    versions = [int(version) for draft in state["drafts"] for version, _ in draft["spans"]]
+    versions += [int(rollout["weight_version"]) for rollout in (state["group"] or {"rollouts": ()})["rollouts"]]
+    return min(versions, default=otherwise)

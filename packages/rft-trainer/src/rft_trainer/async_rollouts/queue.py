@@ -1,0 +1,303 @@
+"""Rollouts of the steps to come, drawn while the trainer trains: `collect` and the engine of a loop in one.
+
+Which prompts a step trains is fixed as in a synchronous run: the ledger's order. Step n may be drawn with
+weights of version n - K and newer, K = `max_staleness`; a version is the number of steps that are in it.
+
+```
+  trainer's thread                     rollout thread (drawing)               scoring thread (scoring)
+  ----------------                     ------------------------               ------------------------
+  take(): reserve steps n .. n+K  ──►  wait for work
+  collect(n): wait for its groups      serve(version): replicas load it as they draw next
+     ▲                                 draw(all that may be drawn) ───────►   group whole: decode, reward
+     │                                    replicas: own processes   │            │
+     │                                    ▲   sample asks (a tool)  │            │
+     │                                    └── answering thread ◄────┘            │
+     └───────────────────────────────────────── group has its rewards ◄──────────┘
+  ranks: exchange the groups              │
+  train n                                 │
+  load_weights(n+1): publish,          ◄──┘ stop() turns true: samples end between two steps,
+     reserve step n+1+K             ──►     and go on under version n+1 with the next draw
+  generate (an evaluation)          ──►  carried out between two draws, under the newest version
+     ▲                                    │
+     └─────────── its answers ◄───────────┘
+```
+
+All of them share one board with one condition (`board`): every wait ends, and an error of the other threads is
+raised in the trainer's. Over several ranks each has such a queue for its share of the prompts (`ranks`); only the
+trainer's thread takes part in exchanges, where all ranks do: the groups of a step, its weights, a checkpoint.
+
+With `deterministic` a step is drawn whole, alone, with exactly the weights of version n - K (the first
+steps with those the run began with), so nothing depends on the clock: a draw is not interrupted, and
+versions wait for it. Every K gives one run, to the bit, through any stops and resumes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rft_core.errors import CheckpointError
+from rft_core.fault_points import declare, fault_point
+from rft_trainer.async_rollouts.generation_thread import POINT_GROUP_DRAWN, DrawLoop
+from rft_trainer.async_rollouts.partial_rollout import GroupDraft, oldest_version
+from rft_trainer.async_rollouts.protocols import AheadEngine, SampleKind
+from rft_trainer.async_rollouts.rank_share import RankShare
+from rft_trainer.async_rollouts.scoring_threads import answering_loop, scoring_loop
+from rft_trainer.async_rollouts.shared_state import Board, Errand
+from rft_trainer.async_rollouts.single_turn import SingleResponses
+from rft_trainer.batches.prompt_ledger import Ledger, LedgerEntry
+from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
+from rft_trainer.protocols import Collectives, ResponseDecoder, SampledCompletion
+from rft_trainer.records.rollouts import Prompt, RolloutGroup, Sampling
+from rft_trainer.rollouts.collector import RewardFunction, sample_keys
+
+POINT_PUBLISHED = declare("async.published", "new weights are published, their step is not in the ledger yet")
+
+_FORM = 1
+
+
+class RolloutQueue:
+    """The engine and the collector of a `Reinforcement` whose rollouts run ahead.
+
+    Example::
+
+        queue = RolloutQueue(engine, codec, reward, ledger, prompts, sampling=sampling, rules=rules)
+        entries = queue.take(8)                          # and 8 more, for the next step, are being drawn
+        groups = queue.collect(entries, prompts_of(entries), timer)
+        ...                                              # train
+        queue.load_weights(1)
+    """
+
+    def __init__(
+        self,
+        engine: AheadEngine,
+        decoder: ResponseDecoder,
+        reward: RewardFunction,
+        ledger: Ledger,
+        prompts: Sequence[Prompt],
+        *,
+        sampling: Sampling,
+        rules: AheadRules,
+        collectives: Collectives | None = None,
+        kind: SampleKind | None = None,
+    ) -> None:
+        """
+        Args:
+            engine: beside the trainer; it serves the weights that the run begins with as its present version.
+            decoder, sampling: as of `RolloutCollector`.
+            reward: it is called in a thread of its own (`SerialReward`).
+            ledger: only the trainer's thread touches it.
+            prompts: by the ledger's indices.
+            rules: how far ahead.
+            collectives: the ranks that share the prompts of a step; None = this one alone.
+            kind: what samples are; None = single responses, scored by `reward`.
+        """
+        self._engine, self._ledger, self._prompts, self._rules = engine, ledger, prompts, rules
+        self._ranks = RankShare(collectives)
+        self._kind = kind or SingleResponses(decoder, reward, sampling.max_new_tokens)
+        self._board = Board(rules.patience)
+        self._drawing = DrawLoop(self._board, engine, sampling, deterministic=rules.deterministic)
+        self._ahead: deque[list[LedgerEntry]] = deque()
+        self._restored: dict[LedgerEntry, Mapping[str, Any]] = {}
+        self._gathered: dict[str, Any] | None = None
+        self._collected: list[LedgerEntry] = []
+        self._first_version = self._num_batches = 0
+        self._begun = False
+
+    # -- the trainer's thread: what a loop asks of it
+
+    def take(self, num: int) -> list[LedgerEntry]:
+        """The entries of the next step; those of the steps after it are handed to the engine."""
+        assert num == self._rules.prompts_per_step, f"{num} prompts a step, {self._rules.prompts_per_step} were planned"
+        with self._board.changed:
+            self._begun = True
+            self._fill()
+        return self._ahead.popleft() if self._ahead else []
+
+    def collect(
+        self, entries: Sequence[LedgerEntry], prompts: Sequence[Prompt], timer: PhaseTimer
+    ) -> list[RolloutGroup]:
+        """Groups in the order of `entries`; those that nobody draws yet are drawn with the newest weights."""
+        board, own = self._board, [entry for entry in entries if self._ranks.owns(entry)]
+        with timer.phase(Phase.ROLLOUT):
+            with board.changed:
+                if new := [entry for entry in own if entry not in board.groups]:
+                    self._submit(new, board.version + self._rules.max_staleness)
+                self._collected += own
+            try:
+                board.wait(lambda: all(board.groups[e].group is not None for e in own), "the rewards of a step")
+            except Exception as error:
+                self._ranks.tell_error(error)
+                raise
+        found = [board.groups[entry].group for entry in own]
+        with timer.phase(Phase.SYNC):
+            return self._ranks.everyones([group for group in found if group is not None], entries, prompts)
+
+    def load_weights(self, version: int) -> None:
+        """The policy's present weights are `version`: kept for the replicas, and one more step may be drawn."""
+        self._engine.publish(version)
+        fault_point(POINT_PUBLISHED)
+        board = self._board
+        with board.changed:
+            for entry in self._collected:
+                del board.groups[entry]
+            self._collected, board.version = [], version
+            if self._begun:
+                self._fill()
+            else:
+                self._first_version = version  # a resume: these are the oldest that there are
+            board.tell()
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sample_keys: Sequence[Sequence[int]], **options: Any
+    ) -> Sequence[Sequence[SampledCompletion]]:
+        """Answers of the newest weights, between two draws."""
+        return self._run_errand(lambda: self._engine.generate(prompts, sample_keys, **options))
+
+    def sleep(self, level: int = 1) -> None:
+        """Nothing: engines that run ahead do not sleep."""
+
+    def wake(self) -> None:
+        """Nothing."""
+
+    def metrics(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+        """How old the samples of a step are when it is trained, and what the engines did since the last step."""
+        lags: list[tuple[int, int]] = []
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        for rollout in rollouts:
+            spans = rollout.version_spans or ((rollout.weight_version, rollout.num_sampled),)
+            lags += [(self._board.version - version, num) for version, num in spans if num]
+        with self._board.changed:
+            ahead = sum(held.group is not None for held in self._board.groups.values()) - len(self._collected)
+        num_tokens = sum(num for _, num in lags)
+        return {
+            "async/staleness_mean": sum(lag * num for lag, num in lags) / max(num_tokens, 1),
+            "async/staleness_max": max((lag for lag, _ in lags), default=0),
+            "async/mixed_share": sum(bool(rollout.version_spans) for rollout in rollouts) / len(rollouts),
+            **self._ranks.totals({"time/groups_ahead": float(ahead), **self._engine.counters()}),
+        }
+
+    def close(self) -> None:
+        """End the threads and the engines. Does nothing the second time."""
+        self._board.close()
+        self._engine.close()
+
+    # -- checkpoints
+
+    def gather(self) -> None:
+        """What all ranks do before `state()` is asked of the first one."""
+        rows = self._ranks.all_rows(self._rows())
+        self._gathered = {"form": _FORM, "groups": rows} if self._ranks.is_first else None
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON: samples of entries in flight on all ranks, as far as they are drawn.
+
+        A deterministic run waits for the steps that older weights draw; one that the newest draw is drawn again.
+        """
+        if self._gathered is None:
+            self.gather()
+        state, self._gathered = self._gathered, None
+        assert state is not None, "the state of all ranks is the first one's"
+        return state
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`; entries are found again when the ledger hands them out."""
+        if state.get("form") != _FORM:
+            raise CheckpointError(
+                code="checkpoint.rollouts_ahead",
+                what=f"rollouts in flight are stored in form {state.get('form')!r}, known is {_FORM}",
+                where="rollouts ahead, in the checkpoint",
+                why="samples that were drawn before the stop are trained after it",
+                do="resume with the version of the program that wrote it",
+            )
+        found = {LedgerEntry(*(int(value) for value in row["entry"])): row for row in state["groups"]}
+        self._restored = {entry: row for entry, row in found.items() if self._ranks.owns(entry)}
+
+    def _rows(self) -> list[dict[str, Any]]:
+        """The groups of this rank that a checkpoint holds."""
+        board = self._board
+        if self._rules.deterministic and self._begun:
+            board.wait(self._older_are_whole, "the samples of older weights, for a checkpoint")
+        with board.changed:
+            return [held.state() for held in board.groups.values() if self._is_kept(held)]
+
+    def _older_are_whole(self) -> bool:
+        board = self._board
+        return all(held.group is not None for held in board.groups.values() if held.version < board.version)
+
+    def _is_kept(self, held: GroupDraft) -> bool:
+        if not self._rules.deterministic:
+            return True
+        batch = [other for other in self._board.groups.values() if other.batch == held.batch]
+        return all(other.group is not None for other in batch)  # drawn again as a whole, or not at all
+
+    # -- under the lock
+
+    def _fill(self) -> None:
+        """Reserve the steps from the present one to K after it: the same entries on every rank."""
+        rules, version = self._rules, self._board.version
+        while len(self._ahead) <= rules.max_staleness:
+            if rules.max_steps and version + len(self._ahead) >= rules.max_steps:
+                return
+            entries = self._ledger.reserve(rules.prompts_per_step)
+            if not entries:
+                return
+            self._ahead.append(entries)
+            own = [entry for entry in entries if self._ranks.owns(entry)]
+            if rules.max_staleness and own:
+                self._submit(own, version + len(self._ahead) - 1)
+
+    def _submit(self, entries: Sequence[LedgerEntry], step: int) -> None:
+        """Hand entries to the rollout thread, to be drawn as those of a step are."""
+        self._num_batches += 1
+        oldest = step - self._rules.max_staleness
+        version = max(oldest, self._first_version)
+        for entry in entries:
+            prompt = self._prompts[entry.prompt_index]
+            keys = sample_keys(self._rules.seed, entry, self._rules.group_size)
+            held = GroupDraft(entry, prompt, self._kind.begin(prompt, keys), self._num_batches, version)
+            if (saved := self._restored.pop(entry, None)) is not None and oldest_version(saved, version) >= oldest:
+                held.take(saved, partial(self._kind.restore, prompt, keys))
+            self._board.groups[entry] = held
+            self._board.queue_if_whole(held)
+        self._board.tell()
+        self._start()
+
+    def _start(self) -> None:
+        loops: dict[str, Callable[[], None]] = {
+            "rollouts": self._drawing.run,
+            "scoring": partial(scoring_loop, self._board, self._kind),
+        }
+        for lane in range(self._kind.answers):
+            drawn = partial(fault_point, POINT_GROUP_DRAWN)
+            loops[f"answering-{lane}"] = partial(answering_loop, self._board, self._kind, lane, drawn)
+        self._board.start(loops)
+
+    def _run_errand(self, run: Callable[[], Any]) -> Any:
+        errand = Errand(run, self._board.version)
+        with self._board.changed:
+            self._board.errands.append(errand)
+            self._board.tell()
+            self._start()
+        self._board.wait(lambda: errand.is_done, "an evaluation")
+        if errand.error is not None:
+            raise errand.error
+        return errand.result
+
+
+@dataclass(frozen=True, slots=True)
+class AheadRules:
+    """How far ahead, and how."""
+
+    max_staleness: int
+    deterministic: bool
+    prompts_per_step: int
+    max_steps: int
+    """Steps of the whole run; 0 = until the ledger ends."""
+    group_size: int
+    seed: int
+    patience: float = 1800.0
+    """Seconds without any movement after which a wait is given up."""

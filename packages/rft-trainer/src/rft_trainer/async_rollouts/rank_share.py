@@ -1,0 +1,100 @@
+"""Several trainer ranks: which of them draws what, and how all come to know the whole.
+
+Every rank has its own engines, threads and queue, for the prompts whose position in the epoch, modulo the number of
+ranks, is its own. The ledger goes the same way on all of them, so nobody has to be told what is drawn where; a step
+begins with the exchange of its groups. Only the trainer's thread exchanges anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rft_core.errors import PeerError, RftError
+from rft_core.json_records import json_bytes
+from rft_trainer.batches.prompt_ledger import LedgerEntry
+from rft_trainer.protocols import Collectives
+from rft_trainer.records.rollouts import Prompt, RolloutGroup
+from rft_trainer.rollouts.collector import group_from_json
+
+
+class RankShare:
+    """The part of this rank; without `collectives` there is one rank, and nothing is exchanged."""
+
+    def __init__(self, collectives: Collectives | None) -> None:
+        self._collectives = collectives
+        self._size = collectives.world_size if collectives is not None else 1
+        self._rank = collectives.rank if collectives is not None else 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes what all hold."""
+        return self._rank == 0
+
+    def owns(self, entry: LedgerEntry) -> bool:
+        """Whether this rank draws it; also after a resume on another number of ranks."""
+        return entry.position % self._size == self._rank
+
+    def everyones(
+        self, groups: Sequence[RolloutGroup], entries: Sequence[LedgerEntry], prompts: Sequence[Prompt]
+    ) -> list[RolloutGroup]:
+        """The groups of all ranks in the order of `entries`; images stay, a prompt is found by its place.
+
+        Raises:
+            PeerError: another rank has no groups, but an error.
+        """
+        if self._size == 1:
+            return list(groups)
+        bare = [replace(group, prompt=replace(group.prompt, media=None)) for group in groups]
+        parts = self._gather({"groups": bare})
+        for rank, part in enumerate(parts):
+            if "error" in part:
+                raise _of_rank(rank, part["error"])
+        found = [group_from_json(row) for part in parts for row in part["groups"]]
+        by_place = {(group.epoch, group.position): group for group in found}
+        pairs = zip(entries, prompts, strict=True)
+        return [replace(by_place[entry.epoch, entry.position], prompt=prompt) for entry, prompt in pairs]
+
+    def tell_error(self, error: Exception) -> None:
+        """In the place of `everyones`: the others, who have their groups or will, learn why there are no more."""
+        if self._size > 1:
+            with contextlib.suppress(PeerError):  # nobody is left to tell; this rank's own error is raised next
+                self._gather({"error": _fields(error)})
+
+    def all_rows(self, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The rows of all ranks."""
+        if self._size == 1:
+            return list(rows)
+        return [row for part in self._gather({"rows": list(rows)}) for row in part["rows"]]
+
+    def totals(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """Sums over the ranks; of shares the mean."""
+        if self._size == 1:
+            return dict(figures)
+        parts = [part["figures"] for part in self._gather({"figures": dict(figures)})]
+        summed = {name: sum(part[name] for part in parts) for name in figures}
+        return {name: value / self._size if name.endswith("_share") else value for name, value in summed.items()}
+
+    def _gather(self, part: Mapping[str, Any]) -> list[dict[str, Any]]:
+        assert self._collectives is not None
+        return [json.loads(data) for data in self._collectives.gather_bytes(json_bytes(part))]
+
+
+def _fields(error: Exception) -> dict[str, str]:
+    if isinstance(error, RftError):
+        return {"what": error.problem.what, "do": error.problem.do}
+    return {"what": f"{type(error).__name__}: {error}", "do": ""}
+
+
+def _of_rank(rank: int, fields: Mapping[str, str]) -> PeerError:
+    return PeerError(
+        code="rollouts.other_rank",
+        what=f"the rollouts of rank {rank} failed: {fields['what']}",
+        where=f"rank {rank}, rollouts ahead of the trainer; its log is logs/rank_{rank}.log of the run",
+        why="a step is trained on the samples of all ranks",
+        state="no weight was changed by this step; the last checkpoint holds what was in flight then",
+        do=fields["do"] or f"see logs/rank_{rank}.log, then rft-train resume RUN",
+    )

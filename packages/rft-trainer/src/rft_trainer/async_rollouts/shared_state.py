@@ -1,0 +1,135 @@
+"""What the threads of a queue share, and the one lock that guards it.
+
+Whoever changes something notifies; whoever waits looks again at least every half second, whether a thread has
+failed and whether anything has moved for `patience` seconds. So every wait ends, and an error of any thread is
+raised in the trainer's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rft_core.errors import ServiceError
+from rft_trainer.async_rollouts.partial_rollout import GroupDraft
+from rft_trainer.batches.prompt_ledger import LedgerEntry
+
+LOOK_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class Errand:
+    """Something that the rollout thread does between two draws, for a thread that waits."""
+
+    run: Callable[[], Any]
+    version: int
+    result: Any = None
+    error: BaseException | None = None
+    is_done: bool = False
+
+
+class Board:
+    """Groups on their way and what is known of them; everything is read and changed under `changed`."""
+
+    def __init__(self, patience: float) -> None:
+        self.changed = threading.Condition()
+        self.groups: dict[LedgerEntry, GroupDraft] = {}
+        self.to_score: deque[GroupDraft] = deque()
+        self.errands: deque[Errand] = deque()
+        self.version = 0
+        """Steps that are in the newest weights."""
+        self.generation = 0
+        """Grows with every version and every prompt that is added: what is being drawn then is no longer all."""
+        self.answered = 0
+        """Samples that may be drawn on since the present draw began, because they were answered."""
+        self.is_closing = False
+        self.error: BaseException | None = None
+        self.doing = "nothing yet"
+        """What the rollout thread does, for a person."""
+        self._patience, self._moved_at = patience, time.monotonic()
+        self._threads: list[threading.Thread] = []
+
+    def tell(self) -> None:
+        """Something was added: whoever waits looks, and a draw that may be interrupted is."""
+        self.generation += 1
+        self.moved()
+
+    def moved(self) -> None:
+        """Something went on: whoever waits looks."""
+        self._moved_at = time.monotonic()
+        self.changed.notify_all()
+
+    def touch(self) -> None:
+        """Something went on that nobody waits for."""
+        self._moved_at = time.monotonic()
+
+    def queue_if_whole(self, held: GroupDraft) -> None:
+        """Hand a group whose last sample has ended to the scoring thread; it is handed over once."""
+        if held.is_whole and held.group is None:
+            self.to_score.append(held)
+            self.moved()
+
+    def start(self, loops: Mapping[str, Callable[[], None]]) -> None:
+        """One thread a loop, by name; does nothing when they run, or at the end."""
+        if self._threads or self.is_closing:
+            return
+        for name, loop in loops.items():
+            thread = threading.Thread(target=self._guarded, args=(loop,), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def close(self) -> None:
+        """End the threads."""
+        with self.changed:
+            self.is_closing = True
+            self.tell()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout=10.0)
+        self._threads = []
+
+    def wait(self, holds: Callable[[], bool], what: str) -> None:
+        """Until `holds`, asked under the lock; raises what another thread raised, or who is late."""
+        with self.changed:
+            while not holds():
+                if self.error is not None:
+                    raise self.error
+                still = time.monotonic() - self._moved_at
+                if still > self._patience:
+                    raise self._late(what, still)
+                self.changed.wait(LOOK_SECONDS)
+
+    @contextmanager
+    def noted(self, doing: str) -> Iterator[None]:
+        """Say what the rollout thread does meanwhile; what it did when it failed stays."""
+        self.doing = doing
+        yield
+        self.doing = "waits for work"
+
+    def _guarded(self, loop: Callable[[], None]) -> None:
+        """A thread's life; what ends it early is the trainer's error."""
+        try:
+            loop()
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that trains
+            error.add_note(f"in the thread {threading.current_thread().name}: {self.doing}")
+            with self.changed:
+                self.error = self.error or error
+                self.changed.notify_all()
+
+    def _late(self, what: str, seconds: float) -> ServiceError:
+        missing = [held for held in self.groups.values() if held.group is None]
+        drawn = sum(held.is_whole for held in missing)
+        return ServiceError(
+            code="rollouts.late",
+            what=f"nothing has moved for {seconds:.0f} s while the trainer waits for {what}: {len(missing)} groups are "
+            f"missing, of which {drawn} wait for their rewards; the rollout thread: {self.doing}",
+            where=f"rollouts ahead of step {self.version + 1}",
+            why=f"a wait is given up after {self._patience:g} s without a new sample, reward or version",
+            state="no weight was changed by this step; the last checkpoint holds what was in flight then",
+            do="see the engines' logs; a reward that takes longer: --reward_timeout",
+        )

@@ -1,1 +1,0 @@
-"""Rollouts that are drawn while the trainer trains."""

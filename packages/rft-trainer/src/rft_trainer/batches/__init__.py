@@ -1,0 +1,1 @@
+"""Batch plan, prompt ledger, packing. May import `data` and `records`."""

@@ -1,0 +1,209 @@
+"""From samples to tensors: who trains what, in which micro-batch, laid end to end without padding.
+
+Nothing here changes a result: losses take denominators counted over the whole optimizer step,
+so any cut and any assignment to ranks adds up to the same gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+
+from rft_core.errors import OptionsError
+from rft_trainer.data.media_cache import load_media
+from rft_trainer.protocols import Collectives
+from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
+
+
+def count(samples: Sequence[TrainingSample]) -> Counts:
+    """Denominators of one optimizer step: tokens in the loss, and sequences that have any."""
+    lengths = [sample.num_loss_tokens for sample in samples]
+    return Counts(num_loss_tokens=sum(lengths), num_sequences=sum(length > 0 for length in lengths))
+
+
+def assign_to_ranks(num_tokens: Sequence[int], world_size: int) -> list[list[int]]:
+    """Indices of the samples of each rank, balanced by tokens: longest first to the lightest rank.
+
+    Deterministic, so every rank computes the same answer; within a rank the given order is kept.
+    """
+    ranks: list[list[int]] = [[] for _ in range(world_size)]
+    loads = [0] * world_size
+    for index in sorted(range(len(num_tokens)), key=lambda i: (-num_tokens[i], i)):
+        lightest = min(range(world_size), key=lambda rank: (loads[rank], rank))
+        ranks[lightest].append(index)
+        loads[lightest] += num_tokens[index]
+    return [sorted(indices) for indices in ranks]
+
+
+def cut_in_order(num_tokens: Sequence[int], max_sequences: int, max_tokens: int) -> list[list[int]]:
+    """Micro-batches in the given order, closed when the next sample would pass either cap.
+
+    `max_tokens` 0 means no cap on tokens.
+    """
+    _check_fits(num_tokens, max_tokens)
+    cuts: list[list[int]] = []
+    tokens = 0
+    for index, length in enumerate(num_tokens):
+        full = cuts and (len(cuts[-1]) == max_sequences or (max_tokens and tokens + length > max_tokens))
+        if not cuts or full:
+            cuts.append([])
+            tokens = 0
+        cuts[-1].append(index)
+        tokens += length
+    return cuts
+
+
+def cut_by_tokens(num_tokens: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Micro-batches filled to `max_tokens`: longest first into the first one with room (first-fit decreasing)."""
+    _check_fits(num_tokens, max_tokens)
+    cuts: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(num_tokens)), key=lambda i: (-num_tokens[i], i)):
+        slot = next((s for s, free in enumerate(room) if free >= num_tokens[index]), None)
+        if slot is None:
+            cuts.append([])
+            room.append(max_tokens)
+            slot = len(cuts) - 1
+        cuts[slot].append(index)
+        room[slot] -= num_tokens[index]
+    return [sorted(indices) for indices in cuts]
+
+
+def own_micro_batches(
+    samples: Sequence[TrainingSample],
+    rank: int,
+    world_size: int,
+    cut: Callable[[Sequence[int]], list[list[int]]],
+) -> list[list[TrainingSample]]:
+    """The samples of one rank in its micro-batches; `cut` goes from numbers of tokens to indices."""
+    mine = assign_to_ranks([sample.num_tokens for sample in samples], world_size)[rank]
+    share = [samples[index] for index in mine]
+    return [[share[i] for i in indices] for indices in cut([sample.num_tokens for sample in share])]
+
+
+def num_idle_turns(
+    num_tokens: Sequence[int], rank: int, world_size: int, cut: Callable[[Sequence[int]], list[list[int]]]
+) -> int:
+    """How many micro-batches fewer this rank has than the one that has most; every rank computes it by itself."""
+    shares = assign_to_ranks(num_tokens, world_size)
+    turns = [len(cut([num_tokens[index] for index in share])) for share in shares]
+    return max(turns) - turns[rank]
+
+
+def idle_batches(
+    samples: Sequence[TrainingSample],
+    ranks: Collectives,
+    cut: Callable[[Sequence[int]], list[list[int]]],
+    device: torch.device | str,
+) -> list[TokenBatch]:
+    """A short batch for every micro-batch that another rank has more, for forwards that are exchanges."""
+    if not samples:
+        return []
+    turns = num_idle_turns([sample.num_tokens for sample in samples], ranks.rank, ranks.world_size, cut)
+    return [pack([min(samples, key=lambda sample: sample.num_tokens)], device)] * turns
+
+
+def _check_fits(num_tokens: Sequence[int], max_tokens: int) -> None:
+    longest = max(num_tokens, default=0)
+    if max_tokens and longest > max_tokens:
+        raise OptionsError(
+            code="batch.sample_over_token_cap",
+            what=f"one sample has {longest} tokens, max_tokens_per_micro_batch = {max_tokens}",
+            where="--max_tokens_per_micro_batch",
+            why="a sample is never cut in two, so the cap must hold the longest one",
+            state="the step was not taken",
+            do=f"--max_tokens_per_micro_batch {longest}",
+        )
+
+
+def pack(
+    samples: Sequence[TrainingSample], device: torch.device | str = "cpu", *, pin_memory: bool = False
+) -> TokenBatch:
+    """Lay samples end to end. Response-only lists are placed at the response, zeros at the prompt.
+
+    `pin_memory` copies from page-locked memory, so that the host does not wait; on a CPU there is no copy.
+    """
+    pinned = pin_memory and torch.device(device).type == "cuda"
+
+    def place(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory().to(device, non_blocking=True) if pinned else tensor.to(device)
+
+    lengths = torch.tensor([sample.num_tokens for sample in samples])
+    prompt_lengths = torch.tensor([max(sample.prompt_length, 1) for sample in samples])
+    starts = lengths.cumsum(0) - lengths
+    segment_ids = torch.repeat_interleave(torch.arange(len(samples)), lengths)
+    positions = torch.arange(int(lengths.sum())) - starts[segment_ids]
+    return TokenBatch(
+        token_ids_T=place(torch.tensor(list(chain.from_iterable(s.token_ids for s in samples)))),
+        positions_T=place(positions),
+        segment_ids_T=place(segment_ids),
+        loss_mask_T=place(_learned(samples, positions >= prompt_lengths[segment_ids])),
+        advantages_T=place(_advantages(samples, segment_ids)),
+        old_logprobs_T=_spread(samples, "old_logprobs", place),
+        behaviour_logprobs_T=_spread(samples, "behaviour_logprobs", place),
+        reference_logprobs_T=_spread(samples, "reference_logprobs", place),
+        old_values_T=_spread(samples, "old_values", place),
+        returns_T=_spread(samples, "returns", place),
+        token_weights_T=_spread(samples, "token_weights", place, otherwise=1.0),
+        selected_T=_marks(samples, place),
+        mm_inputs=_images(samples),
+    )
+
+
+def _learned(samples: Sequence[TrainingSample], response_T: torch.Tensor) -> torch.Tensor:
+    """[T] bool: the response tokens without those that samples leave out."""
+    kept_T = _spread(samples, "loss_mask", torch.Tensor.bool, otherwise=1.0)
+    return response_T if kept_T is None else response_T & kept_T
+
+
+def _images(samples: Sequence[TrainingSample]) -> tuple[Any, ...] | None:
+    if all(sample.media is None for sample in samples):
+        return None
+    return tuple(load_media(sample.media) for sample in samples)
+
+
+def _marks(samples: Sequence[TrainingSample], place: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
+    marks_T = _spread(samples, "selected", place, otherwise=0.0)
+    return None if marks_T is None else marks_T != 0
+
+
+def _advantages(samples: Sequence[TrainingSample], segment_ids_T: torch.Tensor) -> torch.Tensor:
+    """[T] float32: a sample's one number at all its tokens, or 0 at the prompt and a number a response token."""
+    if not any(sample.token_advantages for sample in samples):
+        return torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)[segment_ids_T]
+    rows = (
+        (0.0,) * sample.prompt_length + sample.token_advantages
+        if sample.token_advantages
+        else (sample.advantage,) * sample.num_tokens
+        for sample in samples
+    )
+    return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.float32)
+
+
+def _spread(
+    samples: Sequence[TrainingSample],
+    name: str,
+    place: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    otherwise: float | None = None,
+) -> torch.Tensor | None:
+    """[T] float32 of a response-only field, or None when no sample carries it.
+
+    `otherwise` stands at the responses of samples that do not carry it beside some that do.
+    """
+    if not any(getattr(sample, name) for sample in samples):
+        return None
+    rows = (_row(sample, name, otherwise) for sample in samples)
+    return place(torch.tensor(list(chain.from_iterable(rows)), dtype=torch.float32))
+
+
+def _row(sample: TrainingSample, name: str, otherwise: float | None) -> tuple[float, ...]:
+    num_response = sample.num_tokens - sample.prompt_length
+    values: tuple[float, ...] = getattr(sample, name)
+    if not values and otherwise is not None:
+        values = (otherwise,) * num_response
+    assert len(values) == num_response, f"sample {sample.sample_id} has no {name}, others of its micro-batch do"
+    return (0.0,) * sample.prompt_length + values

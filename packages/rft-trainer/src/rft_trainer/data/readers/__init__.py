@@ -1,0 +1,1 @@
+"""Rows of JSON, CSV and Arrow files. Imports no other room."""

@@ -1,0 +1,160 @@
+"""Rows of parquet files and of directories written by `datasets`' `save_to_disk`, through pyarrow alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rft_core.errors import DataError, OptionsError
+from rft_trainer.data.readers.files import no_rows, open_data_file, unreadable
+from rft_trainer.data.readers.rows import Row, shown
+
+
+def read_parquet(file: Path) -> list[Row]:
+    """All records; `Row.line` is the record's number from 1."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows: list[Row] = []
+    with open_data_file(file):
+        pass  # refuses what is empty or unreadable by its own name before pyarrow does
+    try:
+        with pq.ParquetFile(file) as table:
+            _refuse_double_columns(table.schema_arrow.names, file)
+            _append_batches(rows, table.iter_batches(), file)
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(error, file, "parquet") from error
+    if not rows:
+        raise no_rows(file)
+    return rows
+
+
+def is_saved_dataset(directory: Path) -> bool:
+    """Whether `save_to_disk` wrote this directory."""
+    return (directory / "dataset_dict.json").is_file() or (directory / "state.json").is_file()
+
+
+def read_saved_dataset(directory: Path, *, split: str | None) -> list[Row]:
+    """All records of a saved `Dataset`, or of the named split of a saved `DatasetDict`."""
+    if (directory / "dataset_dict.json").is_file():
+        directory = directory / _chosen_split(directory, split)
+    rows: list[Row] = []
+    for file in _data_files(directory):
+        rows.extend(_read_stream(file, first=len(rows) + 1))
+    if not rows:
+        raise no_rows(directory)
+    return rows
+
+
+def _chosen_split(directory: Path, split: str | None) -> str:
+    splits = _json_object(directory / "dataset_dict.json").get("splits")
+    if not isinstance(splits, list) or not splits:
+        raise _bad_layout(directory / "dataset_dict.json", 'no list under "splits"')
+    if split in splits:
+        return str(split)
+    raise OptionsError(
+        code="data.split",
+        what=f"split {split!r} of {directory}; it holds {', '.join(map(str, splits))}",
+        where="--prompt_split",
+        why="a saved DatasetDict is read one split at a time",
+        do=f"--prompt_split {splits[0]}",
+    )
+
+
+def _data_files(directory: Path) -> list[Path]:
+    state_file = directory / "state.json"
+    state = _json_object(state_file)
+    if state.get("_indices_data_files"):
+        raise _bad_layout(state_file, "rows are selected by an indices file, a form of datasets before 2.0")
+    entries = state.get("_data_files")
+    names = [entry.get("filename") for entry in entries or [] if isinstance(entry, dict)]
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise _bad_layout(state_file, f"no plain file names under _data_files: {shown(entries)}")
+    return [directory / str(name) for name in names]
+
+
+def _read_stream(file: Path, *, first: int) -> list[Row]:
+    import pyarrow as pa
+
+    rows: list[Row] = []
+    with open_data_file(file):
+        pass
+    try:
+        with pa.memory_map(str(file)) as source, pa.ipc.open_stream(source) as reader:
+            _refuse_double_columns(reader.schema.names, file)
+            _append_batches(rows, reader, file, first=first)
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(error, file, "arrow") from error
+    return rows
+
+
+def _append_batches(rows: list[Row], batches: Iterable[Any], file: Path, *, first: int = 1) -> None:
+    for batch in batches:
+        start = first + len(rows)
+        try:
+            records = batch.to_pylist()
+        except UnicodeDecodeError as error:
+            raise _bad_text(batch, file, start) from error
+        rows.extend(Row(fields, str(file), start + number) for number, fields in enumerate(records))
+
+
+def _bad_text(batch: Any, file: Path, start: int) -> DataError:
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        for number, scalar in enumerate(column):
+            try:
+                scalar.as_py()
+            except UnicodeDecodeError as error:
+                return DataError(
+                    code="data.not_utf8",
+                    what=f"byte {error.start} of the value is 0x{error.object[error.start]:02x}: {error.reason}",
+                    where=f"{file}:{start + number}:{name}",
+                    why="text must be UTF-8",
+                    do=f"write column {name} of {file} again as UTF-8",
+                )
+    raise AssertionError("a batch that could not be decoded decodes value by value")
+
+
+def _refuse_double_columns(names: list[str], file: Path) -> None:
+    for position, name in enumerate(names):
+        if name in names[:position]:
+            raise DataError(
+                code="data.refused_value",
+                what=f"column {shown(name)} occurs twice",
+                where=f"{file}:1:{name}",
+                why="which of the two values counts is undefined",
+                do=f"give every column of {file} its own name",
+            )
+
+
+def _json_object(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise unreadable(file, error) from error
+    except ValueError as error:
+        raise _bad_layout(file, str(error)) from error
+    if not isinstance(value, dict):
+        raise _bad_layout(file, f"not an object: {shown(value)}")
+    return value
+
+
+def _bad_layout(file: Path, what: str) -> DataError:
+    return DataError(
+        code="data.bad_saved_dataset",
+        what=f"{file}: {what}",
+        where=f"{file}:1",
+        why="the directory is not what save_to_disk of a current datasets version writes",
+        do=f"save the data set again with save_to_disk to {file.parent}",
+    )
+
+
+def _damaged(error: Exception, file: Path, kind: str) -> DataError:
+    return DataError(
+        code="data.damaged",
+        what=f"{file} is not a readable {kind} file: {shown(str(error))}",
+        where=f"{file}:1",
+        why=f"a {kind} file must be complete and undamaged",
+        do=f"copy {file} again from its source",
+    )

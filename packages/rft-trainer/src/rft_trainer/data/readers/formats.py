@@ -1,0 +1,133 @@
+"""Rows of data files, whatever their format: JSON Lines, JSON, CSV, parquet, `save_to_disk` directories.
+
+Nothing is downloaded and nothing compressed is unpacked (a small file can unpack to any size).
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from rft_core.errors import DataError, OptionsError
+from rft_trainer.data.readers.arrow import is_saved_dataset, read_parquet, read_saved_dataset
+from rft_trainer.data.readers.csv import read_csv
+from rft_trainer.data.readers.json import read_json, read_jsonl
+from rft_trainer.data.readers.rows import Row, SkipLog
+
+_READERS: dict[str, Callable[[Path, SkipLog], list[Row]]] = {
+    ".jsonl": read_jsonl,
+    ".json": read_json,
+    ".csv": read_csv,
+    ".parquet": lambda file, _: read_parquet(file),
+}
+_COMPRESSED = {".gz": "gunzip -k", ".bz2": "bunzip2 -k", ".xz": "unxz -k", ".zst": "unzstd -k", ".zip": "unzip"}
+_SHARD = re.compile(r"[-_.]\d+(-of-\d+)?$")
+
+
+def read_rows(path: str | Path, *, split: str | None = None, skips: SkipLog | None = None) -> list[Row]:
+    """Every row of a file, of the files that a pattern matches, or of a directory.
+
+    `split` chooses among the splits of a directory (a saved `DatasetDict`, or files named
+    `train-00000-of-00002.parquet`, `test.jsonl`, ...); a file that is named itself is one split,
+    whatever it is called. `skips` sets how many unusable rows are passed over (none by default).
+
+    Raises `DataError` with file, line and field for anything malformed, `OptionsError` for a
+    split that is not there.
+    """
+    skips = skips if skips is not None else SkipLog()
+    rows: list[Row] = []
+    for file in resolve_files(path, split=split):
+        if file.is_dir():
+            rows.extend(read_saved_dataset(file, split=split))
+        else:
+            rows.extend(_READERS[file.suffix.lower()](file, skips))
+    return rows
+
+
+def resolve_files(path: str | Path, *, split: str | None = None) -> list[Path]:
+    """The files that `path` stands for, in reading order; a saved data set stays one directory.
+
+    Raises `DataError` when nothing is there or a file has a suffix that is not read.
+    """
+    given = Path(path).expanduser()
+    if given.is_dir():
+        return [given] if is_saved_dataset(given) else _files_of_directory(given, split)
+    if given.exists():
+        return [_checked_suffix(given)]
+    if glob.has_magic(str(given)):
+        matches = sorted(Path(match) for match in glob.glob(str(given), recursive=True))
+        files = [_checked_suffix(match) for match in matches if match.is_file()]
+        if files:
+            return files
+    raise _not_found(path, given)
+
+
+def _checked_suffix(file: Path) -> Path:
+    suffix = file.suffix.lower()
+    if suffix in _READERS:
+        return file
+    if suffix in _COMPRESSED:
+        raise DataError(
+            code="data.compressed",
+            what=f"{file} is compressed ({suffix})",
+            where=str(file),
+            why="compressed text is not read: a small file can unpack to any size; parquet is compressed and is read",
+            do=f"{_COMPRESSED[suffix]} {file}",
+        )
+    near = difflib.get_close_matches(suffix, _READERS, n=1)
+    hint = f"; nearest {near[0]}" if near else ""
+    raise DataError(
+        code="data.unknown_suffix",
+        what=f"{file} has the suffix {suffix or '(none)'}; read are {', '.join(_READERS)}{hint}",
+        where=str(file),
+        why="the format of a data file is told by its suffix",
+        do=f"mv {file} {file.with_suffix(near[0] if near else '.jsonl')}",
+    )
+
+
+def _files_of_directory(directory: Path, split: str | None) -> list[Path]:
+    files = sorted(file for file in directory.iterdir() if file.is_file() and file.suffix.lower() in _READERS)
+    splits: dict[str, list[Path]] = {}
+    for file in files:
+        splits.setdefault(_SHARD.sub("", file.stem), []).append(file)
+    if not splits:
+        raise DataError(
+            code="data.no_files",
+            what=f"{directory} holds no data file and is no saved data set",
+            where=str(directory),
+            why=f"a directory needs files ending in {', '.join(_READERS)}, or what save_to_disk writes",
+            do=f"ls -R {directory}",
+        )
+    if split in splits:
+        return splits[split]
+    if len(splits) == 1 and split is None:
+        return next(iter(splits.values()))
+    raise OptionsError(
+        code="data.split",
+        what=f"split {split!r} of {directory}; its files give {', '.join(splits)}",
+        where="--prompt_split",
+        why="a directory with several splits is read one split at a time, so that none is trained on by accident",
+        do=f"--prompt_split {next(iter(splits))}",
+    )
+
+
+def _not_found(path: str | Path, given: Path) -> DataError:
+    siblings = [entry.name for entry in given.parent.iterdir()] if given.parent.is_dir() else []
+    near = difflib.get_close_matches(given.name, siblings, n=1)
+    hub = re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) is not None and not given.suffix
+    if near:
+        do = f"--prompt_data {given.parent / near[0]}"
+    elif hub:
+        do = f"hf download --repo-type dataset {path} --local-dir {given.name}"
+    else:
+        do = f"ls {given.parent}"
+    return DataError(
+        code="data.not_found",
+        what=f"no file, pattern match or directory at {path}" + (f"; nearest {near[0]}" if near else ""),
+        where=str(path),
+        why="data are read from disk; nothing is downloaded",
+        do=do,
+    )

@@ -1,0 +1,266 @@
+"""Rows of JSON Lines and of JSON files, read strictly.
+
+Strictly means: no duplicate keys, no NaN or infinity, no number that overflows, no unpaired
+surrogate, objects only. What would be accepted here and fail in the middle of a run is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from rft_core.errors import DataError
+from rft_trainer.data.readers.files import BYTE_ORDER_MARK, decode_text, no_rows, open_data_file
+from rft_trainer.data.readers.rows import Row, SkipLog, shown
+
+MAX_LINE_BYTES = 64 * 1024 * 1024
+_SPACE = re.compile(r"[ \t\r\n]*")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class _RefusedValue(ValueError):
+    """A value that is legal for Python's parser and not for ours."""
+
+    def __init__(self, what: str, why: str, key: str = "") -> None:
+        super().__init__(what)
+        self.what, self.why, self.key = what, why, key
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) == len(pairs):
+        return fields
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise _RefusedValue(f"key {shown(key)} occurs twice", "which of the two values counts is undefined", key)
+        seen.add(key)
+    raise AssertionError("unequal lengths without a duplicate")
+
+
+def _refuse_constant(name: str) -> float:
+    raise _RefusedValue(f"{name} is not a JSON number", "a value must be finite; write null where there is none")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise _RefusedValue(f"{shown(digits)} overflows a 64-bit float", "a number must be finite")
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant, parse_float=_finite)
+
+
+def read_jsonl(file: Path, skips: SkipLog) -> list[Row]:
+    """One JSON object a line; blank lines are passed over, a byte order mark and CRLF are accepted."""
+    rows: list[Row] = []
+    line, offset = 0, 0
+    with open_data_file(file) as stream:
+        while raw := stream.readline(MAX_LINE_BYTES + 1):
+            line += 1
+            if len(raw) > MAX_LINE_BYTES:
+                raise _too_long(file, line)
+            body = raw.removeprefix(BYTE_ORDER_MARK) if line == 1 else raw
+            try:
+                fields = _line_fields(body, file, line, offset + len(raw) - len(body))
+                if fields is not None:
+                    rows.append(Row(fields, str(file), line))
+            except DataError as error:
+                skips.take(error)
+            offset += len(raw)
+    if not rows:
+        raise no_rows(file)
+    return rows
+
+
+def _line_fields(raw: bytes, file: Path, line: int, offset: int) -> dict[str, Any] | None:
+    text = decode_text(raw, file, first_line=line, offset=offset)
+    stripped = text.strip(" \t\r\n")
+    if not stripped:
+        return None
+    try:
+        value = _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise _bad_value(error, file, line, text, cut=not raw.endswith(b"\n")) from error
+    _refuse_surrogates(value, stripped, file, line)
+    return _as_fields(value, file, line)
+
+
+def read_json(file: Path, skips: SkipLog) -> list[Row]:
+    """A list of objects, or an object whose key "data" holds such a list (its other keys are not rows)."""
+    with open_data_file(file) as stream:
+        raw = stream.read()
+    text = decode_text(raw.removeprefix(BYTE_ORDER_MARK), file)
+    try:
+        rows = _Document(text, file).rows()
+    except (ValueError, RecursionError) as error:
+        raise _bad_value(error, file, 1, text, cut=False) from error
+    good: list[Row] = []
+    for value, line in rows:
+        try:
+            good.append(Row(_as_fields(value, file, line), str(file), line))
+        except DataError as error:
+            skips.take(error)
+    if not good:
+        raise no_rows(file)
+    return good
+
+
+class _Document:
+    """Walks the outermost list of a JSON text, so that each element keeps the line it starts on."""
+
+    def __init__(self, text: str, file: Path) -> None:
+        self._text, self._file = text, file
+        self._position, self._line, self._counted = 0, 1, 0
+
+    def rows(self) -> list[tuple[Any, int]]:
+        self._skip_space()
+        rows = self._list() if self._peek() == "[" else self._data_of_object()
+        self._skip_space()
+        if self._position < len(self._text):
+            raise self._extra()
+        return rows
+
+    def _list(self) -> list[tuple[Any, int]]:
+        rows: list[tuple[Any, int]] = []
+        self._expect("[")
+        if self._peek() == "]":
+            self._position += 1
+            return rows
+        while True:
+            line = self._current_line()
+            start = self._position
+            value = self._value()
+            _refuse_surrogates(value, self._text[start : self._position], self._file, line)
+            rows.append((value, line))
+            if self._either(",", "]") == "]":
+                return rows
+
+    def _data_of_object(self) -> list[tuple[Any, int]]:
+        rows: list[tuple[Any, int]] | None = None
+        keys: list[str] = []
+        self._expect("{")
+        while self._peek() != "}" or keys:
+            key = self._value()
+            keys.append(str(key))
+            self._expect(":")
+            if key == "data" and rows is None and self._peek() == "[":
+                rows = self._list()
+            else:
+                self._value()
+            if self._either(",", "}") == "}":
+                break
+        if rows is None:
+            if self._peek() == "{":
+                raise self._extra()
+            raise _RefusedValue(
+                f'no list under the key "data"; the object has {len(keys)} keys: {shown(keys)}',
+                'a JSON data file is a list of objects or {"data": [objects]}',
+                "data",
+            )
+        return rows
+
+    def _value(self) -> Any:
+        try:
+            value, self._position = _DECODER.raw_decode(self._text, self._position)
+        except _RefusedValue as error:
+            error.add_note(str(self._current_line()))
+            raise
+        self._skip_space()
+        return value
+
+    def _expect(self, symbol: str) -> None:
+        self._either(symbol, symbol)
+
+    def _either(self, first: str, second: str) -> str:
+        found = self._peek()
+        if found not in (first, second) or not found:
+            raise json.JSONDecodeError(f"Expecting {first!r} or {second!r}", self._text, self._position)
+        self._position += 1
+        self._skip_space()
+        return found
+
+    def _peek(self) -> str:
+        return self._text[self._position : self._position + 1]
+
+    def _skip_space(self) -> None:
+        match = _SPACE.match(self._text, self._position)
+        assert match is not None
+        self._position = match.end()
+
+    def _current_line(self) -> int:
+        self._line += self._text.count("\n", self._counted, self._position)
+        self._counted = self._position
+        return self._line
+
+    def _extra(self) -> ValueError:
+        if self._peek() == "{":
+            return json.JSONDecodeError("Extra data: more than one value, as in JSON Lines", self._text, self._position)
+        return json.JSONDecodeError("Extra data", self._text, self._position)
+
+
+def _as_fields(value: Any, file: Path, line: int) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    raise DataError(
+        code="data.not_an_object",
+        what=f"the row is {type(value).__name__} {shown(value)}",
+        where=f"{file}:{line}",
+        why="every row is a JSON object with named fields",
+        do=f"write the row of {file}:{line} as an object, such as one with the key that --input_key names",
+    )
+
+
+def _refuse_surrogates(value: Any, text: str, file: Path, line: int) -> None:
+    """A lone half of a surrogate pair parses, but no tokenizer and no file can take it."""
+    if not _SURROGATE.search(text):
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            code="data.surrogate",
+            what=f"half of a surrogate pair, U+{ord(error.object[error.start]):04X}, in {shown(value)}",
+            where=f"{file}:{line}",
+            why="text must be valid Unicode",
+            do=f"replace the escape in {file}:{line} by a whole character",
+        ) from error
+
+
+def _bad_value(error: Exception, file: Path, line: int, text: str, *, cut: bool) -> DataError:
+    do = f"correct {file}:{line}"
+    if isinstance(error, _RefusedValue):
+        line = int(error.__notes__[0]) if hasattr(error, "__notes__") else line
+        where = f"{file}:{line}:{error.key}" if error.key else f"{file}:{line}"
+        return DataError(code="data.refused_value", what=error.what, where=where, why=error.why, do=do)
+    if isinstance(error, json.JSONDecodeError):
+        line, column = line + error.lineno - 1, error.colno
+        ends = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
+        do = f"mv {file} {file.with_suffix('.jsonl')}" if "JSON Lines" in error.msg else f"correct {file}:{line}"
+        if ends and (cut or file.suffix.lower() == ".json"):
+            do = f"copy {file} again from its source"
+        return DataError(
+            code="data.cut" if ends else "data.bad_json",
+            what=f"{error.msg} at column {column}: {shown(text[max(0, error.pos - 20) : error.pos + 40])}",
+            where=f"{file}:{line}:{column}",
+            why="the text ends inside a value" if ends else "every row is one complete JSON value",
+            do=do,
+        )
+    reason = "values are nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return DataError(
+        code="data.bad_json", what=f"{shown(text)}: {reason}", where=f"{file}:{line}", why="not a usable row", do=do
+    )
+
+
+def _too_long(file: Path, line: int) -> DataError:
+    return DataError(
+        code="data.line_too_long",
+        what=f"line {line} of {file} is longer than {MAX_LINE_BYTES} bytes",
+        where=f"{file}:{line}",
+        why="a row of text is never that long; the file has lost its line ends or is not JSON Lines",
+        do=f"head -c 1000 {file}",
+    )

@@ -1,0 +1,1 @@
+"""Held-out evaluation and the training-inference mismatch. May import `rollouts` and `metrics`."""

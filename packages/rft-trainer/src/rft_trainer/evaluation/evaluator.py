@@ -1,0 +1,136 @@
+"""Held-out evaluation: greedy answers (unless told otherwise), scored by the same reward, each prompt exactly once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any
+
+from rft_core.keyed_random import derive_key
+from rft_trainer.protocols import Collectives, Engine, ResponseDecoder
+from rft_trainer.records.rollouts import Prompt, Rollout, Sampling
+from rft_trainer.records.turns import TurnCounts, total, turn_counts
+from rft_trainer.rollouts.collector import RewardFunction, sample_responses, score_rollouts
+from rft_trainer.rollouts.multi_turn import Conversations
+from rft_trainer.update.nonfinite_checks import refuse_non_finite_samples
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationResult:
+    """One number a prompt, in the order of the prompts; `unscored` prompts are in no mean.
+
+    `correct` holds the reward's own verdict where it gives one ("correctness" in its breakdown), else
+    whether the reward is 1.
+    """
+
+    rewards: tuple[float | None, ...]
+    correct: tuple[bool | None, ...]
+    num_truncated: int
+    mean_tokens: float
+    turns: TurnCounts = field(default_factory=TurnCounts)
+    """Turns and tool calls of all conversations; none without an environment."""
+
+    @property
+    def num_scored(self) -> int:
+        """Prompts that have a reward."""
+        return sum(reward is not None for reward in self.rewards)
+
+    @property
+    def mean_reward(self) -> float:
+        """Mean over the scored prompts; nan when there is none."""
+        scored = [reward for reward in self.rewards if reward is not None]
+        return sum(scored) / len(scored) if scored else float("nan")
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the scored prompts that are right; nan when there is none."""
+        scored = [correct for correct in self.correct if correct is not None]
+        return sum(scored) / len(scored) if scored else float("nan")
+
+    def as_record(self) -> dict[str, object]:
+        """The row of `evals.jsonl`."""
+        return {
+            "eval/accuracy": self.accuracy,
+            "eval/reward": self.mean_reward,
+            "eval/n": len(self.rewards),
+            "eval/unscored": len(self.rewards) - self.num_scored,
+            "eval/truncated": self.num_truncated,
+            "eval/mean_tokens": self.mean_tokens,
+            **{f"eval/{name}": value for name, value in self.turns.shares().items()},
+        }
+
+
+class Evaluator:
+    """Answers all held-out prompts; ranks share the work and all get the whole result."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        decoder: ResponseDecoder,
+        reward: RewardFunction,
+        collectives: Collectives,
+        prompts: Sequence[Prompt],
+        *,
+        max_new_tokens: int,
+        stop_token_ids: tuple[int, ...],
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        seed: int = 0,
+        conversations: Conversations | None = None,
+    ) -> None:
+        self._engine = engine
+        self._decoder = decoder
+        self._reward = reward
+        self._collectives = collectives
+        self._conversations = conversations
+        self._prompts = prompts
+        self._sampling = Sampling(temperature, max_new_tokens, stop_token_ids, top_p, top_k, min_p)
+        self._keys = [[derive_key(seed, "evaluation", index)] for index in range(len(prompts))]
+
+    @property
+    def prompts(self) -> Sequence[Prompt]:
+        """What is evaluated on, in order."""
+        return self._prompts
+
+    def __call__(self) -> EvaluationResult:
+        """The result of all prompts."""
+        return self.with_rollouts()[0]
+
+    def with_rollouts(self) -> tuple[EvaluationResult, list[Rollout]]:
+        """The result of all prompts, and the rollouts that this rank produced."""
+        rank, world_size = self._collectives.rank, self._collectives.world_size
+        mine = self._prompts[rank::world_size]
+        sampled = self._draw(mine, self._keys[rank::world_size])
+        refuse_non_finite_samples(sampled, during="evaluation", do="go back to an earlier checkpoint of the run")
+        scored = sampled if self._conversations is not None else score_rollouts(self._reward, mine, sampled)
+        rollouts = [group[0] for group in scored]
+        rows = [_row(rollout) for rollout in rollouts]
+        if world_size > 1:
+            parts = [json.loads(part) for part in self._collectives.gather_bytes(json.dumps(rows).encode())]
+            rows = [parts[i % world_size][i // world_size] for i in range(len(self._prompts))]
+        return _result(rows), rollouts
+
+    def _draw(self, prompts: Sequence[Prompt], keys: Sequence[Sequence[int]]) -> list[list[Rollout]]:
+        if self._conversations is not None:
+            return self._conversations.sample(prompts, keys, self._sampling)
+        return sample_responses(self._engine, self._decoder, prompts, keys, self._sampling)
+
+
+def _row(rollout: Rollout) -> list[Any]:
+    reward = rollout.reward
+    correct = None if reward is None else bool(rollout.breakdown.get("correctness", reward) >= 1.0)
+    counts = astuple(turn_counts(rollout.turns))
+    return [reward, correct, rollout.finish_reason == "length", rollout.num_sampled, counts]
+
+
+def _result(rows: Sequence[Sequence[Any]]) -> EvaluationResult:
+    return EvaluationResult(
+        rewards=tuple(None if row[0] is None else float(row[0]) for row in rows),
+        correct=tuple(None if row[1] is None else bool(row[1]) for row in rows),
+        num_truncated=sum(bool(row[2]) for row in rows),
+        mean_tokens=sum(int(row[3] or 0) for row in rows) / len(rows) if rows else float("nan"),
+        turns=total(TurnCounts(*row[4]) for row in rows),
+    )

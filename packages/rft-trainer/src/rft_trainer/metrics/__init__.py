@@ -1,0 +1,1 @@
+"""Totals, phase timers, the protocol of a sink. Imports no other room."""

@@ -1,0 +1,1 @@
+"""The records of one step: rollouts, scores, turns. Imports no other room."""

@@ -1,0 +1,96 @@
+"""What a reward is given and what it answers.
+
+A score is a number, or the reason why there is none. What went wrong while scoring is never a
+0: that would teach the model that the response was bad.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+
+class RewardStatus(StrEnum):
+    """Whether a response has a reward, and if not, why."""
+
+    OK = "ok"
+    UNSCORED = "unscored"
+    """No reward function has looked at it yet."""
+    UNPARSABLE = "unparsable"
+    """The label cannot be read, so there is nothing to compare with."""
+    FAILED = "failed"
+    """The reward function raised, or did not return a finite number."""
+    TIMEOUT = "timeout"
+    """Scoring took longer than allowed and was killed."""
+    CRASHED = "crashed"
+    """The scoring process died."""
+    NO_VERDICT = "no_verdict"
+    """A judge answered, and its answer holds no score."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardItem:
+    """One response to judge.
+
+    Example::
+
+        RewardItem(prompt_id="train.jsonl:17", prompt_text="47+25=", response_text="72", label="72",
+                   finish_reason="stop", num_tokens=3)
+    """
+
+    prompt_id: str
+    prompt_text: str
+    response_text: str
+    label: str | None
+    """The right answer, or None where the data has none."""
+    finish_reason: str
+    """"stop" or "length"."""
+    num_tokens: int
+    """Tokens of the response."""
+    messages: tuple[Mapping[str, Any], ...] = ()
+    """The prompt as a conversation (role and content each), for models with a chat template of their own; empty where
+    the prompt is plain text."""
+    media: Any = None
+    """The images of the prompt, opaque here (`rft_trainer.rewards.images` reads them); None without any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A reward with its parts, or the reason why there is none.
+
+    Example::
+
+        Score(0.9, breakdown={"correctness": 1.0, "format": 0.0})
+        Score(None, RewardStatus.TIMEOUT, detail="no answer within 10 s")
+    """
+
+    value: float | None
+    """None unless `status` is ok."""
+    status: RewardStatus = RewardStatus.OK
+    breakdown: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Parts of the value, each before its weight."""
+    steps: tuple[tuple[int, float], ...] = ()
+    """(characters of the response up to the end of a step, its reward), for a reward that judges steps."""
+    detail: str = ""
+    """What happened, for a person; empty where the status is ok."""
+
+    def __post_init__(self) -> None:
+        if (self.value is not None) != (self.status is RewardStatus.OK):
+            raise ValueError(f"score: value {self.value} with status {self.status}; a value goes with ok alone")
+        if self.value is not None and not math.isfinite(self.value):
+            raise ValueError(f"score: value {self.value} is not finite")
+
+
+class Reward(Protocol):
+    """A reward function; the same items give the same scores (deadlines aside)."""
+
+    def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
+        """One score an item, in order. The samples of a prompt are neighbours."""
+        ...
+
+    def close(self) -> None:
+        """End its processes, if it has any."""
+        ...

@@ -1,0 +1,97 @@
+"""The turns of a conversation: what the policy sampled, and what the environment put between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A stretch of a rollout's tokens; they follow one another without a gap from the end of the prompt on.
+
+    Example: a call, its result, the answer::
+
+        Turn(True, 21, '<tool_call>...</tool_call>', num_calls=1), Turn(False, 9, "1175"), Turn(True, 5, "1175")
+    """
+
+    sampled: bool
+    """True: the policy's own tokens, which are learned; False: tokens of an observation, which are not."""
+    num_tokens: int
+    text: str
+    reward: float = 0.0
+    """What a sampled turn earned."""
+    num_calls: int = 0
+    """Well-formed tool calls of a sampled turn."""
+    num_malformed: int = 0
+    """Calls of it that could not be read."""
+    seconds: float = 0.0
+    """That the environment took to answer it."""
+
+
+def sampled_mask(turns: Sequence[Turn]) -> tuple[bool, ...]:
+    """One entry a token of the turns: whether the policy sampled it."""
+    return tuple(turn.sampled for turn in turns for _ in range(turn.num_tokens))
+
+
+def turn_rewards(turns: Sequence[Turn]) -> tuple[tuple[int, float], ...]:
+    """(index of its last token, what it earned) of every sampled turn that has tokens."""
+    ends = accumulate(turn.num_tokens for turn in turns)
+    return tuple(
+        (end - 1, turn.reward) for turn, end in zip(turns, ends, strict=True) if turn.sampled and turn.num_tokens
+    )
+
+
+def turns_from_json(rows: Iterable[Mapping[str, Any]]) -> tuple[Turn, ...]:
+    """The inverse of `dataclasses.asdict` of turns."""
+    return tuple(Turn(**row) for row in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCounts:
+    """Sums over conversations; adding those of parts gives those of the whole.
+
+    Example: a garbled call, a call, the answer::
+
+        TurnCounts(conversations=1, turns=3, calling=1, calls=1, malformed=1)
+    """
+
+    conversations: int = 0
+    turns: int = 0
+    """That the policy took."""
+    calling: int = 0
+    """Of these, turns with a well-formed call."""
+    calls: int = 0
+    """Well-formed calls."""
+    malformed: int = 0
+    """Calls that could not be read."""
+
+    def shares(self) -> dict[str, float]:
+        """Names and values of `eval/...`; empty without turns."""
+        if not self.turns:
+            return {}
+        told = {"turns_mean": self.turns / self.conversations, "call_share": self.calling / self.turns}
+        attempts = self.calls + self.malformed
+        return told | ({"well_formed_share": self.calls / attempts} if attempts else {})
+
+
+def turn_counts(turns: Iterable[Turn]) -> TurnCounts:
+    """Of one conversation; of a response without turns nothing."""
+    spoken = [turn for turn in turns if turn.sampled]
+    if not spoken:
+        return TurnCounts()
+    return TurnCounts(
+        conversations=1,
+        turns=len(spoken),
+        calling=sum(turn.num_calls > 0 for turn in spoken),
+        calls=sum(turn.num_calls for turn in spoken),
+        malformed=sum(turn.num_malformed for turn in spoken),
+    )
+
+
+def total(counts: Iterable[TurnCounts]) -> TurnCounts:
+    """The sums over all of them."""
+    rows = [(one.conversations, one.turns, one.calling, one.calls, one.malformed) for one in counts]
+    return TurnCounts(*map(sum, zip(*rows, strict=True))) if rows else TurnCounts()

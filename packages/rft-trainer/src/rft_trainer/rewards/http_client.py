@@ -1,0 +1,176 @@
+"""One JSON request and its answer over HTTP, within a deadline for all of it, tried again on network errors alone.
+
+A timeout of a socket bounds one wait for bytes: a server that sends a byte a minute keeps such a client for ever.
+Here a timer cuts the connection when the time of the whole request is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from rft_core.errors import OptionsError
+from rft_trainer.records.scores import RewardStatus
+
+TOKEN = "RFT_REMOTE_TOKEN"
+"""Variable of the environment whose value is sent as a bearer token, where it is set."""
+
+_LARGEST = 64 << 20
+_FIRST_WAIT = 0.1
+
+
+class RequestFailure(Exception):
+    """No usable answer: `status` for the responses, and what happened."""
+
+    def __init__(self, status: RewardStatus, detail: str) -> None:
+        super().__init__(detail)
+        self.status, self.detail = status, detail
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where requests go. Example: `Endpoint.of("http://localhost:9000/score", "--remote_rm_url")`."""
+
+    url: str
+    seconds: float = 120.0
+    """For one request with all its tries."""
+    retries: int = 3
+    sleep: Callable[[float], None] = field(default=time.sleep, compare=False)
+
+    @property
+    def parts(self) -> SplitResult:
+        """The URL, taken apart."""
+        return urlsplit(self.url)
+
+    def post(self, payload: object) -> Any:
+        """The answer's JSON value.
+
+        Raises:
+            RequestFailure: no answer in time, a network error every time, another code than 200, no JSON.
+        """
+        body = json.dumps(payload).encode()
+        deadline = time.monotonic() + self.seconds
+        wait = _FIRST_WAIT
+        for left in range(self.retries, -1, -1):
+            try:
+                return _parsed(self._exchange(body, deadline), self.url)
+            except _NetworkError as error:
+                if not left or time.monotonic() + wait >= deadline:
+                    raise RequestFailure(RewardStatus.FAILED, f"{self.url}: {error}") from error
+                self.sleep(wait)
+                wait *= 2
+        raise AssertionError
+
+    def _exchange(self, body: bytes, deadline: float) -> bytes:
+        seconds = max(deadline - time.monotonic(), 0.001)
+        parts = self.parts
+        assert parts.hostname is not None
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(parts.hostname, parts.port, timeout=seconds)
+        timer: threading.Timer | None = None
+        try:
+            connection.connect()
+            # the socket itself: a response that closes the connection takes it away from there
+            timer = threading.Timer(deadline - time.monotonic(), _cut, [connection.sock])
+            timer.daemon = True
+            timer.start()
+            content = _answer(connection, parts, body)
+            if time.monotonic() >= deadline:  # an answer of no stated length ends where it was cut
+                raise TimeoutError
+            return content
+        except TimeoutError as error:
+            raise self._late() from error
+        except (ssl.SSLCertVerificationError, UnicodeError, ValueError) as error:
+            raise RequestFailure(RewardStatus.FAILED, f"{self.url}: {error}") from error
+        except (OSError, http.client.HTTPException) as error:
+            if time.monotonic() >= deadline:
+                raise self._late() from error
+            again = isinstance(error, OSError | http.client.IncompleteRead)
+            told = f"{type(error).__name__}: {error}"
+            raise (_NetworkError(told) if again else RequestFailure(RewardStatus.FAILED, f"{self.url}: {told}")) from (
+                error
+            )
+        finally:
+            if timer is not None:
+                timer.cancel()
+            connection.close()
+
+    def _late(self) -> RequestFailure:
+        return RequestFailure(RewardStatus.TIMEOUT, f"{self.url}: no answer within {self.seconds:g} s")
+
+
+def checked_url(url: str, flag: str) -> str:
+    """The URL, if requests can go there.
+
+    Raises:
+        OptionsError: another scheme than http and https, no host, or a password in it, which would be written into
+            the run's files.
+    """
+    parts = urlsplit(url)
+    if parts.username or parts.password:
+        what = f"{flag}: the URL of {parts.hostname} holds a user name or a password"
+        why = "settings are written into the run's config.yaml"
+        raise _refused(what, flag, why, f"{flag} {parts.scheme}://{parts.hostname}{parts.path}, and {TOKEN}=...")
+    if parts.scheme not in ("http", "https") or not parts.hostname or not _has_port(parts):
+        why = "requests go over HTTP to a host that is named"
+        raise _refused(f"{flag} = {url!r}", flag, why, f"{flag} http://localhost:8000/score")
+    return url
+
+
+def _refused(what: str, flag: str, why: str, do: str) -> OptionsError:
+    return OptionsError(code="reward.url", what=what, where=flag, why=why, do=do)
+
+
+def _has_port(parts: SplitResult) -> bool:
+    """Whether the port is a number, or none is given."""
+    try:
+        return parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+
+
+class _NetworkError(Exception):
+    """The bytes did not travel."""
+
+
+def _answer(connection: http.client.HTTPConnection, parts: SplitResult, body: bytes) -> bytes:
+    headers = {"Content-Type": "application/json", "Accept": "application/json"}
+    token = os.environ.get(TOKEN)
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    connection.request("POST", path, body, headers)
+    response = connection.getresponse()
+    content = response.read(_LARGEST + 1)
+    if response.length and len(content) <= _LARGEST:
+        raise http.client.IncompleteRead(content, response.length)
+    where = f"{parts.scheme}://{parts.netloc}{parts.path}"
+    if response.status != http.client.OK:
+        said = content[:200].decode(errors="replace").strip()
+        raise RequestFailure(RewardStatus.FAILED, f"{where}: HTTP {response.status} {response.reason}: {said}")
+    if len(content) > _LARGEST:
+        raise RequestFailure(RewardStatus.FAILED, f"{where}: the answer is larger than {_LARGEST >> 20} MiB")
+    return content
+
+
+def _parsed(content: bytes, url: str) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise RequestFailure(RewardStatus.FAILED, f"{url}: the answer is no JSON: {content[:80]!r}") from error
+
+
+def _cut(sock: socket.socket) -> None:
+    """Wake whoever waits for bytes of this connection."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # of a TLS socket too: its own would first say goodbye

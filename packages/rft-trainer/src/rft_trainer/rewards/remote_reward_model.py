@@ -1,0 +1,127 @@
+"""A reward that a server computes. Its answer is checked; what is wrong with it is a status, never a number.
+
+Request, POST with JSON, lists of one length::
+
+    {"queries": ["1+1=2"], "prompts": ["1+1="], "responses": ["2"], "labels": ["2"], "prompt_ids": ["train:0"],
+     "messages": [[{"role": "user", "content": "1+1="}]]}
+
+`queries` are prompt and response as one text, `messages` are empty for prompts that are plain text. Where a prompt of
+the request has images there is also `"images": [["data:image/png;base64,..."]]`, for each response those of its prompt
+in the order of their places, each file whole. Answer, one entry a response, in order::
+
+    {"rewards": [0.7]}          or with parts: {"rewards": [{"reward": 0.7, "parts": {"clear": 0.2}}]}
+
+null in the place of a number says that there is no score.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from rft_core.errors import ServiceError
+from rft_trainer.data.images import MARKER
+from rft_trainer.records.scores import RewardItem, RewardStatus, Score
+from rft_trainer.rewards.http_client import Endpoint, RequestFailure
+from rft_trainer.rewards.images import HeldImages, data_uri, files_of, probe_image
+
+_PROBE = RewardItem("probe:0", "1+1=", "2", "2", "stop", 1)
+
+_SEEING_PROBE = RewardItem("probe:0", f"{MARKER}1+1=", "2", "2", "stop", 1, media=HeldImages((probe_image(),)))
+
+
+class RemoteReward:
+    """Asks one server for all responses, `batch_size` a request, `concurrency` requests at once."""
+
+    def __init__(self, name: str, endpoint: Endpoint, *, batch_size: int = 32, concurrency: int = 8) -> None:
+        self.name = name
+        self._endpoint = endpoint
+        self._batch_size = batch_size
+        self._concurrency = concurrency
+
+    def start(self, *, with_image: bool = False) -> None:
+        """Ask for one score, so that a server that is not there is found before the run begins.
+
+        `with_image`: of a prompt with an image.
+
+        Raises:
+            ServiceError: there was none.
+        """
+        [score] = self._scores([_SEEING_PROBE if with_image else _PROBE])
+        if score.status is RewardStatus.OK:
+            return
+        raise ServiceError(
+            code="reward.remote",
+            what=f"the reward server {self.name} gave no score for one response: {score.detail}",
+            where=f"--remote_rm_url {self._endpoint.url}",
+            why="every response of the run would be without a reward",
+            state="nothing was started",
+            do=f"start the server, then try curl -d '{{...}}' {self._endpoint.url} (docs/rewards.md has the request)",
+        )
+
+    def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
+        batches = [items[start : start + self._batch_size] for start in range(0, len(items), self._batch_size)]
+        if not batches:
+            return []
+        with ThreadPoolExecutor(min(self._concurrency, len(batches)), "remote-reward") as threads:
+            return [score for scores in threads.map(self._scores, batches) for score in scores]
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def _scores(self, items: Sequence[RewardItem]) -> list[Score]:
+        try:
+            rewards = _rewards(self._endpoint.post(request(items)), len(items))
+        except RequestFailure as failure:
+            return [Score(None, failure.status, detail=failure.detail)] * len(items)
+        return [self._score(value) for value in rewards]
+
+    def _score(self, value: Any) -> Score:
+        parts = value.get("parts", {}) if isinstance(value, dict) else {}
+        reward = finite_number(value.get("reward") if isinstance(value, dict) else value)
+        numbers = {str(name): finite_number(part) for name, part in parts.items()} if isinstance(parts, dict) else {}
+        if reward is None or not isinstance(parts, dict) or None in numbers.values():
+            return Score(None, RewardStatus.FAILED, detail=f"the server answered {str(value)[:80]}")
+        named = {f"{self.name}/{name}": number for name, number in numbers.items() if number is not None}
+        return Score(reward, breakdown={self.name: reward, **named})
+
+
+def request(items: Sequence[RewardItem]) -> dict[str, Any]:
+    """The body for these responses."""
+    return {
+        "queries": [item.prompt_text + item.response_text for item in items],
+        "prompts": [item.prompt_text for item in items],
+        "responses": [item.response_text for item in items],
+        "labels": [item.label for item in items],
+        "prompt_ids": [item.prompt_id for item in items],
+        "messages": [[dict(message) for message in item.messages] for item in items],
+    } | _images(items)
+
+
+def _images(items: Sequence[RewardItem]) -> dict[str, Any]:
+    if all(item.media is None for item in items):
+        return {}
+    return {"images": [[data_uri(file) for file in files] for files in files_of(items)]}
+
+
+def finite_number(value: object) -> float | None:
+    """The value as a float, None where it is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def _rewards(answer: Any, number: int) -> list[Any]:
+    """The list in an answer; `RequestFailure` where it is not there or of another length."""
+    rewards = answer.get("rewards") if isinstance(answer, dict) else None
+    if not isinstance(rewards, list):
+        said = sorted(map(str, answer)) if isinstance(answer, dict) else type(answer).__name__
+        raise RequestFailure(RewardStatus.FAILED, f'the answer has no list "rewards": {str(said)[:80]}')
+    if len(rewards) != number:
+        raise RequestFailure(RewardStatus.FAILED, f"{len(rewards)} rewards for {number} responses")
+    return rewards

@@ -1,0 +1,242 @@
+"""Prompts in, groups of scored rollouts out; over ranks, each samples its share and all learn the whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rft_core.json_records import json_bytes
+from rft_core.keyed_random import derive_key
+from rft_trainer.batches.prompt_ledger import LedgerEntry
+from rft_trainer.data.media_cache import load_media
+from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
+from rft_trainer.protocols import Collectives, Engine, ResponseDecoder
+from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup, Sampling
+from rft_trainer.records.scores import RewardItem, RewardStatus, Score
+from rft_trainer.records.turns import turns_from_json
+from rft_trainer.rollouts.multi_turn import Conversations
+
+RewardFunction = Callable[[Sequence[RewardItem]], Sequence[Score]]
+
+
+class RolloutCollector:
+    """Samples `group_size` completions a prompt, scores them, and gives every rank all groups in order."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        decoder: ResponseDecoder,
+        reward: RewardFunction,
+        collectives: Collectives,
+        *,
+        sampling: Sampling,
+        group_size: int,
+        seed: int,
+        greedy_baseline: bool = False,
+        conversations: Conversations | None = None,
+    ) -> None:
+        """`conversations` take the place of single responses, and their environment that of `reward`."""
+        self._engine = engine
+        self._decoder = decoder
+        self._reward = reward
+        self._collectives = collectives
+        self._sampling = sampling
+        self._group_size = group_size
+        self._seed = seed
+        self._conversations = conversations
+        self._greedy = replace(sampling, temperature=0.0, first_token_temperature=None) if greedy_baseline else None
+
+    def collect(
+        self, entries: Sequence[LedgerEntry], prompts: Sequence[Prompt], timer: PhaseTimer
+    ) -> list[RolloutGroup]:
+        """Groups in the order of `entries`, whatever the number of ranks.
+
+        A sample's key is (seed, epoch, position, sample index), so neither the rank that draws it
+        nor a resume in between changes its tokens.
+        """
+        rank, world_size = self._collectives.rank, self._collectives.world_size
+        mine = list(zip(entries, prompts, strict=True))[rank::world_size]
+        with timer.phase(Phase.ROLLOUT):
+            sampled = self._draw(
+                [prompt for _, prompt in mine],
+                [sample_keys(self._seed, entry, self._group_size) for entry, _ in mine],
+                self._sampling,
+            )
+            greedy = self._greedy_responses([prompt for _, prompt in mine])
+        with timer.phase(Phase.REWARD):
+            scored = self._scored([prompt for _, prompt in mine], sampled, self._decoder)
+            baselines = self._scored([prompt for _, prompt in mine], greedy) if greedy else []
+        groups = [
+            RolloutGroup(prompt, entry.epoch, entry.position, tuple(rollouts))
+            for (entry, prompt), rollouts in zip(mine, scored, strict=True)
+        ]
+        if greedy:
+            pairs = zip(groups, baselines, strict=True)
+            groups = [replace(group, baseline_reward=baseline[0].reward) for group, baseline in pairs]
+        if world_size == 1:
+            return groups
+        with timer.phase(Phase.SYNC):
+            return self._exchange(groups, prompts)
+
+    def _greedy_responses(self, prompts: Sequence[Prompt]) -> list[list[Rollout]]:
+        """One greedy response a prompt, for algorithms whose baseline it is."""
+        if self._greedy is None:
+            return []
+        return self._draw(prompts, [[0]] * len(prompts), self._greedy)
+
+    def _draw(
+        self, prompts: Sequence[Prompt], keys: Sequence[Sequence[int]], sampling: Sampling
+    ) -> list[list[Rollout]]:
+        if self._conversations is not None:
+            return self._conversations.sample(prompts, keys, sampling)
+        return sample_responses(self._engine, self._decoder, prompts, keys, sampling)
+
+    def _scored(
+        self,
+        prompts: Sequence[Prompt],
+        sampled: Sequence[Sequence[Rollout]],
+        decoder: ResponseDecoder | None = None,
+    ) -> list[list[Rollout]]:
+        if self._conversations is not None:
+            return [list(rollouts) for rollouts in sampled]
+        return score_rollouts(self._reward, prompts, sampled, decoder)
+
+    def _exchange(self, groups: Sequence[RolloutGroup], prompts: Sequence[Prompt]) -> list[RolloutGroup]:
+        """All groups on every rank; images stay where they are, since a rank finds a prompt by its place."""
+        bare = [replace(group, prompt=replace(group.prompt, media=None)) for group in groups]
+        parts = self._collectives.gather_bytes(json_bytes(bare))
+        by_rank = [[group_from_json(row) for row in json.loads(part)] for part in parts]
+        found = [by_rank[i % len(by_rank)][i // len(by_rank)] for i in range(len(prompts))]
+        return [replace(group, prompt=prompt) for group, prompt in zip(found, prompts, strict=True)]
+
+
+def group_from_json(row: dict[str, Any]) -> RolloutGroup:
+    """A group from its fields after JSON."""
+    prompt, rollouts = row["prompt"], row["rollouts"]
+    return RolloutGroup(
+        prompt=Prompt(**(prompt | {"token_ids": tuple(prompt["token_ids"])})),
+        epoch=row["epoch"],
+        position=row["position"],
+        baseline_reward=row["baseline_reward"],
+        rollouts=tuple(
+            Rollout(
+                **(
+                    rollout
+                    | {key: tuple(rollout[key]) for key in ("completion_ids", "behaviour_logprobs", "log_kept_mass")}
+                    | {"status": RewardStatus(rollout["status"])}
+                    | {"steps": tuple((int(place), float(value)) for place, value in rollout["steps"])}
+                    | {"turns": turns_from_json(rollout["turns"])}
+                    | {"version_spans": tuple((int(v), int(n)) for v, n in rollout.get("version_spans", ()))}
+                )
+            )
+            for rollout in rollouts
+        ),
+    )
+
+
+def sample_keys(seed: int, entry: LedgerEntry, group_size: int) -> list[int]:
+    """The keys of the samples of one prompt's turn: (seed, epoch, position, sample index)."""
+    return [derive_key(seed, "sample", entry.epoch, entry.position, i) for i in range(group_size)]
+
+
+def sample_responses(
+    engine: Engine,
+    decoder: ResponseDecoder,
+    prompts: Sequence[Prompt],
+    keys: Sequence[Sequence[int]],
+    sampling: Sampling,
+) -> list[list[Rollout]]:
+    """Rollouts without a reward yet: one list a prompt, one rollout a key."""
+    if not prompts:
+        return []
+    completions = engine.generate(
+        [prompt.token_ids for prompt in prompts],
+        keys,
+        **_media_arguments(prompts),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        max_new_tokens=sampling.max_new_tokens,
+        min_new_tokens=sampling.min_new_tokens,
+        stop_token_ids=sampling.stop_token_ids,
+        first_token_temperature=sampling.first_token_temperature,
+    )
+    texts = iter(decoder.decode_batch([c.token_ids for group in completions for c in group]))
+    return [
+        [
+            Rollout(
+                prompt_id=prompt.prompt_id,
+                sample_index=index,
+                completion_ids=tuple(completion.token_ids),
+                behaviour_logprobs=tuple(completion.logprobs),
+                log_kept_mass=tuple(completion.log_kept_mass),
+                finish_reason=completion.finish_reason,
+                weight_version=completion.weight_version,
+                response_text=next(texts),
+                reward=None,
+                status=RewardStatus.UNSCORED,
+            )
+            for index, completion in enumerate(group)
+        ]
+        for prompt, group in zip(prompts, completions, strict=True)
+    ]
+
+
+def _media_arguments(prompts: Sequence[Prompt]) -> dict[str, Any]:
+    """What an engine is told of images: nothing where there are none, so that an engine of text needs no word."""
+    if all(prompt.media is None for prompt in prompts):
+        return {}
+    return {"media": [load_media(prompt.media) for prompt in prompts]}
+
+
+def score_rollouts(
+    reward: RewardFunction,
+    prompts: Sequence[Prompt],
+    sampled: Sequence[Sequence[Rollout]],
+    decoder: ResponseDecoder | None = None,
+) -> list[list[Rollout]]:
+    """The same rollouts with reward, status and breakdown; what failed keeps reward None.
+
+    With a `decoder`, rewards of steps are placed at the tokens that end them.
+    """
+    items = [
+        RewardItem(
+            prompt_id=prompt.prompt_id,
+            prompt_text=prompt.text,
+            response_text=rollout.response_text,
+            label=prompt.label,
+            finish_reason=rollout.finish_reason,
+            num_tokens=len(rollout.completion_ids),
+            messages=prompt.messages,
+            media=prompt.media,
+        )
+        for prompt, rollouts in zip(prompts, sampled, strict=True)
+        for rollout in rollouts
+    ]
+    scores = iter(reward(items))
+    return [[_with_score(rollout, next(scores), decoder) for rollout in rollouts] for rollouts in sampled]
+
+
+def _with_score(rollout: Rollout, score: Score, decoder: ResponseDecoder | None) -> Rollout:
+    steps = place_steps(rollout.completion_ids, score.steps, decoder) if decoder and score.steps else ()
+    return replace(rollout, reward=score.value, status=score.status, breakdown=score.breakdown, steps=steps)
+
+
+def place_steps(
+    completion_ids: Sequence[int], steps: Sequence[tuple[int, float]], decoder: ResponseDecoder
+) -> tuple[tuple[int, float], ...]:
+    """Rewards of steps by the token that ends them instead of by characters; those of one token are added up.
+
+    The token that ends a step is the first whose text, with all before it, reaches the step's last character;
+    a step that ends beyond the response ends with it.
+    """
+    prefixes = [completion_ids[: count + 1] for count in range(len(completion_ids))]
+    reached = [len(text) for text in decoder.decode_batch(prefixes)]
+    placed: dict[int, float] = {}
+    for end, value in steps:
+        token = next((index for index, length in enumerate(reached) if length >= end), len(completion_ids) - 1)
+        placed[token] = placed.get(token, 0.0) + value
+    return tuple(sorted(placed.items()))

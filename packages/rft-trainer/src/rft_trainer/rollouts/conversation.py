@@ -1,0 +1,246 @@
+"""One conversation, and how its turns follow one another: the same for waves of a step and for rollouts ahead.
+
+```
+prompt ─► opening ─► turn 0 ─► observation ─► turn 1 ─► observation ─► ... ─► turn n
+          masked     sampled   masked          sampled   masked                sampled
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from rft_core.errors import OptionsError
+from rft_core.keyed_random import derive_key
+from rft_trainer.environments.episodes import Episode, Reply
+from rft_trainer.environments.protocol import Answer, EnvironmentPrompt
+from rft_trainer.environments.tool_calls import ParsedTurn, ToolCallFormat
+from rft_trainer.records.rollouts import Prompt, Rollout
+from rft_trainer.records.scores import RewardStatus
+from rft_trainer.records.turns import Turn, turn_rewards
+
+
+class TurnText(Protocol):
+    """What the chat template puts between the policy's turns, as tokens."""
+
+    def opening(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """From the end of the prompt's last message to where the policy speaks, `messages` between."""
+        ...
+
+    def observation(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """From behind the token that ended the policy's turn to where it speaks again."""
+        ...
+
+
+class SpokenTurn(Protocol):
+    """A turn as it was sampled; the three sequences have one entry a token."""
+
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def logprobs(self) -> Sequence[float]: ...
+    @property
+    def log_kept_mass(self) -> Sequence[float]: ...
+    @property
+    def finish_reason(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationLimits:
+    """How long a conversation may be, besides its tokens in all (`Sampling.max_new_tokens`)."""
+
+    max_turns: int
+    turn_max_len: int | None = None
+    """Tokens of one turn; None = what is left of the whole."""
+    room: int | None = None
+    """Tokens that the engine holds for a context and a turn; None = for the longest prompt and `max_new_tokens`."""
+
+
+_LISTS = ("token_ids", "logprobs", "log_kept_mass", "turns", "spans")
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One sample while it is talked over."""
+
+    prompt: Prompt
+    index: int
+    key: int
+    episode: Episode
+    token_ids: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    log_kept_mass: list[float] = field(default_factory=list[float])
+    turns: list[Turn] = field(default_factory=list[Turn])
+    spans: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """(weight version, tokens that it sampled), in order; a version once where versions only grow."""
+    num_spoken: int = 0
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    ended: str = ""
+    """Why it is over: stop, turns, length, or environment; empty while it goes on."""
+    status: RewardStatus = RewardStatus.OK
+    detail: str = ""
+
+    @classmethod
+    def about(cls, prompt: Prompt, index: int, key: int, number: int) -> Conversation:
+        """Nothing is said yet; `number` is that of its episode."""
+        told = EnvironmentPrompt(prompt.prompt_id, prompt.text, prompt.label)
+        return cls(prompt, index, key, Episode(number, told, derive_key(key, "environment")))
+
+    def copy(self) -> Conversation:
+        """With lists and an episode of its own."""
+        lists = {name: list(getattr(self, name)) for name in _LISTS}
+        return replace(self, episode=replace(self.episode, turns=list(self.episode.turns)), **lists)
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """What stands before the next turn."""
+        return (*self.prompt.token_ids, *self.token_ids)
+
+    @property
+    def turn_key(self) -> int:
+        """Of the next turn: the sample's own for the first, so that it is drawn as a single response."""
+        return self.key if self.num_spoken == 0 else derive_key(self.key, "turn", self.num_spoken)
+
+    def observe(self, tokens: Sequence[int], text: str) -> None:
+        """Put tokens in that nobody learns."""
+        self.token_ids += tokens
+        self.logprobs += [0.0] * len(tokens)
+        self.log_kept_mass += [0.0] * len(tokens)
+        self.turns.append(Turn(False, len(tokens), text))
+
+    def speak(self, spoken: SpokenTurn, spans: Sequence[tuple[int, int]], turn: Turn) -> None:
+        """Take a sampled turn in; `spans` as of the conversation, of this turn."""
+        self.token_ids += spoken.token_ids
+        self.logprobs += spoken.logprobs
+        self.log_kept_mass += spoken.log_kept_mass
+        self.num_spoken += 1
+        self.turns.append(turn)
+        for version, number in spans:
+            before = self.spans.pop()[1] if self.spans and self.spans[-1][0] == version else 0
+            self.spans.append((version, before + number))
+
+    def fail(self, reply: Reply) -> None:
+        """The environment gave no answer, and there is no reward."""
+        self.ended, self.status, self.detail = "environment", reply.status, reply.detail
+
+    def rollout(self) -> Rollout:
+        """With its reward, where the environment gave one."""
+        ok = self.status is RewardStatus.OK
+        spoken = [turn for turn in self.turns if turn.sampled]
+        return Rollout(
+            prompt_id=self.prompt.prompt_id,
+            sample_index=self.index,
+            completion_ids=tuple(self.token_ids),
+            behaviour_logprobs=tuple(self.logprobs),
+            log_kept_mass=tuple(self.log_kept_mass),
+            finish_reason=self.ended,
+            weight_version=self.spans[0][0] if self.spans else 0,
+            version_spans=tuple(self.spans) if len(self.spans) > 1 else (),
+            response_text=spoken[-1].text if spoken else "",
+            reward=sum(turn.reward for turn in spoken) if ok else None,
+            status=self.status,
+            breakdown=dict(self.parts) if ok else {},
+            steps=turn_rewards(self.turns),
+            turns=tuple(self.turns),
+            detail=self.detail,
+        )
+
+
+class TurnTaking:
+    """What is read out of a turn, what is put behind it, and when a conversation is over."""
+
+    def __init__(self, text: TurnText, calls: ToolCallFormat, limits: ConversationLimits) -> None:
+        """
+        Args:
+            text: the chat template between the turns.
+            calls: how tool calls are written.
+            limits: besides the tokens after the prompt, `most` in the methods.
+        """
+        self._text, self._calls, self.limits = text, calls, limits
+
+    def parse(self, text: str) -> ParsedTurn:
+        """The calls in what the policy said."""
+        return self._calls.parse(text)
+
+    def budget(self, talk: Conversation, most: int) -> int:
+        """Tokens that the next turn may have."""
+        left = most - len(talk.token_ids)
+        return left if self.limits.turn_max_len is None else min(left, self.limits.turn_max_len)
+
+    def open(self, talk: Conversation, reply: Reply, most: int) -> None:
+        """Put in what the environment opens with.
+
+        Raises:
+            OptionsError: no token is left for the policy.
+        """
+        messages = reply.answer.messages if reply.answer is not None else ()
+        tokens = self._text.opening([_as_mapping(message) for message in messages])
+        if len(tokens) >= most:
+            raise _no_room(talk.prompt, len(tokens), most)
+        talk.observe(tokens, _shown(messages))
+        if reply.status is not RewardStatus.OK:
+            talk.fail(reply)
+
+    def take(
+        self,
+        talk: Conversation,
+        spoken: SpokenTurn,
+        spans: Sequence[tuple[int, int]],
+        text: str,
+        parsed: ParsedTurn,
+        reply: Reply,
+        most: int,
+    ) -> None:
+        """Take a turn in, with what the environment answered."""
+        answer = reply.answer or Answer()
+        counts = len(parsed.calls), len(parsed.problems)
+        turn = Turn(True, len(spoken.token_ids), text, answer.reward, *counts, reply.seconds)
+        talk.speak(spoken, spans, turn)
+        talk.episode.seconds += reply.seconds
+        if reply.status is not RewardStatus.OK:
+            talk.fail(reply)
+            return
+        was_cut = spoken.finish_reason == "length"
+        if answer.done:
+            talk.ended, talk.parts = "length" if was_cut else "stop", answer.parts
+        elif was_cut or talk.num_spoken >= self.limits.max_turns:
+            talk.ended = "length" if was_cut else "turns"
+        else:
+            self._answer(talk, answer, most)
+
+    def _answer(self, talk: Conversation, answer: Answer, most: int) -> None:
+        tokens = self._text.observation([_as_mapping(message) for message in answer.messages])
+        if len(talk.token_ids) + len(tokens) < most:
+            talk.observe(tokens, _shown(answer.messages))
+        else:
+            talk.ended = "length"
+
+
+def malformed(parsed: ParsedTurn) -> Reply:
+    """What the environment need not be asked about: the answer to calls that cannot be read."""
+    told = [
+        {"role": "tool", "content": f"error: the tool call cannot be read: {problem}"} for problem in parsed.problems
+    ]
+    return Reply(RewardStatus.OK, Answer(told))
+
+
+def _as_mapping(message: object) -> Mapping[str, Any]:
+    assert isinstance(message, Mapping), f"the runner of an environment gives messages with roles, not {message!r}"
+    return message
+
+
+def _shown(messages: Sequence[object]) -> str:
+    return "\n".join(str(_as_mapping(message)["content"]) for message in messages)
+
+
+def _no_room(prompt: Prompt, length: int, limit: int) -> OptionsError:
+    return OptionsError(
+        code="environment.no_room",
+        what=f"the conversation about {prompt.prompt_id} opens with {length} tokens, generate_max_len = {limit}",
+        where="--generate_max_len",
+        why="with an environment it bounds all tokens after the prompt: those that open it, turns and observations",
+        state="nothing was sampled",
+        do=f"--generate_max_len {4 * length}",
+    )

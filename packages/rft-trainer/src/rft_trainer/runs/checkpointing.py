@@ -1,0 +1,197 @@
+"""When a run is saved, and what of it: every part that changes while training is in the checkpoint.
+
+A save may be written while training goes on; what went wrong with it is raised at the next step
+boundary, on all ranks, and before the run says that it has ended or was saved.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from torch import Tensor
+
+from rft_core.errors import CheckpointError, PeerError, RftError
+from rft_trainer.update.nonfinite_checks import refuse_non_finite_weights
+from rft_trainer.protocols import CheckpointWriter, Collectives, Optimizer, SavablePolicy
+from rft_trainer.runs.stop_signals import agree
+
+
+class StatefulTensors(Protocol):
+    """A part of the run that changes while training and is tensors by name.
+
+    One that is shared out over the ranks has `shards()` beside it, which gives this rank's blocks.
+    """
+
+    def state_tensors(self) -> dict[str, Tensor]: ...
+
+
+class Stateful(Protocol):
+    """A part of the run that changes while training and is plain JSON.
+
+    One of which every rank holds a part has `gather()` beside it, which all ranks call before the first is asked.
+    """
+
+    def state(self) -> dict[str, Any]: ...
+    def load_state(self, state: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the run is. `updates` counts optimizer steps and drives the learning-rate schedule."""
+
+    step: int = 0
+    updates: int = 0
+    refused_in_a_row: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            "step": self.step,
+            "updates": self.updates,
+            "refused_in_a_row": self.refused_in_a_row,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()`."""
+        self.step = int(state["step"])
+        self.updates = int(state["updates"])
+        self.refused_in_a_row = int(state["refused_in_a_row"])
+        self.tokens = int(state["tokens"])
+        self.seconds = float(state["seconds"])
+
+
+@dataclass(frozen=True, slots=True)
+class SaveSchedule:
+    """A save every so many steps, episodes and seconds; 0 turns one off."""
+
+    every_steps: int
+    every_episodes: int
+    every_seconds: float
+
+
+class Saver:
+    """Collects the state of every registered part and hands it to the checkpoint writer, on every rank."""
+
+    def __init__(
+        self,
+        writer: CheckpointWriter,
+        policy: SavablePolicy,
+        optimizer: Optimizer,
+        parts: Mapping[str, Stateful],
+        collectives: Collectives,
+        *,
+        schedule: SaveSchedule,
+        before_save: Callable[[], None],
+        tensor_parts: Mapping[str, StatefulTensors] | None = None,
+        resume_command: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._resume_command = resume_command
+        self._writer = writer
+        self._policy = policy
+        self._parts = parts
+        self._tensor_parts = {"optimizer": optimizer, **(tensor_parts or {})}
+        self._collectives = collectives
+        self._schedule = schedule
+        self._before_save = before_save
+        self._clock = clock
+        self._saved_at = clock()
+        self.saved_step: int | None = None
+
+    def due(self, step: int, *, ended_episode: int | None) -> bool:
+        """Whether to save after `step`; time is rank 0's, so that ranks agree.
+
+        Raises, on every rank, what went wrong with a save that was under way.
+        """
+        late = bool(self._schedule.every_seconds) and self._clock() - self._saved_at >= self._schedule.every_seconds
+        late, failed = agree(self._collectives, late and self._collectives.rank == 0, self._writer.failed)
+        if failed:
+            self._writer.wait()
+        by_step = bool(self._schedule.every_steps) and step % self._schedule.every_steps == 0
+        every = self._schedule.every_episodes
+        by_episode = ended_episode is not None and bool(every) and ended_episode % every == 0
+        return late or by_step or by_episode
+
+    def save(self, step: int, *, episode: int) -> None:
+        """Save unless this step is saved already; rows logged so far are on disk before the checkpoint is.
+
+        Raises `NumericsError` on every rank where a weight is not finite.
+        """
+        if self.saved_step == step:
+            return
+        refuse_non_finite_weights(
+            self._policy.named_parameters(),
+            self._collectives,
+            step=step,
+            last_good=self.saved_step,
+            do=self._resume_command,
+        )
+        is_first = self._collectives.rank == 0
+        for part in self._parts.values():
+            if gather := getattr(part, "gather", None):
+                gather()
+        if is_first:
+            self._before_save()
+        self._writer.save(
+            step,
+            tensors={name: _tensors_of(part) for name, part in self._tensor_parts.items()},
+            records={name: part.state() for name, part in self._parts.items()} if is_first else {},
+            policy=self._policy,
+            metadata={"episode": episode},
+        )
+        self.saved_step = step
+        self._saved_at = self._clock()
+
+    def wait(self) -> None:
+        """Until the last save is on the disk and verified; raises what went wrong with it."""
+        self._writer.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Wait at the end of a run; a run that stops at once, or has lost a rank, does not."""
+        del trace
+        if kind is None:
+            self.wait()
+        elif not isinstance(error, KeyboardInterrupt | PeerError):
+            try:
+                self.wait()
+            except RftError as late:
+                print(f"besides, the last save failed: {late}", file=sys.stderr)
+
+    def save_again(self, *, episode: int) -> None:
+        """Save the restored step once more, so that it comes after every other checkpoint in the order of saving."""
+        step, self.saved_step = self.saved_step, None
+        assert step is not None, "nothing was restored"
+        self.save(step, episode=episode)
+        self.wait()
+
+    def restore(self, step: int, records: Mapping[str, Mapping[str, Any]]) -> None:
+        """Hand every part its saved state; a part without one, or a state without a part, is an error."""
+        missing, unexpected = sorted(set(self._parts) - set(records)), sorted(set(records) - set(self._parts))
+        if missing or unexpected:
+            raise CheckpointError(
+                code="checkpoint.components",
+                what=f"step {step} lacks the parts {missing}, and holds {unexpected} that this run does not know",
+                where=f"checkpoint of step {step}",
+                why="a run continues exactly only when every part of it that changes is restored",
+                do="resume with the version of the program that wrote it",
+            )
+        for name, part in self._parts.items():
+            part.load_state(records[name])
+        self.saved_step = step
+
+
+def _tensors_of(part: StatefulTensors) -> object:
+    """This rank's blocks of a part that is shared out, all tensors of one that is not."""
+    shards = getattr(part, "shards", None)
+    return part.state_tensors() if shards is None else shards()

@@ -1,0 +1,62 @@
+"""Conversations as a step's metrics and as rows for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from rft_trainer.records.rollouts import Rollout
+from rft_trainer.records.scores import RewardStatus
+
+
+def conversation_metrics(rollouts: Sequence[Rollout]) -> dict[str, object]:
+    """Turns, tool calls and what became of the environment, over the rollouts of a step; empty without conversations.
+
+    turn/count_mean, turn/count_max   sampled turns of a rollout
+    turn/limit_share                  rollouts that ended because they had all the turns they may have
+    turn/observation_tokens_mean      tokens of a rollout that the environment put in
+    turn/call_share                   sampled turns with a well-formed tool call
+    tool/calls_mean                   well-formed calls of a rollout
+    tool/well_formed_share            of all calls, those that could be read (left out where there was none)
+    environment/<status>_share        rollouts whose environment ended ok, failed, timeout or crashed
+    """
+    told = [rollout for rollout in rollouts if rollout.turns]
+    if not told:
+        return {}
+    spoken = [[turn for turn in rollout.turns if turn.sampled] for rollout in told]
+    turns = [turn for group in spoken for turn in group]
+    calls, malformed = sum(turn.num_calls for turn in turns), sum(turn.num_malformed for turn in turns)
+    metrics: dict[str, object] = {
+        "turn/count_mean": fmean(map(len, spoken)),
+        "turn/count_max": max(map(len, spoken)),
+        "turn/limit_share": fmean(rollout.finish_reason == "turns" for rollout in told),
+        "turn/observation_tokens_mean": fmean(len(r.completion_ids) - r.num_sampled for r in told),
+        "turn/call_share": sum(turn.num_calls > 0 for turn in turns) / max(len(turns), 1),
+        "tool/calls_mean": calls / len(told),
+    }
+    if calls + malformed:
+        metrics["tool/well_formed_share"] = calls / (calls + malformed)
+    for status in (RewardStatus.OK, RewardStatus.FAILED, RewardStatus.TIMEOUT, RewardStatus.CRASHED):
+        metrics[f"environment/{status}_share"] = fmean(rollout.status is status for rollout in told)
+    return metrics
+
+
+def conversation_rows(rollout: Rollout) -> dict[str, object]:
+    """What a rollout's row holds besides, where it is a conversation: its turns, and why it has no reward."""
+    if not rollout.turns:
+        return {}
+    turns: list[dict[str, object]] = [
+        {
+            "who": "policy" if turn.sampled else "environment",
+            "text": turn.text,
+            "num_tokens": turn.num_tokens,
+            **(
+                {"reward": turn.reward, "calls": turn.num_calls, "malformed": turn.num_malformed}
+                if turn.sampled
+                else {}
+            ),
+        }
+        for turn in rollout.turns
+    ]
+    told: dict[str, object] = {"turns": turns}
+    return told | ({"detail": rollout.detail} if rollout.detail else {})

@@ -1,0 +1,143 @@
+"""What a step writes: its row of metrics, its sample rollouts, and what sinks show."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from statistics import fmean
+
+from rft_trainer.runs.conversation_metrics import conversation_metrics, conversation_rows
+from rft_trainer.runs.image_entries import image_entries, keep_images
+from rft_trainer.protocols import Collectives
+from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
+from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.scoring.samples import Kept, flat_rollouts
+from rft_trainer.runs.checkpointing import Progress
+from rft_trainer.metrics.sink import Sink
+from rft_trainer.metrics.phase_timer import PhaseTimer
+
+
+def rollout_metrics(groups: Sequence[RolloutGroup], kept: Kept) -> dict[str, object]:
+    """Means over the rollouts of a step; shares are in [0, 1], lengths in tokens."""
+    flat = [rollout for _, rollout in flat_rollouts(groups)]
+    rewards = [rollout.reward for rollout in flat if rollout.reward is not None]
+    lengths = [rollout.num_sampled for rollout in flat]
+    signal = [len({rollout.reward for rollout in group.rollouts}) > 1 for group in groups]
+    metrics: dict[str, object] = {
+        "reward/mean": fmean(rewards) if rewards else float("nan"),
+        "reward/min": min(rewards, default=float("nan")),
+        "reward/max": max(rewards, default=float("nan")),
+        "reward/groups_with_signal": sum(signal) / len(signal),
+        "completion/length_mean": fmean(lengths),
+        "completion/length_max": max(lengths),
+        "completion/truncated_share": sum(rollout.finish_reason == "length" for rollout in flat) / len(flat),
+        "data/prompts": len(groups),
+        "data/samples": len(flat),
+        "data/epoch": groups[-1].epoch,
+    }
+    for name in sorted({name for rollout in flat for name in rollout.breakdown}):
+        metrics[f"reward/{name}"] = fmean(r.breakdown[name] for r in flat if name in r.breakdown)
+    metrics |= conversation_metrics(flat)
+    missing = Counter(str(rollout.status) for rollout in flat if rollout.reward is None)
+    metrics |= {f"reward/status_{status}": count / len(flat) for status, count in sorted(missing.items())}
+    return metrics | {f"drop/{reason}": count for reason, count in sorted(kept.reasons.items())}
+
+
+class Reporter:
+    """Rank 0's pen: metrics and evaluations to every sink (the run directory's first), rollouts to the directory."""
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        sinks: Sequence[Sink],
+        collectives: Collectives,
+        *,
+        num_steps: int,
+        rollout_every: int,
+        rollouts_kept: int,
+        seconds_before: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory = directory
+        self._sinks = sinks
+        self._writes = collectives.rank == 0
+        self._num_steps = num_steps
+        self._rollout_every = rollout_every
+        self._rollouts_kept = rollouts_kept
+        self._clock = clock
+        self._zero = clock() - seconds_before
+
+    def step(
+        self,
+        metrics: Mapping[str, object],
+        progress: Progress,
+        timer: PhaseTimer,
+        *,
+        num_tokens: int,
+        num_samples: int,
+    ) -> None:
+        """One row; times are kept apart under `time/` because a resumed run may differ in nothing else."""
+        progress.tokens += num_tokens
+        times = timer.step(num_samples=num_samples, num_tokens=num_tokens)
+        progress.seconds = self._clock() - self._zero
+        if not self._writes:
+            return
+        record: dict[str, object] = {"step": progress.step, "num_steps": self._num_steps, **metrics}
+        record |= {"data/tokens": progress.tokens, "policy/total_updates": progress.updates, **times}
+        record["time/elapsed"] = progress.seconds
+        record["time/left"] = progress.seconds / progress.step * (self._num_steps - progress.step)
+        record["memory/peak_rss_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        for sink in self._sinks:
+            sink.step(record)
+
+    def rollouts(self, groups: Sequence[RolloutGroup], progress: Progress) -> None:
+        """Some whole groups of the step, as rows that a person can read."""
+        if self._writes and self._rollout_every and progress.step % self._rollout_every == 0:
+            rows = rollout_rows(groups, self._rollouts_kept)
+            prompts, folder = [group.prompt for group in groups], self._directory.rollouts_directory
+            self._directory.write_rollouts(progress.step, keep_images(rows, prompts, folder, self._rollouts_kept))
+
+    def evaluation(self, name: str, measured: Mapping[str, object], progress: Progress, **lists: object) -> None:
+        """One row of `evals.jsonl`; `lists` hold a number a prompt, so that two evaluations can be paired."""
+        progress.seconds = self._clock() - self._zero
+        if not self._writes:
+            return
+        record: dict[str, object] = {"step": progress.step, "name": name, **measured}
+        record["time/elapsed"] = progress.seconds
+        for sink in self._sinks:
+            sink.evaluation({**record, **lists})
+
+
+def rollout_rows(groups: Sequence[RolloutGroup], limit: int) -> list[dict[str, object]]:
+    """Rollouts as rows for people and programs, whole groups spread over the step, at most `limit`."""
+    chosen = _spread(groups, limit)
+    return [rollout_row(group.prompt, rollout) for group, rollout in flat_rollouts(chosen)][:limit]
+
+
+def rollout_row(prompt: Prompt, rollout: Rollout) -> dict[str, object]:
+    """Prompt, response and reward of one rollout."""
+    return {
+        "prompt_id": prompt.prompt_id,
+        "sample": rollout.sample_index,
+        "prompt": prompt.text,
+        "response": rollout.response_text,
+        "label": prompt.label,
+        "reward": rollout.reward,
+        "status": str(rollout.status),
+        "breakdown": dict(rollout.breakdown),
+        "finish_reason": rollout.finish_reason,
+        "num_tokens": rollout.num_sampled,
+        "mean_logprob": sum(rollout.behaviour_logprobs) / rollout.num_sampled if rollout.num_sampled else None,
+        **conversation_rows(rollout),
+        **image_entries(prompt),
+    }
+
+
+def _spread(groups: Sequence[RolloutGroup], limit: int) -> list[RolloutGroup]:
+    size = max((len(group.rollouts) for group in groups), default=1)
+    wanted = max(1, min(len(groups), -(-limit // size)))
+    bounds = [round(i * len(groups) / wanted) for i in range(wanted + 1)]
+    return [groups[start] for start, _ in pairwise(bounds)]

@@ -1,0 +1,1 @@
+"""Old and reference log-probs, values, advantages. May import `batches`."""

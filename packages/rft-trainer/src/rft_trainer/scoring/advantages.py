@@ -1,0 +1,306 @@
+"""From scored groups to training samples: shaping for length, the algorithm's credit, what is kept between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rft_algos import objectives
+from rft_algos.algorithms.published import PolicyAlgorithm
+from rft_algos.losses import kl
+from rft_algos.objectives import Coefficients, Credit, Metrics, RolloutBatch
+from rft_algos.rewards import shaping
+from rft_algos.rewards.shaping import RunningMoments
+from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
+from rft_core.keyed_random import derive_key
+from rft_trainer.records.rollouts import Rollout, RolloutGroup, TrainingSample
+from rft_trainer.scoring.samples import build_samples, flat_rewards, flat_rollouts
+
+ComputeAdvantages = Callable[[RolloutBatch], Tensor]
+"""A person's own advantages: all rollouts of the step -> [N] for sequences or [T] for tokens."""
+
+Rows = Sequence[tuple[float, ...]]
+"""One tuple a rollout, one number a response token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRules:
+    """What happens to rewards besides the algorithm: lengths are in tokens, penalties in units of reward."""
+
+    longest_response: int
+    overlong_buffer: int = 0
+    overlong_factor: float = 1.0
+    length_penalty: bool = False
+    mask_truncated: bool = False
+    running_norm: bool = False
+    minus_mean: bool = False
+    clip: float = 0.0
+    component_weights: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Annotations:
+    """What forwards of the trainer say about the rollouts of a step; empty where nobody asked."""
+
+    old: Rows
+    behaviour: Rows
+    reference: Rows = ()
+    values: Rows = ()
+    entropy: Rows = ()
+
+
+class CreditAssigner:
+    """Gives every response token its advantage and weight; keeps the running scale and the controlled coefficients."""
+
+    def __init__(
+        self,
+        record: PolicyAlgorithm,
+        rules: ScoreRules,
+        *,
+        seed: int,
+        kl_controller: AdaptiveKl | None = None,
+        entropy_controller: EntropyTarget | None = None,
+        compute_advantages: ComputeAdvantages | None = None,
+    ) -> None:
+        self._record = record
+        self._rules = rules
+        self._seed = seed
+        self._kl = kl_controller
+        self._entropy = entropy_controller
+        self._compute = compute_advantages
+        self._running = RunningMoments() if rules.running_norm else None
+
+    def coefficients(self) -> Coefficients:
+        """The weights of the terms besides the surrogate, as they are now."""
+        record = self._record
+        controlled = None if self._kl is None else self._kl.coefficient
+        drifts = record.drift_coef > 0
+        return Coefficients(
+            kl=record.kl_coef if controlled is None or drifts else controlled,
+            drift=controlled if controlled is not None and drifts else record.drift_coef,
+            entropy=record.entropy_coef if self._entropy is None else self._entropy.coefficient,
+        )
+
+    def control(self, metrics: Mapping[str, object], num_samples: int) -> dict[str, object]:
+        """Move the coefficients by what the step measured; what they are now, where anything moves."""
+        told: dict[str, object] = {}
+        measured = metrics.get("policy/kl" if self._record.drift_coef > 0 else "kl/rollout")
+        if self._kl is not None and isinstance(measured, float):
+            self._kl = self._kl.updated(measured, num_samples)
+            told["kl/coefficient"] = self._kl.coefficient
+        entropy = metrics.get("policy/entropy")
+        if self._entropy is not None and isinstance(entropy, float):
+            self._entropy = self._entropy.updated(entropy)
+            told["policy/entropy_coefficient"] = self._entropy.coefficient
+        return told
+
+    def __call__(
+        self, groups: Sequence[RolloutGroup], annotations: Annotations, *, step: int
+    ) -> tuple[list[TrainingSample], Metrics]:
+        """Samples in `flat_rollouts` order, and metrics as (total, count), the same on every rank."""
+        batch, metrics = self._batch(groups, annotations)
+        key = derive_key(self._seed, "credit", step)
+        credit = objectives.credit(self._record, batch, score=self._compute, key=key, **self._scale())
+        self._running = credit.running
+        metrics |= _effective_shares(credit.metrics)
+        return _samples(groups, annotations, batch, self._without_truncated(groups, batch, credit)), {
+            **metrics,
+            **credit.metrics,
+        }
+
+    def own_advantages(self, batch: RolloutBatch) -> Tensor:
+        """[T] what the algorithm itself gives each token, before the batch is normalised or clipped."""
+        return objectives.own_advantages(self._record, batch, **self._scale()).advantages_T
+
+    def _scale(self) -> dict[str, Any]:
+        return {
+            "running": self._running,
+            "minus_mean": self._rules.minus_mean,
+            "score_clip": self._rules.clip,
+            "kl_coef": self.coefficients().kl,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Plain JSON."""
+        running = self._running
+        return {
+            "kl_coefficient": None if self._kl is None else self._kl.coefficient,
+            "entropy_coefficient": None if self._entropy is None else self._entropy.coefficient,
+            "running": None if running is None else [running.count, running.mean, running.m2],
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()`."""
+        if self._kl is not None and state["kl_coefficient"] is not None:
+            self._kl = replace(self._kl, coefficient=float(state["kl_coefficient"]))
+        if self._entropy is not None and state["entropy_coefficient"] is not None:
+            self._entropy = replace(self._entropy, coefficient=float(state["entropy_coefficient"]))
+        if self._running is not None and state["running"] is not None:
+            count, mean, m2 = state["running"]
+            self._running = RunningMoments(int(count), float(mean), float(m2))
+
+    def _batch(self, groups: Sequence[RolloutGroup], told: Annotations) -> tuple[RolloutBatch, Metrics]:
+        rollouts = [rollout for _, rollout in flat_rollouts(groups)]
+        lengths_N = torch.tensor([rollout.num_sampled for rollout in rollouts])
+        spans_N = torch.tensor([len(rollout.completion_ids) for rollout in rollouts])
+        loss_mask_T = _loss_mask(rollouts)
+        rewards_N, group_ids_N = flat_rewards(groups)
+        components_NK, weights_K = self._components(rollouts)
+        if self._rules.component_weights is not None and components_NK is not None and weights_K is not None:
+            rewards_N = components_NK @ weights_K
+        correct_N = torch.tensor([is_correct(rollout) for rollout in rollouts])
+        shaped_N, metrics = self._shaped(rewards_N, correct_N, group_ids_N, lengths_N)
+        steps_T, step_mask_T = _steps(rollouts, shaped_N) if self._record.advantage.needs_steps else (None, None)
+        greedy = [group.baseline_reward for group, _ in flat_rollouts(groups)]
+        batch = RolloutBatch(
+            rewards_N=shaped_N,
+            group_ids_N=group_ids_N,
+            loss_mask_T=loss_mask_T,
+            segment_ids_T=torch.repeat_interleave(torch.arange(len(rollouts)), spans_N),
+            old_logprobs_T=_flat(told.old),
+            behaviour_logprobs_T=_flat(told.behaviour),
+            reference_logprobs_T=_flat(told.reference) if told.reference else None,
+            entropy_T=_flat(told.entropy) if told.entropy else None,
+            values_T=_flat(told.values) if told.values else None,
+            greedy_rewards_N=torch.tensor(greedy, dtype=torch.float64) if self._record.advantage.needs_greedy else None,
+            components_NK=components_NK if self._record.advantage.needs_components else None,
+            component_weights_K=weights_K if self._record.advantage.needs_components else None,
+            step_rewards_T=steps_T,
+            step_mask_T=step_mask_T,
+            turn_rewards_T=_turn_rewards(rollouts),
+        )
+        if batch.reference_logprobs_T is not None:
+            spent_T = kl.k3(batch.old_logprobs_T - batch.reference_logprobs_T)[loss_mask_T]
+            metrics["kl/rollout"] = spent_T.sum(), torch.tensor(float(len(spent_T)))
+        return batch, metrics
+
+    def _components(self, rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """[N, K] the parts of the rewards and [K] their weights (1 where none are given), K in the order of names."""
+        weights = self._rules.component_weights
+        if weights is None and not self._record.advantage.needs_components:
+            return None, None
+        names = sorted(weights if weights is not None else {name for r in rollouts for name in r.breakdown})
+        if not names:  # a reward without parts is one part
+            whole = torch.tensor([[rollout.reward] for rollout in rollouts], dtype=torch.float64)
+            return whole, torch.ones(1, dtype=torch.float64)
+        factors = [1.0 if weights is None else weights[name] for name in names]
+        rows = [[r.breakdown.get(name, 0.0) for name in names] for r in rollouts]
+        return torch.tensor(rows, dtype=torch.float64), torch.tensor(factors, dtype=torch.float64)
+
+    def _shaped(
+        self, rewards_N: Tensor, correct_N: Tensor, group_ids_N: Tensor, lengths_N: Tensor
+    ) -> tuple[Tensor, Metrics]:
+        rules, metrics = self._rules, Metrics()
+        number = torch.tensor(float(len(rewards_N)))
+        if rules.overlong_buffer:
+            penalty_N = shaping.soft_overlong_penalty(
+                lengths_N,
+                max_length=rules.longest_response,
+                buffer=rules.overlong_buffer,
+                factor=rules.overlong_factor,
+            )
+            metrics["reward/overlong_penalty"] = penalty_N.sum(), number
+            rewards_N = rewards_N + penalty_N
+        if rules.length_penalty:
+            penalty_N = shaping.kimi_length_reward(correct_N, lengths_N, group_ids_N)
+            metrics["reward/length_term"] = penalty_N.sum(), number
+            rewards_N = rewards_N + penalty_N
+        return rewards_N, metrics
+
+    def _without_truncated(self, groups: Sequence[RolloutGroup], batch: RolloutBatch, credit: Credit) -> Credit:
+        """Responses that were cut off teach nothing; they stay in the denominators and in their groups."""
+        if not self._rules.mask_truncated:
+            return credit
+        whole = [rollout.finish_reason != "length" for _, rollout in flat_rollouts(groups)]
+        whole_T = torch.tensor(whole, dtype=torch.float64)[batch.segment_ids_T]
+        weights_T = whole_T if credit.weights_T is None else credit.weights_T * whole_T
+        return Credit(
+            credit.advantages_T, credit.returns_T, weights_T, credit.selected_T, credit.running, credit.metrics
+        )
+
+
+def parse_component_weights(text: str) -> dict[str, float] | None:
+    """`correctness=0.9,format=0.1` as a mapping; None for an empty text. ValueError where a part is no NAME=NUMBER."""
+    if not text:
+        return None
+    pairs = [part.partition("=") for part in text.split(",")]
+    return {name.strip(): float(number) for name, _, number in pairs}
+
+
+def _effective_shares(metrics: Metrics) -> Metrics:
+    """Effective share of the tokens and of the sequences: mean(weight)^2 / mean(weight^2), in (0, 1]."""
+    shares = Metrics()
+    for kind, name in (("weight", "token"), ("sequence_weight", "sequence")):
+        if f"mismatch/{kind}" in metrics:
+            (first, count), (second, _) = metrics[f"mismatch/{kind}"], metrics[f"mismatch/{kind}_square"]
+            shares[f"mismatch/effective_{name}_share"] = first.square() / (second * count), torch.ones(())
+    return shares
+
+
+def is_correct(rollout: Rollout) -> bool:
+    """The reward's own verdict where it gives one ("correctness" among its parts), else whether the reward is 1."""
+    return rollout.reward is not None and bool(rollout.breakdown.get("correctness", rollout.reward) >= 1.0)
+
+
+def _loss_mask(rollouts: Sequence[Rollout]) -> Tensor:
+    """[T] bool: the tokens that the policy sampled."""
+    rows = (rollout.loss_mask or (True,) * len(rollout.completion_ids) for rollout in rollouts)
+    return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.bool)
+
+
+def _turn_rewards(rollouts: Sequence[Rollout]) -> Tensor | None:
+    """[T] what turns earned, at their last tokens; None without conversations."""
+    if not any(rollout.turns for rollout in rollouts):
+        return None
+    earned = [dict(rollout.steps) for rollout in rollouts]
+    rows = zip(rollouts, earned, strict=True)
+    values = (place_of.get(place, 0.0) for r, place_of in rows for place in range(len(r.completion_ids)))
+    return torch.tensor(list(values), dtype=torch.float64)
+
+
+def _flat(rows: Rows) -> Tensor:
+    return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.float64)
+
+
+def _steps(rollouts: Sequence[Rollout], rewards_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Rewards of steps at the tokens that end them; a rollout without steps has one: its reward, at its end."""
+    values: list[float] = []
+    marks: list[bool] = []
+    for rollout, reward in zip(rollouts, rewards_N.tolist(), strict=True):
+        steps: dict[int, float] = dict(rollout.steps) or {len(rollout.completion_ids) - 1: reward}
+        values += [steps.get(place, 0.0) for place in range(len(rollout.completion_ids))]
+        marks += [place in steps for place in range(len(rollout.completion_ids))]
+    return torch.tensor(values, dtype=torch.float64), torch.tensor(marks, dtype=torch.bool)
+
+
+def _samples(
+    groups: Sequence[RolloutGroup], told: Annotations, batch: RolloutBatch, credit: Credit
+) -> list[TrainingSample]:
+    lengths = [len(rollout.completion_ids) for _, rollout in flat_rollouts(groups)]
+
+    def rows(values_T: Tensor | None) -> Sequence[tuple[Any, ...]]:
+        return [] if values_T is None else [tuple(row.tolist()) for row in values_T.split(lengths)]
+
+    token_advantages = rows(credit.advantages_T)
+    learned = rows(batch.loss_mask_T)
+    of_loss = [
+        [a for a, is_learned in zip(row, mask, strict=True) if is_learned]
+        for row, mask in zip(token_advantages, learned, strict=True)
+    ]
+    constant = [len(set(row)) <= 1 for row in of_loss]
+    return build_samples(
+        groups,
+        [row[0] if row else 0.0 for row in of_loss],
+        told.old,
+        told.reference,
+        token_advantages=[() if same else row for row, same in zip(token_advantages, constant, strict=True)],
+        old_values=told.values,
+        returns=rows(credit.returns_T),
+        token_weights=rows(credit.weights_T),
+        selected=rows(credit.selected_T),
+    )

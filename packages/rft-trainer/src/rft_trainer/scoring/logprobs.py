@@ -1,0 +1,77 @@
+"""Log-probabilities that the algorithm asks for besides the engine's: one forward without gradient.
+
+Used for the reference policy, and for the policy at the start of the step where the engine's own
+log-probs may not stand in for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from rft_trainer.batches.packing import pack
+from rft_trainer.protocols import Collectives, Policy
+from rft_trainer.records.rollouts import RolloutGroup, TrainingSample
+from rft_trainer.scoring.sharded_forward import Forward, ResponseNumbers
+
+
+class LogprobAnnotator:
+    """Scores responses under a policy; every rank gets the log-probs of all, in order."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        collectives: Collectives,
+        *,
+        max_sequences: int,
+        max_tokens: int,
+        temperature: float,
+        device: str = "cpu",
+        in_step: bool = False,
+    ) -> None:
+        """`in_step` as in `ResponseNumbers`."""
+        self._policy = policy
+        self._temperature = temperature
+        self._device = device
+
+        def numbers(forward: Forward) -> ResponseNumbers:
+            return ResponseNumbers(
+                forward, collectives, max_sequences=max_sequences, max_tokens=max_tokens, in_step=in_step
+            )
+
+        self._all_ranks, self._all_entropies = numbers(self._logprobs), numbers(self._entropies)
+
+    def __call__(self, groups: Sequence[RolloutGroup]) -> list[tuple[float, ...]]:
+        """One tuple a rollout in `flat_rollouts` order, one number a response token."""
+        return self._all_ranks(groups)
+
+    def entropies(self, groups: Sequence[RolloutGroup]) -> list[tuple[float, ...]]:
+        """The same for the entropy of the policy at each response token, in nats."""
+        return self._all_entropies(groups)
+
+    def _entropies(self, samples: Sequence[TrainingSample]) -> Tensor:
+        batch = pack(samples, self._device)
+        _, entropy_T = self._policy.token_logprobs(
+            batch.token_ids_T,
+            batch.positions_T,
+            batch.segment_ids_T,
+            batch.loss_mask_T,
+            temperature=self._temperature,
+            with_entropy=True,
+            **batch.media_arguments,
+        )
+        assert entropy_T is not None
+        return entropy_T
+
+    def _logprobs(self, samples: Sequence[TrainingSample]) -> Tensor:
+        batch = pack(samples, self._device)
+        logprobs_T, _ = self._policy.token_logprobs(
+            batch.token_ids_T,
+            batch.positions_T,
+            batch.segment_ids_T,
+            batch.loss_mask_T,
+            temperature=self._temperature,
+            **batch.media_arguments,
+        )
+        return logprobs_T

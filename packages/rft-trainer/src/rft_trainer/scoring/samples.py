@@ -1,0 +1,121 @@
+"""From scored groups to training samples: what is kept, and the advantage of each rollout."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rft_core.keyed_random import derive_key, permutation
+from rft_trainer.records.rollouts import Rollout, RolloutGroup, TrainingSample
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Groups that go on, and how many rollouts were left out for which reason."""
+
+    groups: tuple[RolloutGroup, ...]
+    reasons: dict[str, int]
+
+
+def keep_scored(groups: Sequence[RolloutGroup], *, smallest_group: int = 2, needs_baseline: bool = False) -> Kept:
+    """Leave out rollouts without a score, then groups with too few left to compare, or without their baseline."""
+    reasons: Counter[str] = Counter()
+    kept: list[RolloutGroup] = []
+    for group in groups:
+        scored = tuple(rollout for rollout in group.rollouts if rollout.reward is not None)
+        reasons["unscored"] += len(group.rollouts) - len(scored)
+        if len(scored) < smallest_group:
+            reasons["alone_in_group"] += len(scored)
+        elif needs_baseline and group.baseline_reward is None:
+            reasons["no_baseline"] += len(scored)
+        else:
+            kept.append(replace(group, rollouts=scored))
+    return Kept(tuple(kept), {name: count for name, count in reasons.items() if count})
+
+
+def keep_with_signal(kept: Kept) -> Kept:
+    """Leave out groups in which every rollout has the same reward, in the denominators too (DAPO, 2503.14476)."""
+    groups = tuple(g for g in kept.groups if has_signal(g))
+    dropped = sum(len(g.rollouts) for g in kept.groups) - sum(len(g.rollouts) for g in groups)
+    return Kept(groups, kept.reasons | ({"no_signal": dropped} if dropped else {}))
+
+
+def has_signal(group: RolloutGroup) -> bool:
+    """Whether the rewards of a group differ, before any shaping for length."""
+    return len({rollout.reward for rollout in group.rollouts if rollout.reward is not None}) > 1
+
+
+def shuffle_rewards(groups: Sequence[RolloutGroup], seed: int) -> list[RolloutGroup]:
+    """The control experiment: within each group the rewards change places, so that they carry no information."""
+    shuffled: list[RolloutGroup] = []
+    for group in groups:
+        key = derive_key(seed, "shuffle-rewards", group.epoch, group.position)
+        order = permutation(key, len(group.rollouts)).tolist()
+        shuffled.append(
+            replace(
+                group,
+                rollouts=tuple(
+                    replace(rollout, reward=group.rollouts[j].reward, status=group.rollouts[j].status)
+                    for rollout, j in zip(group.rollouts, order, strict=True)
+                ),
+            )
+        )
+    return shuffled
+
+
+def flat_rollouts(groups: Sequence[RolloutGroup]) -> list[tuple[RolloutGroup, Rollout]]:
+    """Every rollout with its group, in group order: the order of all flat lists below."""
+    return [(group, rollout) for group in groups for rollout in group.rollouts]
+
+
+def flat_rewards(groups: Sequence[RolloutGroup]) -> tuple[Tensor, Tensor]:
+    """(rewards_N float64, group_ids_N int64) over `flat_rollouts`; every reward must be there."""
+    rewards = [rollout.reward for _, rollout in flat_rollouts(groups)]
+    assert all(reward is not None for reward in rewards), "unscored rollouts must be left out before advantages"
+    sizes = torch.tensor([len(group.rollouts) for group in groups], dtype=torch.int64)
+    return torch.tensor(rewards, dtype=torch.float64), torch.repeat_interleave(torch.arange(len(groups)), sizes)
+
+
+def build_samples(
+    groups: Sequence[RolloutGroup],
+    advantages: Sequence[float],
+    old_logprobs: Sequence[tuple[float, ...]],
+    reference_logprobs: Sequence[tuple[float, ...]],
+    **token_fields: Sequence[tuple[Any, ...]],
+) -> list[TrainingSample]:
+    """One sample a rollout, in `flat_rollouts` order; `reference_logprobs` and other fields of tokens may be empty."""
+    flat = flat_rollouts(groups)
+    fields = {"reference_logprobs": reference_logprobs, **token_fields}
+    masks = [rollout.loss_mask for _, rollout in flat]
+    fields |= {"loss_mask": masks} if any(masks) else {}
+    given: dict[str, Sequence[tuple[Any, ...]]] = {name: rows for name, rows in fields.items() if rows}
+    return [
+        TrainingSample(
+            sample_id=f"{group.epoch}/{group.position}/{rollout.prompt_id}#{rollout.sample_index}",
+            token_ids=group.prompt.token_ids + rollout.completion_ids,
+            prompt_length=len(group.prompt.token_ids),
+            advantage=advantages[i],
+            behaviour_logprobs=rollout.behaviour_logprobs,
+            old_logprobs=old_logprobs[i],
+            media=group.prompt.media,
+            **{name: rows[i] for name, rows in given.items()},
+        )
+        for i, (group, rollout) in enumerate(flat)
+    ]
+
+
+def with_gradient(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """Samples whose advantage is not zero: where the objective has no term besides the advantage's,
+    the others have a gradient of exactly zero and need no forward. They stay in the denominators.
+    """
+    return [sample for sample in samples if sample.has_advantage]
+
+
+def optimizer_batches(samples: Sequence[TrainingSample], batch_size: int) -> list[list[TrainingSample]]:
+    """Samples of each optimizer step, in order; the last may be smaller and has its own denominator."""
+    return [list(samples[start : start + batch_size]) for start in range(0, len(samples), batch_size)]

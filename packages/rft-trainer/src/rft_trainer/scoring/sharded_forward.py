@@ -1,0 +1,79 @@
+"""One number a response token from a forward pass, of all rollouts, shared out over the ranks and known to each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from rft_trainer.batches.packing import assign_to_ranks, cut_in_order, num_idle_turns
+from rft_trainer.protocols import Collectives
+from rft_trainer.records.rollouts import RolloutGroup, TrainingSample
+from rft_trainer.scoring.samples import build_samples, flat_rollouts
+
+Forward = Callable[[Sequence[TrainingSample]], Tensor]
+"""A micro-batch of samples to one number for each of their tokens, laid end to end."""
+
+
+class ResponseNumbers:
+    """Runs a forward on this rank's share of the rollouts and exchanges what it gives."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        collectives: Collectives,
+        *,
+        max_sequences: int,
+        max_tokens: int,
+        in_step: bool = False,
+    ) -> None:
+        """`in_step`: every forward is an exchange, so all ranks must make equally many."""
+        self._in_step = in_step
+        self._forward = forward
+        self._collectives = collectives
+        self._max_sequences = max_sequences
+        self._max_tokens = max_tokens
+
+    @torch.no_grad()
+    def __call__(self, groups: Sequence[RolloutGroup]) -> list[tuple[float, ...]]:
+        """One tuple a rollout in `flat_rollouts` order, one number a response token; the same on every rank."""
+        blank: list[tuple[float, ...]] = [()] * len(flat_rollouts(groups))
+        samples = build_samples(groups, [0.0] * len(blank), blank, [])
+        mine = assign_to_ranks([s.num_tokens for s in samples], self._collectives.world_size)
+        share = mine[self._collectives.rank]
+        found = dict(zip(share, self._of_share([samples[i] for i in share]), strict=True))
+        if self._in_step and samples:
+            self._keep_in_step(samples)
+        if self._collectives.world_size > 1:
+            found = self._exchange(samples, mine, found)
+        return [found[i] for i in range(len(samples))]
+
+    def _of_share(self, samples: Sequence[TrainingSample]) -> list[tuple[float, ...]]:
+        result: list[tuple[float, ...]] = []
+        for cut in self._cut([s.num_tokens for s in samples]):
+            chosen = [samples[i] for i in cut]
+            rows = self._forward(chosen).cpu().split([s.num_tokens for s in chosen])
+            result += [tuple(row[s.prompt_length :].tolist()) for row, s in zip(rows, chosen, strict=True)]
+        return result
+
+    def _cut(self, num_tokens: Sequence[int]) -> list[list[int]]:
+        return cut_in_order(num_tokens, self._max_sequences, self._max_tokens)
+
+    def _keep_in_step(self, samples: Sequence[TrainingSample]) -> None:
+        ranks, lengths = self._collectives, [s.num_tokens for s in samples]
+        for _ in range(num_idle_turns(lengths, ranks.rank, ranks.world_size, self._cut)):
+            self._forward([min(samples, key=lambda s: s.num_tokens)])
+
+    def _exchange(
+        self, samples: Sequence[TrainingSample], mine: list[list[int]], found: dict[int, tuple[float, ...]]
+    ) -> dict[int, tuple[float, ...]]:
+        """Float32 bits travel as they are, so 2 ranks read what 1 rank would have computed."""
+        own = torch.tensor([x for i in mine[self._collectives.rank] for x in found[i]], dtype=torch.float32)
+        parts = self._collectives.gather_bytes(own.numpy().tobytes())
+        merged: dict[int, tuple[float, ...]] = {}
+        for indices, part in zip(mine, parts, strict=True):
+            values = torch.frombuffer(bytearray(part), dtype=torch.float32) if part else torch.empty(0)
+            lengths = [samples[i].num_tokens - samples[i].prompt_length for i in indices]
+            merged |= {i: tuple(row.tolist()) for i, row in zip(indices, values.split(lengths), strict=True)}
+        return merged

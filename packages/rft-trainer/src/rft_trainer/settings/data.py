@@ -1,0 +1,128 @@
+"""Which rows are read, and how a row becomes a prompt. No torch is imported here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptTextSettings:
+    """How a row of data becomes a prompt."""
+
+    input_key: str = "input"
+    """Column that holds the prompt (text, or a list of chat messages)."""
+
+    input_template: str = ""
+    """Text around the prompt, with {} where the prompt goes; empty = the prompt as it is."""
+
+    apply_chat_template: bool = False
+    """Render the prompt with the tokenizer's chat template."""
+
+    system_prompt: str = ""
+    """System message put before the prompt (with `apply_chat_template`); empty = none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutSettings(PromptTextSettings):
+    """The held-out rows."""
+
+    eval_data: str = ""
+    """Held-out data: a .jsonl, .json, .csv or .parquet file, a pattern, or a directory."""
+
+    eval_split: str = "test"
+    """Split of `eval_data` to use, where it has splits."""
+
+    max_eval_samples: int = field(default=500, metadata={"minimum": 0})
+    """Held-out rows used; 0 = all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalDataSettings(HeldOutSettings):
+    """The held-out rows, with their answers."""
+
+    label_key: str = "label"
+    """Column that holds the answer a reward compares with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainRowsSettings:
+    """The rows to train on, and how they are read."""
+
+    prompt_data: str = ""
+    """Training data: a file, a pattern or a directory; several joined by commas."""
+
+    prompt_data_probs: str = ""
+    """Shares of the several `prompt_data`, joined by commas; empty = by their sizes."""
+
+    prompt_split: str = "train"
+    """Split of `prompt_data` to use, where it has splits."""
+
+    max_samples: int = field(default=0, metadata={"minimum": 0})
+    """Training rows used; 0 = all."""
+
+    num_workers: int = field(default=0, metadata={"minimum": 0})
+    """Threads that render and tokenize rows; 0 = the main thread."""
+
+    prefetch_factor: int = field(default=2, metadata={"minimum": 1})
+    """Batches each of these threads prepares ahead (with `num_workers`)."""
+
+    dataloader_pin_memory: bool = False
+    """Put prepared batches into page-locked memory (faster copies to a GPU)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings(EvalDataSettings, TrainRowsSettings):
+    """Prompts to train on and to evaluate on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftDataSettings(HeldOutSettings, TrainRowsSettings):
+    """Demonstrations to train on and to evaluate on."""
+
+    output_key: str = "output"
+    """Column that holds the response to learn."""
+
+    held_out_rows: int = field(default=0, metadata={"minimum": 0})
+    """Training rows, chosen by the seed, that are kept out of training and give the held-out loss; 0 = none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildDataSettings:
+    """The texts that a tokenizer is learned from."""
+
+    texts: str
+    """Files of texts, joined by commas: .txt as it is, or a file of rows with `text_keys`."""
+
+    text_keys: str = "text"
+    """Columns of the rows that hold texts, joined by commas."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateDataSettings(PromptTextSettings):
+    """What to answer, and where the answers go."""
+
+    prompt: str = ""
+    """One prompt given as text; empty = the rows of `prompt_data`."""
+
+    prompt_data: str = ""
+    """Prompts to answer: a file, a pattern or a directory."""
+
+    prompt_split: str = "train"
+    """Split of `prompt_data` to use, where it has splits."""
+
+    max_samples: int = field(default=0, metadata={"minimum": 0})
+    """Prompts answered; 0 = all."""
+
+    n_samples_per_prompt: int = field(default=1, metadata={"minimum": 1})
+    """Completions drawn for each prompt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConformanceDataSettings(GenerateDataSettings):
+    """The prompts that engines continue; without any, a few short texts that are built in."""
+
+    max_samples: int = field(default=16, metadata={"minimum": 0})
+    """Prompts used; 0 = all."""
+
+    n_samples_per_prompt: int = field(default=4, metadata={"minimum": 1})
+    """Completions drawn for each prompt."""

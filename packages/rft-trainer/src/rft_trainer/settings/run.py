@@ -1,0 +1,73 @@
+"""Seed, run directory, saving, logging and stopping. No torch is imported here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedSettings:
+    """What makes a command repeatable and explainable."""
+
+    seed: int = field(default=42, metadata={"minimum": 0})
+    """Start of every random draw: the same seed gives the same run."""
+
+    debug: bool = False
+    """Report collectives, kernels and native crashes in detail (slower)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings(SeedSettings):
+    """What a run is called and what it reports."""
+
+    run_name: str = ""
+    """Name of the run; empty = <recipe>-<date>-<word>."""
+
+    log_interval: int = field(default=1, metadata={"minimum": 1})
+    """Steps between printed lines."""
+
+    max_refused_steps: int = field(default=3, metadata={"minimum": 0})
+    """Updates in a row that may be refused for non-finite gradients before the run stops."""
+
+    use_wandb: str = field(default="", metadata={"bare": "rft"})
+    """Project of Weights & Biases to report to; bare = rft; empty = none. The key is read from WANDB_API_KEY."""
+
+    wandb_org: str = ""
+    """Team or user of Weights & Biases that owns the project."""
+
+    wandb_group: str = ""
+    """Group of runs of Weights & Biases."""
+
+    wandb_run_name: str = ""
+    """Name of the run at Weights & Biases; empty = the run's own."""
+
+    use_tensorboard: str = field(default="", metadata={"bare": "tensorboard"})
+    """Directory of TensorBoard event files; bare = tensorboard; empty = none."""
+
+    use_trackio: str = field(default="", metadata={"bare": "rft"})
+    """Project of trackio to report to; bare = rft; empty = none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlRunSettings(RunSettings):
+    """What a run is called, what it reports, and when it gives up."""
+
+    save_trajectories: bool = True
+    """Write prompts, responses and rewards to rollouts/step_N.jsonl."""
+
+    num_trajectories_to_save: int = field(default=10, metadata={"minimum": 1})
+    """Responses written for a step (with `save_trajectories`)."""
+
+    rollout_log_interval: int = field(default=10, metadata={"minimum": 1})
+    """Steps between two such files (with `save_trajectories`)."""
+
+    max_unscored_share: float = field(default=0.1, metadata={"minimum": 0.0, "maximum": 1.0})
+    """Share of a step's rewards that may fail before the run stops."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputSettings(SeedSettings):
+    """Where the answers of a command that trains nothing go."""
+
+    output: str = ""
+    """File for one JSON line per completion; empty = only the summary is printed."""

@@ -1,0 +1,43 @@
+"""Supervised fine-tuning: epochs, learning rate, loss. No torch is imported here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftTrainingSettings:
+    """How long and in what batches demonstrations are learned."""
+
+    learning_rate: float = field(default=1e-5, metadata={"above": 0.0})
+    """Peak learning rate."""
+
+    max_epochs: int = field(default=3, metadata={"minimum": 1})
+    """Passes over the training rows."""
+
+    max_steps: int = field(default=0, metadata={"minimum": 0})
+    """Optimizer steps after which the run ends; 0 = when the epochs end."""
+
+    train_batch_size: int = field(default=32, metadata={"minimum": 1})
+    """Sequences in one optimizer step, over all ranks."""
+
+    micro_train_batch_size: int = field(default=8, metadata={"minimum": 1})
+    """Sequences in one forward and backward pass of a rank."""
+
+    max_tokens_per_micro_batch: int = field(default=0, metadata={"minimum": 0})
+    """Cap on the tokens of one forward pass; 0 = only the size above counts."""
+
+    packing_samples: bool = False
+    """Fill each forward pass up to its cap on tokens instead of counting sequences. The step is the same."""
+
+    max_len: int | None = field(default=None, metadata={"minimum": 2})
+    """Longest sequence, in tokens; longer rows are refused and counted; none = what the model can take."""
+
+    patience: int = field(default=0, metadata={"minimum": 0})
+    """Evaluations without a better held-out loss after which the run ends, with the best weights; 0 = never early."""
+
+    min_improvement: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Fall of the held-out loss, in nats a token, that counts as better (with `patience`)."""
+
+    target_loss: float = field(default=0.0, metadata={"minimum": 0.0})
+    """Held-out loss, in nats a token, at which the run ends; 0 = at none."""

@@ -1,0 +1,1 @@
+"""Tasks with generated data: additions, dialogues, drawn images. May import `data` and `environments`."""

@@ -1,0 +1,1 @@
+"""Test doubles of this package's own protocols."""

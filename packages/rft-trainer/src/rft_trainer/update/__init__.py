@@ -1,0 +1,1 @@
+"""One optimizer step, the critic, monitors. May import `scoring` and `batches`."""

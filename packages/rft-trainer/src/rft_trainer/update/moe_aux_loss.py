@@ -1,0 +1,73 @@
+"""The load-balancing loss of a mixture of experts beside the objective of an optimizer step.
+
+Its frequencies are those of the whole step, so they are counted over all micro-batches and ranks before the first
+backward pass: one forward more without gradient, except where the step is one micro-batch on one rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rft_trainer.metrics.totals import MetricTotals
+from rft_trainer.protocols import BalanceShare, Collectives, RoutedPolicy
+from rft_trainer.records.rollouts import Counts, TokenBatch
+
+
+class BalancedForward:
+    """Takes the place of a policy's `token_logprobs` in an optimizer step, and keeps what the routers add to the loss.
+
+    Example::
+
+        balanced = BalancedForward(policy, coefficient=0.001, collectives=ranks)
+        balanced.begin(micro_batches)
+        logprobs_T, entropy_T = balanced.token_logprobs(...)
+        loss = objective(...).loss + balanced.term(batch, counts, totals)
+    """
+
+    def __init__(self, policy: RoutedPolicy, *, coefficient: float, collectives: Collectives) -> None:
+        self._policy = policy
+        self._coefficient = coefficient
+        self._collectives = collectives
+        self._counts_E: Tensor | None = None
+        self._last: BalanceShare | None = None
+
+    def begin(self, batches: Sequence[TokenBatch], idle: Sequence[TokenBatch] = ()) -> None:
+        """Count this rank's micro-batches of a step and add up over ranks; every rank calls it, also one without.
+
+        `idle` ones are computed and not counted, where every forward is an exchange.
+        """
+        self._counts_E = None
+        if len(batches) == 1 and self._collectives.world_size == 1:
+            return
+        counts_E = torch.zeros(self._policy.num_experts, dtype=torch.float64)
+        for batch in batches:
+            found_E = self._policy.expert_counts(
+                batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T
+            )
+            counts_E += found_E.cpu()
+        for batch in idle:
+            self._policy.expert_counts(batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T)
+        self._counts_E = self._collectives.sum(counts_E)
+
+    def token_logprobs(self, *batch: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """The policy's, with the routers' logits of the same forward."""
+        logprobs_T, entropy_T, self._last = self._policy.token_logprobs_and_balance(
+            *batch, expert_counts_E=self._counts_E, **options
+        )
+        return logprobs_T, entropy_T
+
+    def term(self, batch: TokenBatch, counts: Counts, totals: MetricTotals) -> Tensor:
+        """What the last forward adds to the loss: coefficient x share.
+
+        Metrics: `router/balance`, the loss itself (the number of choices a token has where experts are used alike),
+        and `router/max_load`.
+        """
+        assert self._last is not None, "a forward comes first"
+        num_here = batch.loss_mask_T.sum(dtype=torch.float64)
+        totals.add({"router/balance": (self._last.share, num_here / max(counts.num_loss_tokens, 1))})
+        totals.peak("router/max_load", self._last.max_load)
+        return self._coefficient * self._last.share

@@ -1,0 +1,69 @@
+"""Values that are not finite, found where they would do harm: before a reward is believed, before a save.
+
+A model with a NaN in its weights still samples tokens. No reward likes them, all advantages are 0, and
+so are the gradients: without these checks such a run looks like one that learns nothing, and its
+checkpoints take the place of good ones.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from rft_core.errors import NumericsError
+from rft_trainer.protocols import Collectives
+from rft_trainer.records.rollouts import Rollout
+
+
+def refuse_non_finite_samples(sampled: Iterable[Sequence[Rollout]], *, during: str, do: str) -> None:
+    """Raise `NumericsError` for the first rollout with a log-probability that is not finite.
+
+    `during` says what was sampled for, `do` is the remedy.
+    """
+    for rollouts in sampled:
+        for rollout in rollouts:
+            if not all(map(math.isfinite, rollout.behaviour_logprobs)):
+                raise NumericsError(
+                    code="numerics.sampled_logprobs",
+                    what=f"the engine gave a log-probability that is not finite for {rollout.prompt_id}"
+                    f"#{rollout.sample_index}, {len(rollout.completion_ids)} tokens",
+                    where=f"{during}; weights of step {rollout.weight_version}",
+                    why="a model that gives no probabilities has weights or activations that are not finite",
+                    state="what was sampled is not used and no weight was changed by it",
+                    do=do,
+                )
+
+
+def refuse_non_finite_weights(
+    named_parameters: Iterable[tuple[str, Tensor]],
+    collectives: Collectives,
+    *,
+    step: int,
+    last_good: int | None,
+    do: str,
+) -> None:
+    """Raise `NumericsError`, on every rank, naming the first weights that are not finite on any.
+
+    One exchange with the device in all, and one between ranks unless something is wrong.
+    """
+    found = [(name, parameter.detach().isfinite().all()) for name, parameter in named_parameters]
+    fine = not found or bool(torch.stack([one.to(found[0][1].device) for _, one in found]).all())
+    if not int(collectives.max(torch.tensor([0 if fine else 1]))):
+        return
+    own = json.dumps([name for name, one in found if not one]).encode()
+    bad = sorted({name for part in collectives.gather_bytes(own) for name in json.loads(part)})
+    saved = (
+        "no checkpoint was saved before" if last_good is None else f"the last checkpoint is that of step {last_good}"
+    )
+    raise NumericsError(
+        code="numerics.weights",
+        what=f"{len(bad)} of {len(found)} weights hold values that are not finite: {', '.join(bad[:3])}",
+        where=f"step {step}, before it was saved",
+        why="such a checkpoint would take the place of one that can be used",
+        state=f"nothing was saved; {saved}",
+        do=do,
+    )

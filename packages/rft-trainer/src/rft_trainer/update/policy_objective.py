@@ -1,0 +1,95 @@
+"""The algorithm's record applied to this package's batches: the loss of a micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rft_algos import objectives
+from rft_algos.algorithms.published import PolicyAlgorithm
+from rft_algos.objectives import Coefficients
+from rft_trainer.records.rollouts import Counts, TokenBatch
+
+
+class PolicyObjective:
+    """The record's policy loss on one micro-batch."""
+
+    def __init__(self, record: PolicyAlgorithm, coefficients: Callable[[], Coefficients] | None = None) -> None:
+        self._record = record
+        self._coefficients = coefficients or (lambda: Coefficients.of(record))
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether the loss has an entropy term, so that gradients flow through the entropy."""
+        return self._record.needs_entropy
+
+    @property
+    def logs_entropy(self) -> bool:
+        """Always: a policy that collapses shows in its entropy first."""
+        return True
+
+    @property
+    def by_token(self) -> bool:
+        """Whether the loss of a token depends on that token alone, so that it can be taken apart."""
+        return objectives.is_by_token(self._record)
+
+    def token_losses(self, batch: TokenBatch, counts: Counts) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """(log-probs [N], entropies [N], which tokens [N]) -> their losses [N]; over all loss tokens they add up to the
+        loss of the micro-batch.
+        """
+        assert batch.old_logprobs_T is not None
+        weights_T = objectives.token_weights(
+            self._record,
+            loss_mask_T=batch.loss_mask_T,
+            segment_ids_T=batch.segment_ids_T,
+            num_loss_tokens=counts.num_loss_tokens,
+            num_sequences=counts.num_sequences,
+            dtype=torch.float64,
+        )
+        coefficients = self._coefficients()
+        old_T, reference_T = batch.old_logprobs_T, batch.reference_logprobs_T
+
+        def losses(logprobs_N: Tensor, entropy_N: Tensor, tokens_N: Tensor) -> Tensor:
+            def taken(values_T: Tensor | None) -> Tensor | None:
+                return None if values_T is None else values_T[tokens_N]
+
+            return objectives.token_losses(
+                self._record,
+                logprobs_T=logprobs_N,
+                old_logprobs_T=old_T[tokens_N],
+                reference_logprobs_T=taken(reference_T),
+                advantages_T=batch.advantages_T[tokens_N],
+                weights_T=weights_T[tokens_N],
+                entropy_T=entropy_N if self.needs_entropy else None,
+                token_weights_T=taken(batch.token_weights_T),
+                selected_T=taken(batch.selected_T),
+                coefficients=coefficients,
+            )
+
+        return losses
+
+    def __call__(
+        self, batch: TokenBatch, logprobs_T: Tensor, entropy_T: Tensor | None, counts: Counts
+    ) -> objectives.LossOutput:
+        """Loss with the denominators of the whole optimizer step."""
+        old_logprobs_T = batch.old_logprobs_T
+        if old_logprobs_T is None:  # only prompts in this micro-batch: nothing is masked in
+            old_logprobs_T = torch.zeros_like(logprobs_T)
+        return objectives.policy_loss(
+            self._record,
+            logprobs_T=logprobs_T,
+            old_logprobs_T=old_logprobs_T,
+            reference_logprobs_T=batch.reference_logprobs_T,
+            advantages_T=batch.advantages_T,
+            loss_mask_T=batch.loss_mask_T,
+            segment_ids_T=batch.segment_ids_T,
+            entropy_T=entropy_T,
+            num_loss_tokens=counts.num_loss_tokens,
+            num_sequences=counts.num_sequences,
+            behaviour_logprobs_T=batch.behaviour_logprobs_T,
+            token_weights_T=batch.token_weights_T,
+            selected_T=batch.selected_T,
+            coefficients=self._coefficients(),
+        )

@@ -1,0 +1,1 @@
+"""Processes that can be killed, for user code. Imports no other room."""

@@ -1,0 +1,227 @@
+"""Scoring processes that can be killed: a deadline a job, and no answer is never a number.
+
+Each process is started afresh (no fork of this one, no pickle: JSON lines over pipes), leads a
+process group of its own and is killed with all its children. A job whose process is killed or
+dies gets a status; other jobs do not notice, and another process takes its place.
+"""
+
+from __future__ import annotations
+
+import math
+import selectors
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rft_core import fault_points
+from rft_core.errors import DataError, OptionsError, RftError, ServiceError
+from rft_trainer.records.scores import RewardStatus
+from rft_trainer.workers.process import ScoringProcess
+
+_SEND = fault_points.declare("reward.send", "a job is about to be handed to a scoring process")
+
+_MAX_FAILED_STARTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One call of the task."""
+
+    payload: Mapping[str, object]
+    seconds: float
+    """Allowed from the moment a process takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a job: a result with status ok, or the reason why there is none."""
+
+    status: RewardStatus
+    result: object = None
+    detail: str = ""
+    place: str = ""
+    """file:line of what was raised, where it is known."""
+
+
+class WorkerPool:
+    """Up to `num_workers` processes that run one task; they start when there is work for them.
+
+    Example::
+
+        with WorkerPool("math", num_workers=2, memory_bytes=1 << 30) as pool:
+            [outcome] = pool.run([Job({"gold": "1/2", "prediction": "0.5"}, seconds=5.0)])
+    """
+
+    def __init__(self, task: str, *, num_workers: int, memory_bytes: int = 0, start_seconds: float = 120.0) -> None:
+        """
+        Args:
+            task: "math", or "file:PATH:FUNCTION"; see `worker`.
+            num_workers: processes at work at once.
+            memory_bytes: address space of each; 0 = no limit.
+            start_seconds: time to import what the task needs.
+        """
+        assert num_workers >= 1, f"num_workers must be 1 or more, it is {num_workers}"
+        self._task, self._max_processes = task, num_workers
+        self._memory_bytes, self._start_seconds = memory_bytes, start_seconds
+        self._processes: list[ScoringProcess] = []
+        self._num_wanted = 0
+        self._failed_starts = 0
+        self._lock = threading.Lock()
+        # also at the end of the interpreter, so that no process outlives a run that was not closed
+        self._finalizer = weakref.finalize(self, _kill_all, self._processes)
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the processes that run now."""
+        return [process.pid for process in self._processes]
+
+    def start(self) -> None:
+        """Start one process and wait until it is ready.
+
+        Raises:
+            OptionsError, DataError: what the task says is wrong with it.
+            ServiceError: no process can be started.
+        """
+        with self._lock:
+            self._want(1)
+            while not any(process.is_ready for process in self._processes):
+                self._turn()
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """Outcomes in the order of the jobs; raises as `start` does."""
+        with self._lock:
+            outcomes: dict[int, Outcome] = {}
+            waiting = deque(enumerate(jobs))
+            self._want(min(self._max_processes, len(jobs)))
+            self._turn(longest=0.0)  # notice who has died since the last call, before a job is given to it
+            while len(outcomes) < len(jobs):
+                for process in self._processes:
+                    if waiting and process.is_ready and process.job_id is None:
+                        fault_points.fault_point(_SEND)
+                        index, job = waiting.popleft()
+                        process.begin(index, job.payload, job.seconds)
+                outcomes.update(self._turn())
+            return [outcomes[index] for index in range(len(jobs))]
+
+    def close(self) -> None:
+        """Kill every process and wait for it; a later `run` would start new ones."""
+        with self._lock:
+            self._num_wanted = 0
+            _kill_all(self._processes)
+
+    def _want(self, num_processes: int) -> None:
+        self._num_wanted = max(self._num_wanted, num_processes)
+        while len(self._processes) < self._num_wanted:
+            self._processes.append(ScoringProcess(self._task, self._memory_bytes, self._start_seconds))
+
+    def _turn(self, longest: float = math.inf) -> dict[int, Outcome]:
+        """Wait until something happens, at most `longest` seconds, then handle it: replies, deaths, deadlines."""
+        _wait(self._processes, longest)
+        finished: dict[int, Outcome] = {}
+        for process in list(self._processes):
+            for message in process.take_messages():
+                finished.update(self._hear(process, message))
+            if process in self._processes and (process.has_ended or process.is_late):
+                finished.update(self._bury(process))
+        self._want(self._num_wanted)
+        return finished
+
+    def _hear(self, process: ScoringProcess, message: Mapping[str, object]) -> dict[int, Outcome]:
+        if "refused" in message:
+            self._discard(process)
+            raise _refusal(message["refused"])
+        if "error" in message and not process.was_ready:
+            self._discard(process)
+            raise self._does_not_load(message)
+        if message.get("ready"):
+            process.become_ready()
+            self._failed_starts = 0
+            return {}
+        index = process.job_id
+        if index is None or message.get("id") != index:
+            return {}
+        if "error" in message:
+            self._discard(process)
+            return {
+                index: Outcome(RewardStatus.FAILED, detail=str(message["error"]), place=str(message.get("place", "")))
+            }
+        process.finish()
+        if message.get("last"):
+            self._discard(process)
+        return {index: Outcome(RewardStatus.OK, result=message.get("result"))}
+
+    def _bury(self, process: ScoringProcess) -> dict[int, Outcome]:
+        """Take away a process that has ended or is late, and say what that means for the job that it had."""
+        index, seconds, is_late = process.job_id, process.seconds_allowed, not process.has_ended
+        how = self._discard(process)
+        if not process.was_ready:
+            self._failed_starts += 1
+            if self._failed_starts >= _MAX_FAILED_STARTS:
+                self._failed_starts = 0
+                raise self._cannot_start(f"was not ready after {seconds:g} s" if is_late else how, process.last_output)
+        if index is None:
+            return {}
+        if is_late:
+            return {index: Outcome(RewardStatus.TIMEOUT, detail=f"no answer within {seconds:g} s")}
+        last_line = process.last_output.strip().rpartition("\n")[2][:500]
+        detail = f"the scoring process {how}" + (f"; it printed last: {last_line}" if last_line else "")
+        return {index: Outcome(RewardStatus.CRASHED, detail=detail)}
+
+    def _discard(self, process: ScoringProcess) -> str:
+        self._processes.remove(process)
+        return process.kill()
+
+    def _does_not_load(self, message: Mapping[str, object]) -> DataError:
+        is_environment = self._task.startswith("environment:")
+        kind, called = ("environment", "class") if is_environment else ("reward", "function")
+        return DataError(
+            code=f"{kind}.import",
+            what=f"{self._task}: {message['error']}",
+            where=str(message.get("place")),
+            why=f"the file of your {kind} runs once from top to bottom before its {called} is called",
+            state="no conversation was begun" if is_environment else "no response was scored",
+            do=f"correct {message.get('place')}",
+        )
+
+    def _cannot_start(self, happened: str, last_output: str) -> ServiceError:
+        return ServiceError(
+            code="reward.process_start",
+            what=f"the scoring process for {self._task} {happened}, {_MAX_FAILED_STARTS} times in a row",
+            where=f"it printed last: {last_output.strip()[-1000:]!r}",
+            why="a reward function is loaded before the first response is scored",
+            state="the responses of this step have no reward",
+            do="take out of the reward's file what ends or blocks its process while it loads",
+        )
+
+
+def _wait(processes: Sequence[ScoringProcess], longest: float) -> None:
+    """Until a pipe can be read or written, the next deadline, or the end of `longest` seconds."""
+    deadlines = [process.deadline for process in processes if process.deadline is not None]
+    seconds = min([longest, *(max(0.0, deadline - time.monotonic()) for deadline in deadlines)])
+    with selectors.DefaultSelector() as selector:
+        for process in processes:
+            process.register(selector)
+        for key, _ in selector.select(None if seconds == math.inf else seconds):
+            key.data()
+
+
+def _kill_all(processes: list[ScoringProcess]) -> None:
+    while processes:
+        processes.pop().kill()
+
+
+def _refusal(fields: object) -> RftError:
+    """The error that the process raised while loading its task."""
+    assert isinstance(fields, dict)
+    values = {str(key): str(value) for key, value in fields.items()}
+    kind = {"OptionsError": OptionsError, "DataError": DataError}[values.pop("kind")]
+    return kind(**values)
