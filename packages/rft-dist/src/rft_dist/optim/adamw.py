@@ -34,7 +34,7 @@ class StepOutcome:
     """L2 norm over all parameters, summed over ranks, before clipping."""
     applied: bool
     """False where the norm was not finite: weights and moments are as before, on every rank."""
-    loss_scaler: float | None = None
+    loss_scale: float | None = None
     """What the losses of the step were multiplied with (float16); None = they were not."""
 
 
