@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from rft.build.replicas import WORKER
 from rft_algos.algorithms.published import Grpo
-from rft_cli.replica_choice import WORKER
 from rft_core.keyed_random import derive_key, permutation
 from rft_dist.collectives import SingleProcess
 from rft_dist.strategies.data_parallel import ReplicatedOptimizer

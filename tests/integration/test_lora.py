@@ -17,8 +17,8 @@ from support.trainer_task import TrainerTask
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rft_cli import compose
-from rft_cli.engines import engine_check, native_engine
+from rft import rl
+from rft.build.engines import engine_check, native_engine
 from rft_cli.main import main
 from rft_core.errors import ServiceError
 from rft_engine.native.copied_weights import CopiedNativeEngine
@@ -116,7 +116,7 @@ def test_the_reference_is_the_policy_without_its_adapters(
         raise AssertionError("a second model was loaded")
 
     with monkeypatch.context() as patched:
-        patched.setattr(compose, "load_reference", never)
+        patched.setattr(rl, "load_reference", never)
         free = run("lora_free_reference", *kl)
     assert "no second model is loaded" in capsys.readouterr().out
     loaded = list[Path]()
@@ -125,7 +125,7 @@ def test_the_reference_is_the_policy_without_its_adapters(
         loaded.append(Path(policy.where))
         return load_policy(policy.where).eval()
 
-    monkeypatch.setattr(compose, "WithoutAdapters", apart_from)
+    monkeypatch.setattr(rl, "WithoutAdapters", apart_from)
     apart = run("lora_apart_reference", *kl)
     assert len(loaded) == 1
     for ours, theirs in zip(read_rows(free / "metrics.jsonl"), read_rows(apart / "metrics.jsonl"), strict=True):

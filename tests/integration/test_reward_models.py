@@ -182,7 +182,7 @@ def test_check_says_what_will_score_and_what_is_wrong(
 
 
 def test_heads_without_weights_are_not_guessed(bench: Bench, tmp_path: Path) -> None:
-    from rft_cli.reward_names import NamedPlace, heads_of
+    from rft.reward_names import NamedPlace, heads_of
 
     model = new_reward_model(bench.model, RewardSpec(heads=("kind", "short"), weights=None), seed=3)
     model.save_pretrained(tmp_path / "rm")

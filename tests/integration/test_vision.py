@@ -12,9 +12,9 @@ import pytest
 import torch
 from support.vision_task import VisionTask, make_vision_task, write_rows
 
+from rft.build.images import codec_with_images, row_images
+from rft.build.prompt_data import as_prompts, read_held_out
 from rft_cli.main import main
-from rft_cli.media_choice import codec_with_images, row_images
-from rft_cli.prompt_files import as_prompts, read_held_out
 from rft_models.policy.load import load_policy
 from rft_models.settings import WeightsSettings
 from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup

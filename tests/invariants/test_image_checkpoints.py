@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from support.image_checkpoints import FAMILIES, WAYS, one_process, open_spread, opened, passed_on, save, take_a_step
 from torch import Tensor
 
-from rft_cli.exporting import export
+from rft.checkpoints.export import export
 from rft_dist.testing.ranks import run_ranks
 from rft_models.files.checkpoint_names import as_saved
 from rft_models.policy.load import load_policy

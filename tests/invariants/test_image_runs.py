@@ -13,8 +13,8 @@ from support.runs import ForkServer
 from support.vision_task import VisionTask, make_vision_task
 from torch import Tensor
 
+from rft.build.images import refuse_beside_images
 from rft_cli.main import main
-from rft_cli.media_choice import refuse_beside_images
 from rft_core.errors import OptionsError
 from rft_dist.settings import StrategySettings
 from rft_models.settings import ModelSettings

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_cli.checkpointing import Restored, StoreWriter
-from rft_cli.compose_parts import trainable_policy
-from rft_cli.machine import Machine
-from rft_cli.strategies import Spread, spread_policy
+from rft.build.parallelize import Spread, spread_policy
+from rft.build.shared_parts import trainable_policy
+from rft.checkpoints.writer import Restored, StoreWriter
+from rft.process.machine import Machine
 from rft_dist.checkpoints.reader import Checkpoint, open_verified
 from rft_dist.checkpoints.store import CheckpointStore
 from rft_dist.collectives import SingleProcess

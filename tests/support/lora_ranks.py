@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rft_cli.adapter_choice import adapt
-from rft_cli.compose_parts import trainable_policy
-from rft_cli.machine import Machine
-from rft_cli.strategies import Spread, spread_policy
+from rft.build.lora import adapt
+from rft.build.parallelize import Spread, spread_policy
+from rft.build.shared_parts import trainable_policy
+from rft.process.machine import Machine
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_models.lora import files

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_cli.compose_parts import trainable_policy
-from rft_cli.machine import Machine
-from rft_cli.strategies import Spread, spread_policy
+from rft.build.parallelize import Spread, spread_policy
+from rft.build.shared_parts import trainable_policy
+from rft.process.machine import Machine
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_dist.strategies.dtensor_shards import local

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import rft_cli.main
-from rft_cli import launching
+from rft.process import launching
 from rft_dist.preflight import process_checks, rank_facts
 
 

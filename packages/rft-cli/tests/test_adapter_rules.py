@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rft_cli.adapter_plan import adapter_weights
+from rft.decoder_sizes import model_sizes
+from rft.planning.lora_memory import adapter_weights
 from rft_cli.commands import plan
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
-from rft_cli.model_sizes import model_sizes
 from rft_dist.planning.memory_estimate import DecoderSizes, Sharding, Training, estimate
 from rft_models.lora.adapters import AdapterRules
 from rft_models.policy.load import load_policy

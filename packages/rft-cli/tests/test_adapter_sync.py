@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from rft_cli import engines
-from rft_cli.machine import Machine
+from rft.build import engines
+from rft.process.machine import Machine
 from rft_core.errors import ServiceError
 from rft_dist.collectives import SingleProcess
 from rft_dist.launch.process_group import ranks_from_environment

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from rft_cli.algorithm_choice import algorithm_record
-from rft_cli.async_choice import ahead_line, refuse_what_cannot_run_ahead
-from rft_cli.settings import RlSettings
+from rft.build.algorithm import algorithm_record
+from rft.build.async_rollouts import ahead_line, refuse_what_cannot_run_ahead
+from rft.settings import RlSettings
 from rft_core.errors import OptionsError
 from rft_engine.settings import EngineSettings, ReplicaSettings, TrainingSamplingSettings
 from rft_models.settings import ModelSettings

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rft_cli import run_start
-from rft_cli.checkpointing import Restored, open_store
+from rft import run_lifecycle
+from rft.checkpoints.writer import Restored, open_store
 from rft_cli.commands import quickstart
 from rft_cli.commands.resume import command_of
 from rft_core.errors import CheckpointError, OptionsError
@@ -81,12 +81,12 @@ def test_what_saved_nothing_is_started_again_by_the_remedy(tmp_path: Path) -> No
         settings=SimpleNamespace(checkpoint=CheckpointSettings()), origins={"load_checkpoint": ""}
     )
     with pytest.raises(CheckpointError) as resumed:
-        run_start.start(resolved, ["rft-train"], run.path, machine, in_place=True)  # pyright: ignore[reportArgumentType]
+        run_lifecycle.start(resolved, ["rft-train"], run.path, machine, in_place=True)  # pyright: ignore[reportArgumentType]
     with pytest.raises(OptionsError) as started:
-        run_start.start(resolved, ["rft-train"], run.path, machine)  # pyright: ignore[reportArgumentType]
+        run_lifecycle.start(resolved, ["rft-train"], run.path, machine)  # pyright: ignore[reportArgumentType]
     assert resumed.value.problem.do == f"rm -r '{run.path}' && rft-train"
     assert started.value.problem.do == f"rm -r '{run.path}'"
     save(CheckpointStore(run.checkpoints_directory, keep_last=None, keep_bytes=None, run_id="a run"), 0)
     with pytest.raises(OptionsError) as again:
-        run_start.start(resolved, ["rft-train"], run.path, machine)  # pyright: ignore[reportArgumentType]
+        run_lifecycle.start(resolved, ["rft-train"], run.path, machine)  # pyright: ignore[reportArgumentType]
     assert again.value.problem.do.startswith("rft-train resume")

@@ -7,7 +7,7 @@ from collections.abc import Generator
 import pytest
 import torch
 
-from rft_cli.determinism import repeat_exactly
+from rft.process.determinism import repeat_exactly
 
 
 @pytest.fixture(autouse=True)

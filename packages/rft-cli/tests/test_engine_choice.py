@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from rft.build.engines import choose_engine, engine_check, make_engine
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
-from rft_cli.engines import choose_engine, engine_check, make_engine
 from rft_core.errors import PreflightError
 from rft_engine.settings import DecodingEngineSettings
 from rft_engine.sglang import engine as sglang_engine
@@ -77,7 +77,7 @@ def test_settings_reach_the_engine_of_the_choice(
     put(installed, "sglang", "vllm")
     for module, name in ((sglang_engine, "SglangEngine"), (process, "VllmProcessEngine")):
         monkeypatch.setattr(module, name, lambda settings, weights, log_path, name=name: (name, settings, log_path))
-    monkeypatch.setattr("rft_cli.engines.as_saved", lambda model, named: named)
+    monkeypatch.setattr("rft.build.engines.as_saved", lambda model, named: named)
     machine: Any = SimpleNamespace(device="cuda")
     policy: Any = SimpleNamespace(dtype=torch.bfloat16, served=list, adapters=None, model=None)
     given = {"engine_tp_size": 2, "engine_mem_util": 0.4, "engine_max_rows": 9}

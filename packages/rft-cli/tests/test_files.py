@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from rft.resolved import Resolved
+from rft.settings import COMMANDS, RlSettings
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.origins import DEFAULT
-from rft_cli.config.resolve import Resolved, resolve
-from rft_cli.settings import COMMANDS, RlSettings
+from rft_cli.config.resolve import resolve
 from rft_core.errors import Problem
 
 
@@ -59,10 +60,10 @@ def test_a_recipe_is_found_by_name_and_named_as_the_origin(recipes: Path) -> Non
 
 def test_a_stored_configuration_keeps_the_name_of_its_recipe(recipes: Path) -> None:
     first = resolve("rl", ["--config", "addition", "--pretrain", "m"])
-    Path("config.yaml").write_text(first.config_yaml())
+    Path("config.yaml").write_text(first.config_yaml)
     again = resolve("rl", ["--config", "config.yaml", "--seed", "3"])
     assert again.recipe_name == "addition"
-    Path("config.yaml").write_text(again.config_yaml())
+    Path("config.yaml").write_text(again.config_yaml)
     assert resolve("rl", ["--config", "config.yaml"]).recipe_name == "addition"
 
 
@@ -102,7 +103,7 @@ def test_the_written_configuration_reads_back_to_the_same_values(command: str) -
         ],
     )
     Path("run").mkdir()
-    Path("run/config.yaml").write_text(first.config_yaml())
+    Path("run/config.yaml").write_text(first.config_yaml)
     second = resolve(command, ["--config", "run"])
     assert second.values == first.values
     assert second.settings == first.settings
@@ -110,9 +111,7 @@ def test_the_written_configuration_reads_back_to_the_same_values(command: str) -
 
 def test_the_written_configuration_names_every_origin() -> None:
     resolved = settings_of("pretrain: model\ntop_p: 0.9\n", "--seed", "2")
-    lines = {
-        line.split(":")[0]: line.rpartition("# ")[2] for line in resolved.config_yaml().splitlines() if ": " in line
-    }
+    lines = {line.split(":")[0]: line.rpartition("# ")[2] for line in resolved.config_yaml.splitlines() if ": " in line}
     assert (lines["seed"], lines["top_p"], lines["top_k"]) == ("command line", "my.yaml:2", "default")
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rft_cli.compose_sft import SftData, sft_data
+from rft.build.prompt_data import hold_out
+from rft.sft import SftData, sft_data
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
-from rft_cli.prompt_files import hold_out
 from rft_core.errors import OptionsError
 from rft_models.tiny_models.text import build_bpe_tokenizer
 from rft_models.tokenization.tokenizer import HfTextCodec

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from rft.build.images import codec_with_images
+from rft.build.prompt_data import renderer_for
+from rft.planning.image_tokens import ImagePlan, image_plan
+from rft.planning.vision_memory import activation_term, weight_terms
 from rft_cli.commands import plan
 from rft_cli.config.resolve import resolve
-from rft_cli.image_plan import ImagePlan, image_plan
-from rft_cli.media_choice import codec_with_images
-from rft_cli.prompt_files import renderer_for
-from rft_cli.tower_plan import activation_term, weight_terms
 from rft_core.errors import DataError, OptionsError
 from rft_dist.planning.memory_estimate import Training
 from rft_models.files.vision_tower_sizes import TowerSizes

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from rft_cli import launching
-from rft_cli.config.resolve import Resolved, resolve
-from rft_cli.launching import Preflight, files_of, refuse_one_process, share_of, spawned
+from rft.process import launching
+from rft.process.launching import Preflight, files_of, refuse_one_process, share_of, spawned
+from rft.resolved import Resolved
+from rft_cli.config.resolve import resolve
 from rft_core.errors import OptionsError
 from rft_dist.launch.environment import ranks_from_environment
 from rft_dist.launch.spawn import Ended

@@ -46,7 +46,7 @@ def test_keywords_are_the_settings_of_the_command() -> None:
     assert by_keyword.values["enable_engine_sleep"] is False
     assert by_keyword.values["use_wandb"] == "rft"
     assert {str(by_keyword.origins[name]) for name in ("bf16", "log_interval")} == {"keyword argument"}
-    assert "bf16: true" in by_keyword.config_yaml()
+    assert "bf16: true" in by_keyword.config_yaml
     assert resolve("rl", lightrft_keywords.command_words(keywords)).settings == by_flag.settings
 
 

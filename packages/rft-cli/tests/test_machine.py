@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from rft_cli import machine
-from rft_cli.machine import bfloat16_arithmetic, open_machine, usable_cores
+from rft.process import machine
+from rft.process.machine import bfloat16_arithmetic, open_machine, usable_cores
 from rft_core.errors import PeerError
 from rft_dist.launch import rendezvous
 

@@ -14,11 +14,11 @@ from types import ModuleType
 
 import pytest
 
+from rft.settings import COMMANDS
 from rft_cli import bundle, command_table, debug_mode, fault_hook
 from rft_cli.config.resolve import resolve
 from rft_cli.config.schema import schema
 from rft_cli.main import main
-from rft_cli.settings import COMMANDS
 from rft_core import errors
 from rft_core.errors import ExitCode, RftError, SavedAfterSignal
 

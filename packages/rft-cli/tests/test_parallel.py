@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
+from rft.build.parallelize import sharing_words, spreads_weights, strategy_line
 from rft_cli.commands import plan
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
-from rft_cli.parallel import sharing_words
-from rft_cli.strategies import spreads_weights, strategy_line
 from rft_core.errors import OptionsError
 from rft_dist.planning.memory_estimate import DecoderSizes, Training, estimate
 from rft_dist.settings import StrategySettings

@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rft.decoder_sizes import model_sizes
 from rft_cli.commands import plan
-from rft_cli.model_sizes import model_sizes
 from rft_core.errors import DataError, OptionsError, PreflightError
 from rft_dist.planning.memory_estimate import (
     BUCKET_BYTES,

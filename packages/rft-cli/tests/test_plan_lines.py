@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from rft.build.engines import EngineChoice
+from rft.build.parallelize import held_dtype, strategy_line
 from rft_cli import plan_page
-from rft_cli.engines import EngineChoice
-from rft_cli.strategies import held_dtype, strategy_line
 from rft_dist.settings import StrategySettings
 from rft_engine.settings import EngineSettings, ReplicaSettings
 from rft_trainer.settings.rollouts import AsyncSettings

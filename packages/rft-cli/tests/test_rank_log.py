@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_cli.rank_log import RankLog, logged
+from rft.process.rank_log import RankLog, logged
 
 
 def read(run: Path, rank: int = 1) -> str:

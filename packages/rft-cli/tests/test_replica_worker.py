@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_cli import replica_worker
+from rft import replica_main
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def test_the_session_gives_way_as_the_process_does(
     asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = tmp_path / "autogroup"
-    monkeypatch.setattr(replica_worker, "_AUTOGROUP", group)
-    replica_worker.give_way()
+    monkeypatch.setattr(replica_main, "_AUTOGROUP", group)
+    replica_main.give_way()
     assert group.read_text() == str(asked[0])
     assert asked[0] > 0
 
@@ -31,8 +31,8 @@ def test_the_session_gives_way_as_the_process_does(
 def test_a_kernel_without_groups_of_sessions_is_no_error(
     asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_worker, "_AUTOGROUP", tmp_path / "none" / "autogroup")
-    replica_worker.give_way()
+    monkeypatch.setattr(replica_main, "_AUTOGROUP", tmp_path / "none" / "autogroup")
+    replica_main.give_way()
     assert len(asked) == 1
 
 
@@ -48,9 +48,9 @@ def test_sessions_that_are_told_at_once_take_turns(
         assert path == group
 
     monkeypatch.setattr(Path, "write_text", write)
-    monkeypatch.setattr(replica_worker, "_AUTOGROUP", group)
-    monkeypatch.setattr(replica_worker, "_TRY_SECONDS", 0.0)
-    replica_worker.give_way()
+    monkeypatch.setattr(replica_main, "_AUTOGROUP", group)
+    monkeypatch.setattr(replica_main, "_TRY_SECONDS", 0.0)
+    replica_main.give_way()
     assert told == [str(asked[0])] * 3
 
 
@@ -64,7 +64,7 @@ def test_the_kernel_takes_it(asked: list[int]) -> None:
             os.setsid()
             group.write_text("1")
             if b"nice 1" in group.read_bytes():
-                replica_worker.give_way()
+                replica_main.give_way()
                 os.write(write_fd, group.read_bytes())
         finally:
             os._exit(0)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from rft_cli import reward_choice
+from rft.build import rewards
+from rft.reward_names import NamedPlace, function_name, memory_notes, model_places, server_places, weights_of
 from rft_cli.config.resolve import resolve
 from rft_cli.main import main
-from rft_cli.reward_names import NamedPlace, function_name, memory_notes, model_places, server_places, weights_of
 from rft_core.errors import OptionsError
 from rft_models.reward_model.loading import new_reward_model
 from rft_models.reward_model.spec import RewardSpec
@@ -88,7 +88,7 @@ def test_models_stay_where_a_tenth_of_the_gpu_holds_them(
     words = ["--pretrain", "m", "--reward_pretrain", str(model), "--reward_offload", offload]
     settings: Any = resolve("rl", words).settings
     places = model_places(settings.reward_models)
-    ours = reward_choice._held  # pyright: ignore[reportPrivateUsage]
+    ours = rewards._held  # pyright: ignore[reportPrivateUsage]
     assert ours(settings, places, "cuda:0") == held
     assert ours(settings, places, "cpu"), "there is nowhere else to be"
 
@@ -96,7 +96,7 @@ def test_models_stay_where_a_tenth_of_the_gpu_holds_them(
 def test_a_model_that_visits_leaves_also_after_an_error() -> None:
     moves: list[str] = []
     visitor: Any = SimpleNamespace(to=lambda device: moves.append(str(device)))
-    visit = reward_choice._visit  # pyright: ignore[reportPrivateUsage]
+    visit = rewards._visit  # pyright: ignore[reportPrivateUsage]
     with visit(visitor, "meta"):
         moves.append("scores")
     with pytest.raises(ValueError, match="broken"), visit(visitor, "meta"):

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from rft.build.algorithm import algorithm_record, algorithm_type
+from rft.settings import RlSettings
 from rft_algos.algorithms import components
 from rft_algos.algorithms.published import Cpgd, Dapo, DrGrpo, Grpo, PolicyAlgorithm, Ppo
-from rft_cli.algorithm_choice import algorithm_record, algorithm_type
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
-from rft_cli.settings import RlSettings
 from rft_core.errors import OptionsError
 
 

@@ -8,13 +8,13 @@ from typing import Any, get_type_hints
 import pytest
 import tyro
 
+from rft import settings
+from rft.build.algorithm import algorithm_record
+from rft.settings import COMMANDS, EvalSettings, RlSettings, SftSettings
 from rft_algos.algorithms.published import Grpo
-from rft_cli import settings
-from rft_cli.algorithm_choice import algorithm_record
 from rft_cli.config.resolve import resolve
 from rft_cli.config.schema import REQUIRED, schema
 from rft_cli.refused_flags import REFUSED_FLAGS
-from rft_cli.settings import COMMANDS, EvalSettings, RlSettings, SftSettings
 
 
 def required(command: str) -> list[str]:

@@ -18,7 +18,7 @@ class Command:
     module: str
     summary: str
     settings: str = ""
-    """The command whose settings its flags are (a key of `rft_cli.settings.COMMANDS`); empty if it has none."""
+    """The command whose settings its flags are (a key of `rft.settings.COMMANDS`); empty if it has none."""
 
 
 _ALL = (

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rft_cli.conformance import DrawResult, EngineResult
+from rft.conformance import DrawResult, EngineResult
 from rft_core.errors import OptionsError, PreflightError, Problem, RftError, ServiceError
 from rft_models.tokenization.tokenizer import HfTextCodec
 from rft_trainer.evaluation.logprob_mismatch import VERDICTS, Gap, Limits, Measured, TokenGap

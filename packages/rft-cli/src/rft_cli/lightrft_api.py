@@ -30,10 +30,11 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor
 
+from rft import rl, run_lifecycle
 from rft_algos.objectives import RolloutBatch
-from rft_cli import lightrft_keywords, run_start
-from rft_cli.commands import rl
+from rft_cli import lightrft_keywords
 from rft_cli.lightrft_strategy import Generation, Strategy
+from rft_cli.terminal import terminal
 from rft_core.errors import OptionsError
 from rft_models.families.custom import any_patch_by_hand
 from rft_models.families.patches import register_patch, unregister_patch
@@ -205,6 +206,7 @@ class SPMDPPOTrainer:
                     reward=self._reward,
                     compute_advantages=self._checked_advantages if overridden else None,
                     script=script,
+                    front=terminal(),
                 )
             )
         return self._prepared
@@ -237,7 +239,7 @@ class SPMDPPOTrainer:
         if self._begun:
             return
         ready = self._ready
-        context = run_start.under_way(
+        context = run_lifecycle.under_way(
             ready.training, ready.started, self._resolved, ready.sinks, is_first=ready.machine.is_first
         )
         self._stack.enter_context(context)

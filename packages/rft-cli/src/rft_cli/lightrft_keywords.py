@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from rft.resolved import Resolved
+from rft.settings import RlSettings
 from rft_cli.config.command_line import CONFIG, flipped, meaning
 from rft_cli.config.origins import KEYWORD, Given
-from rft_cli.config.resolve import Resolved, merge, settled
+from rft_cli.config.resolve import merge, settled
 from rft_cli.config.schema import Setting, schema
-from rft_cli.settings import RlSettings
 from rft_core.errors import OptionsError
 
 BUILT = (

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from rft_cli.commands.rl import Prepared
-from rft_cli.compose_data import response_limits
+from rft.build.engines import choose_engine
+from rft.build.rl_data import response_limits
+from rft.rl import Prepared
+from rft.settings import RlSettings
 from rft_cli.config.nearest import nearest
-from rft_cli.engines import choose_engine
-from rft_cli.settings import RlSettings
 from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key
 from rft_trainer.protocols import Engine

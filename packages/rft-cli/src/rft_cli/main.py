@@ -19,7 +19,7 @@ from rft_cli.command_table import COMMANDS, Command
 from rft_core.errors import OptionsError, Problem, RftError
 
 if TYPE_CHECKING:
-    from rft_cli.config.resolve import Resolved
+    from rft.resolved import Resolved
 
 ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
 
@@ -85,9 +85,10 @@ def _run(words: list[str]) -> int:
         code = _started_as_ranks(name, argv, _refuse_early(command, argv))
         if code is not None:
             return code
-    from rft_cli import fault_hook
+    from rft_cli import fault_hook, notices
 
     fault_hook.install_from(os.environ)
+    notices.show_notices()
     return int(importlib.import_module(command.module).run(argv))
 
 
@@ -102,9 +103,9 @@ def _started_as_ranks(name: str, argv: list[str], resolved: Resolved[Any]) -> in
     """The exit code of the ranks that `--nproc` asks for; None where this process is the run, or one of its ranks."""
     if not resolved.values.get("nproc"):
         return None
-    from rft_cli.launching import spawned
+    from rft.process.launching import spawned
 
-    return spawned(resolved, [name, *argv])
+    return spawned(resolved, [sys.executable, "-m", "rft_cli.main", name, *argv])
 
 
 def _starts_with_run(command: Command, argv: list[str]) -> bool:
@@ -121,7 +122,7 @@ def _print_config(command: Command, argv: list[str]) -> int:
 
         words = words_of_run(Path(words[0]), words[1:], command.name)
     resolved = resolve(command.settings, words)
-    print(resolved.config_yaml(), end="")
+    print(resolved.config_yaml, end="")
     for note in resolved.notes:
         print(f"# note: {note}")
     return 0

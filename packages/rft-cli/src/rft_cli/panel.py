@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rft_cli.charts import amount, duration, shares, sparkline
+from rft_trainer.metrics.sink import RunInfo
 from rft_trainer.runs.reader import as_object, is_number
 
 Record = Mapping[str, object]
@@ -281,3 +282,34 @@ def _brief(value: object) -> str:
 
 def _escaped(value: object) -> str:
     return str(value).replace("[", "\\[")
+
+
+class PanelSink:
+    """The live panel as a sink."""
+
+    def __init__(self, panel: LivePanel, num_steps: int) -> None:
+        self._panel = panel
+        self._num_steps = num_steps
+
+    def start(self, info: RunInfo) -> None:
+        """Draw it."""
+        shown: dict[str, object] = {
+            "run_name": info.name,
+            "run_directory": str(info.directory),
+            "num_steps": self._num_steps,
+        }
+        if info.resumed_from_step is not None:
+            shown["resumed_from_step"] = info.resumed_from_step
+        self._panel.start(shown)
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """Redraw."""
+        self._panel.step(record)
+
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        """Redraw."""
+        self._panel.evaluation(record)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Leave the last picture."""
+        self._panel.finish(summary)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rft_cli.adapter_choice import adapter_lines
-from rft_cli.machine import Machine, bfloat16_arithmetic
-from rft_cli.model_choice import checkpointing_of, freezing_of, weights_dtype
+from rft.build.lora import adapter_lines
+from rft.build.models import checkpointing_of, freezing_of, weights_dtype
+from rft.process.machine import Machine, bfloat16_arithmetic
 from rft_models.attention.kernels import describe_attention
 from rft_models.layers.moe_router import router_facts
 from rft_models.loading.context_length import model_facts

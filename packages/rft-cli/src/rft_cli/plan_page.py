@@ -6,19 +6,19 @@ from typing import Any
 
 import torch
 
-from rft_cli.algorithm_choice import algorithm_record
-from rft_cli.algorithm_choice import lines as algorithm_lines
-from rft_cli.async_choice import ahead_line
-from rft_cli.compose_data import RlData, response_limits
-from rft_cli.compose_sft import SftData
-from rft_cli.config.resolve import Resolved
-from rft_cli.engines import choose_engine
-from rft_cli.environment_choice import environment_line
-from rft_cli.machine import Machine, choose_device
+from rft.build.algorithm import algorithm_record
+from rft.build.algorithm import lines as algorithm_lines
+from rft.build.async_rollouts import ahead_line
+from rft.build.engines import choose_engine
+from rft.build.environment import environment_line
+from rft.build.parallelize import strategy_line
+from rft.build.rewards import reward_lines
+from rft.build.rl_data import RlData, response_limits
+from rft.process.machine import Machine, choose_device
+from rft.resolved import Resolved
+from rft.settings import RlSettings, SftSettings
+from rft.sft import SftData
 from rft_cli.plan_model import model_lines
-from rft_cli.reward_choice import reward_lines
-from rft_cli.settings import RlSettings, SftSettings
-from rft_cli.strategies import strategy_line
 from rft_dist.launch.environment import environment_report
 
 

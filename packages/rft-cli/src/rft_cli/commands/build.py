@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+from rft.settings import BuildModelSettings
 from rft_cli.config.resolve import resolve
-from rft_cli.settings import BuildModelSettings
 from rft_core.errors import DataError, OptionsError, RftError
 from rft_models.policy.load import load_policy
 from rft_models.tiny_models.text import build_bpe_tokenizer, build_decoder

@@ -9,8 +9,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from rft_cli.config.resolve import Resolved, resolve
-from rft_cli.settings import RlSettings, SftSettings
+from rft.resolved import Resolved
+from rft.settings import RlSettings, SftSettings
+from rft_cli.config.resolve import resolve
 from rft_core.errors import OptionsError
 
 COMMANDS = ("rl", "sft", "eval", "generate")
@@ -38,9 +39,9 @@ def run(argv: list[str]) -> int:
             do=f"rft-train check {COMMANDS[0]}",
         )
     resolved = resolve(command, words)
-    print(resolved.config_yaml())
+    print(resolved.config_yaml)
     if command in ("rl", "sft"):
-        from rft_cli.machine import open_machine
+        from rft.process.machine import open_machine
 
         with open_machine(resolved.settings.model.device) as machine:
             if machine.is_first and command == "rl":
@@ -55,12 +56,12 @@ def run(argv: list[str]) -> int:
 
 
 def _check_rl(resolved: Resolved[RlSettings], machine: object) -> None:
+    from rft.build.environment import enter_environment
+    from rft.build.images import codec_with_images
+    from rft.build.rewards import check_reward
+    from rft.build.rl_data import rl_data
+    from rft.process.machine import Machine
     from rft_cli import plan_page
-    from rft_cli.compose_data import rl_data
-    from rft_cli.environment_choice import enter_environment
-    from rft_cli.machine import Machine
-    from rft_cli.media_choice import codec_with_images
-    from rft_cli.reward_choice import check_reward
     from rft_models.loading.context_length import model_facts
 
     assert isinstance(machine, Machine)
@@ -80,10 +81,10 @@ def _check_rl(resolved: Resolved[RlSettings], machine: object) -> None:
 
 
 def _check_sft(resolved: Resolved[SftSettings], machine: object) -> None:
+    from rft.build.images import codec_with_images
+    from rft.process.machine import Machine
+    from rft.sft import sft_data
     from rft_cli import plan_page
-    from rft_cli.compose_sft import sft_data
-    from rft_cli.machine import Machine
-    from rft_cli.media_choice import codec_with_images
     from rft_models.loading.context_length import model_facts
     from rft_trainer.batches.packing import pack
 

@@ -12,16 +12,16 @@ from typing import cast
 import torch
 from rich.console import Console
 
+from rft.build.engines import choose_engine, make_engine
+from rft.build.models import codec_of, weights_dtype
+from rft.build.prompt_data import renderer_for
+from rft.conformance import ClosingEngine, EngineResult, as_record, compare, draws, next_token_logits
+from rft.process.machine import Machine, open_machine
+from rft.run_lifecycle import environment
+from rft.settings import ConformanceSettings
 from rft_cli.commands.generate import prompts_of
 from rft_cli.config.resolve import resolve
-from rft_cli.conformance import ClosingEngine, EngineResult, as_record, compare, draws, next_token_logits
 from rft_cli.conformance_page import facts, failure, page
-from rft_cli.engines import choose_engine, make_engine
-from rft_cli.machine import Machine, open_machine
-from rft_cli.model_choice import codec_of, weights_dtype
-from rft_cli.prompt_files import renderer_for
-from rft_cli.run_start import environment
-from rft_cli.settings import ConformanceSettings
 from rft_core.errors import DataError, OptionsError
 from rft_core.keyed_random import derive_key, integers
 from rft_engine.settings import ComparedEnginesSettings, DecodingEngineSettings

@@ -39,9 +39,9 @@ def run(argv: list[str]) -> int:
     if "adapter" in given.switches or (source / "adapter_config.json").is_file():
         _export_adapters(source, target, alone="adapter" in given.switches, converted=bool(dtype) or averages)
         return 0
-    from rft_cli.exporting import export
+    from rft.checkpoints.export import export
 
-    export(source, target, dtype, averages=averages)
+    print("\n".join(export(source, target, dtype, averages=averages)))
     return 0
 
 
@@ -50,9 +50,9 @@ def _export_adapters(source: Path, target: Path, *, alone: bool, converted: bool
     if converted:
         why = "adapters are written in float32 as they were trained, and are folded into weights of the type they have"
         raise _refusal("export.adapter_as_it_is", "--dtype or --ema with adapters", why)
-    from rft_cli.exporting_adapter import export_adapter, export_merged
+    from rft.checkpoints.export_lora import export_adapter, export_merged
 
-    (export_adapter if alone else export_merged)(source, target)
+    print("\n".join((export_adapter if alone else export_merged)(source, target)))
 
 
 def parse(argv: list[str]) -> arguments.Arguments:

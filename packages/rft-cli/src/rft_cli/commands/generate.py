@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from rft.build.engines import make_engine
+from rft.build.images import codec_with_images, given_images, row_images
+from rft.build.models import weights_dtype
+from rft.build.prompt_data import as_prompts, renderer_for
+from rft.process.machine import open_machine
 from rft_cli.commands.eval import words_of_run
 from rft_cli.config.resolve import resolve
-from rft_cli.engines import make_engine
-from rft_cli.machine import open_machine
-from rft_cli.media_choice import codec_with_images, given_images, row_images
-from rft_cli.model_choice import weights_dtype
-from rft_cli.prompt_files import as_prompts, renderer_for
 from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key
 from rft_models.decode.fast_decoder import decoder_for

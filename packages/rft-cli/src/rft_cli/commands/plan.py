@@ -8,18 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from rft_cli.adapter_plan import adapter_weights
-from rft_cli.config.resolve import Resolved, resolve
-from rft_cli.launching import share_of
-from rft_cli.model_sizes import IMAGES_NOT_COUNTED, max_positions, model_sizes
-from rft_cli.reward_names import memory_notes
+from rft.decoder_sizes import IMAGES_NOT_COUNTED, max_positions, model_sizes
+from rft.planning.lora_memory import adapter_weights
+from rft.process.launching import share_of
+from rft.resolved import Resolved
+from rft.reward_names import memory_notes
+from rft_cli.config.resolve import resolve
 from rft_core.errors import OptionsError
 from rft_dist.planning.memory_estimate import GIB, SHARDINGS, Sharding, Term, Training, estimate, host_peak, peaks
 from rft_dist.planning.parallel_dims import Number, RankGrid, Share, Wanted, resolve_grid
 from rft_models.files.divisibility import refuse_uneven_model
 
 if TYPE_CHECKING:
-    from rft_cli.image_plan import ImagePlan
+    from rft.planning.image_tokens import ImagePlan
 
 USAGE = """usage: rft-train plan [rl|sft] [--world_size N] [--nodes N] [--gpus_per_node N] [OPTIONS]
 
@@ -126,8 +127,8 @@ def _with_images(plan: Plan, asked: Asked, resolved: Resolved[Any], training: Tr
     """The plan with what images and a vision tower add, where there are any."""
     if not resolved.values.get("images_key") and IMAGES_NOT_COUNTED not in plan.notes:
         return plan
-    from rft_cli.seeing_rewards import refuse_blind_rewards
-    from rft_cli.tower_plan import image_parts
+    from rft.build.reward_checks import refuse_blind_rewards
+    from rft.planning.vision_memory import image_parts
 
     if asked.command == "rl":
         refuse_blind_rewards(resolved.settings)
@@ -181,7 +182,7 @@ def training_of(asked: Asked, resolved: Resolved[Any], grid: RankGrid) -> tuple[
         notes.append(f"{asked.sharding}: what its ranks share out is divided among them; nothing was measured")
     needs_reference, needs_critic, rows = False, False, 0
     if asked.command == "rl":
-        from rft_cli.algorithm_choice import algorithm_record
+        from rft.build.algorithm import algorithm_record
 
         notes += memory_notes(values)
         record = algorithm_record(resolved.settings)
@@ -251,7 +252,7 @@ def _rollout_lines(asked: Asked, resolved: Resolved[Any], grid: RankGrid) -> lis
     """How a rollout is shared out, by prompts; refuses batches that the start refuses."""
     if asked.command != "rl":
         return []
-    from rft_cli.algorithm_choice import algorithm_record
+    from rft.build.algorithm import algorithm_record
     from rft_trainer.batches.batch_plan import plan_batches
 
     values = resolved.values

@@ -171,6 +171,7 @@ def _data_words(path: Path, recipe: str, name: str = "train") -> list[str]:
 
 def _more_supervised(path: Path, choices: Choices, command: list[str]) -> None:
     """The control: supervised training goes on from the warm start for as long as was asked."""
+    from rft.run_lifecycle import final_model
     from rft_cli.commands import eval as eval_command
     from rft_cli.commands import sft
     from rft_cli.config.resolve import resolve
@@ -181,13 +182,13 @@ def _more_supervised(path: Path, choices: Choices, command: list[str]) -> None:
     print(f"\n2. control: {steps:,} more steps of supervised training, about {choices.seconds:g} s\n")
     directory = path / "control_sft"
     words = _data_words(path, choices.learned.sft_recipe, choices.learned.demonstrations)
-    words += ["--pretrain", str(sft.final_model(path / WARM_START))]
+    words += ["--pretrain", str(final_model(path / WARM_START))]
     words += ["--seed", str(choices.seed), "--save_path", str(directory)]
     words += ["--max_epochs", str(steps), "--max_steps", str(steps), "--target_loss", "0", "--eval_steps", "500"]
     sft.train(resolve("sft", words), command, show_end=False)
     for name in ("warm_start", "control_sft"):
         print(f"\nheld-out accuracy of {name}:")
-        words = ["--pretrain", str(sft.final_model(path / name)), "--eval_data", str(path / "data" / "heldout.jsonl")]
+        words = ["--pretrain", str(final_model(path / name)), "--eval_data", str(path / "data" / "heldout.jsonl")]
         eval_command.run([*words, *choices.learned.eval_words])
 
 
@@ -195,8 +196,8 @@ def _second_stage(path: Path, choices: Choices, command: list[str]) -> None:
     if choices.control == "sft":
         _more_supervised(path, choices, command)
         return
+    from rft.run_lifecycle import final_model
     from rft_cli.commands import rl
-    from rft_cli.commands.sft import final_model
     from rft_cli.config.resolve import resolve
 
     print(f"\n2. reinforcement learning: {choices.learned.second}\n")

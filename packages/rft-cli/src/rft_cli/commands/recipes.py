@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rft.settings import COMMANDS
 from rft_cli.commands import arguments
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.nearest import nearest
@@ -11,7 +12,6 @@ from rft_cli.config.render import config_yaml
 from rft_cli.config.resolve import merge
 from rft_cli.recipes import catalog
 from rft_cli.recipes.catalog import Recipe
-from rft_cli.settings import COMMANDS
 from rft_core.errors import DataError, OptionsError
 
 USAGE = """usage: rft-train recipes                                  list the recipes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,14 @@ def run(argv: list[str]) -> int:
     refuse_code(directory)
     command = command_of(directory)
     _go_to_working_directory(path)
+    from rft.process.launching import spawned
     from rft_cli.config.resolve import resolve
-    from rft_cli.launching import spawned
 
     words = ["--config", str(directory.config_file), "--save_path", str(path), *overrides]
     told = ["rft-train", "resume", *argv]
-    code = spawned(resolve(command, words), ["resume", str(path), *overrides], run=path)
+    code = spawned(
+        resolve(command, words), [sys.executable, "-m", "rft_cli.main", "resume", str(path), *overrides], run=path
+    )
     if code is not None:
         return code
     if command == "sft":
@@ -77,7 +80,7 @@ def refuse_code(directory: RunDirectory) -> None:
     script = read_text(directory.path / "command.txt").strip()
     if not script.startswith("python"):
         return
-    from rft_cli.run_start import continued_by
+    from rft.run_lifecycle import continued_by
 
     raise OptionsError(
         code="resume.from_code",

@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rft_cli.config.origins import Given, Origin
+from rft.resolved import Origin
+from rft_cli.config.origins import Given
 from rft_cli.config.schema import Setting
 from rft_cli.config.values import FALSE, TRUE
 

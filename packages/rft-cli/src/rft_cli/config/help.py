@@ -8,9 +8,9 @@ from typing import Any, get_type_hints
 
 import tyro
 
+from rft.settings import COMMANDS
 from rft_cli.config.resolve import merge
 from rft_cli.config.schema import REQUIRED
-from rft_cli.settings import COMMANDS
 
 _HOW = """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rft_cli.config.origins import Origin
+from rft.resolved import Origin
 from rft_cli.config.strategy_rules import Complain
 from rft_cli.config.values import as_text
 from rft_core.errors import Problem

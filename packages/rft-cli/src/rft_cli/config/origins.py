@@ -3,28 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-OriginKind = Literal["default", "recipe", "file", "command line", "keyword argument"]
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where one value came from, and how it was written there."""
-
-    kind: OriginKind
-    file: str = ""
-    line: int = 0
-    """Counted from 1; 0 where there is no file."""
-    text: str = ""
-    """The value as it was written."""
-
-    def __str__(self) -> str:
-        if not self.file:
-            return self.kind
-        place = f"{self.file}:{self.line}" if self.line else self.file
-        return f"recipe {place}" if self.kind == "recipe" else place
-
+from rft.resolved import Origin
 
 DEFAULT = Origin("default")
 KEYWORD = Origin("keyword argument")

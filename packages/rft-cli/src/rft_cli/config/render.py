@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import yaml
 
-from rft_cli.config.origins import Origin
+from rft.resolved import Origin
 from rft_cli.config.schema import REQUIRED, schema
 
 

@@ -8,17 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Literal, overload
 
-from rft_cli.config import command_line, errors, rules, yaml_file
-from rft_cli.config.errors import SettingsError
-from rft_cli.config.origins import DEFAULT, Given, Origin
-from rft_cli.config.render import config_yaml
-from rft_cli.config.schema import REQUIRED, Setting, build, schema
-from rft_cli.config.values import NotAllowed, convert
-from rft_cli.recipes import catalog
-from rft_cli.refused_flags import REFUSED_FLAGS
-from rft_cli.settings import (
+from rft.resolved import Origin, Resolved
+from rft.settings import (
     BuildModelSettings,
     ConformanceSettings,
     EvalSettings,
@@ -26,33 +19,18 @@ from rft_cli.settings import (
     RlSettings,
     SftSettings,
 )
+from rft_cli.config import command_line, errors, rules, yaml_file
+from rft_cli.config.errors import SettingsError
+from rft_cli.config.origins import DEFAULT, Given
+from rft_cli.config.render import config_yaml
+from rft_cli.config.schema import REQUIRED, Setting, build, schema
+from rft_cli.config.values import NotAllowed, convert
+from rft_cli.recipes import catalog
+from rft_cli.refused_flags import REFUSED_FLAGS
 from rft_core.errors import Problem
 from rft_core.secrets import looks_like_key
 
-S = TypeVar("S")
-
 _TRACKERS = ("use_wandb", "use_tensorboard", "use_trackio")
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved(Generic[S]):
-    """The settings of one command and where each value came from."""
-
-    command: str
-    settings: S
-    values: dict[str, Any]
-    """Every value by its flat name."""
-    origins: dict[str, Origin]
-    recipe_name: str
-    """Name of the last recipe or file given by --config; empty without one."""
-    sources: tuple[Path, ...]
-    """The files given by --config, in order."""
-    notes: tuple[str, ...]
-    """Settings that were given and have no effect beside the others."""
-
-    def config_yaml(self) -> str:
-        """The whole configuration as a file that `--config` reads back, each line with its origin."""
-        return config_yaml(self.command, self.values, self.origins, self.recipe_name)
 
 
 @dataclass(slots=True)
@@ -110,6 +88,7 @@ def settled(merged: Merged) -> Resolved[Any]:
         raise SettingsError(problems=problems)
     return Resolved(
         command=command,
+        config_yaml=config_yaml(command, merged.values, merged.origins, merged.recipe_name),
         settings=build(command, merged.values),
         values=merged.values,
         origins=merged.origins,

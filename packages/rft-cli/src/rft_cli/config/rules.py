@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from rft.resolved import Origin
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_cli.config.adapter_rules import NEEDS_RANK, adapter_problems
 from rft_cli.config.environment_rules import environment_problems, idle_environment_settings
 from rft_cli.config.image_rules import idle_image_settings, image_problems
 from rft_cli.config.nearest import nearest
-from rft_cli.config.origins import Origin
 from rft_cli.config.reward_rules import idle_reward_settings, reward_problems
 from rft_cli.config.schema import build
 from rft_cli.config.strategy_rules import strategy_problems
@@ -236,7 +236,7 @@ def _algorithm(values: Values, origins: Origins) -> Iterator[Problem]:
 
 
 def _record(values: Values) -> PolicyAlgorithm:
-    from rft_cli.algorithm_choice import algorithm_record  # here, so that pages do not wait for it
+    from rft.build.algorithm import algorithm_record  # here, so that pages do not wait for it
 
     return algorithm_record(build("rl", values))
 

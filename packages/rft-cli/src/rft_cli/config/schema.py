@@ -8,7 +8,7 @@ from functools import cache
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from rft_cli.settings import COMMANDS
+from rft.settings import COMMANDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from typing import Any, cast
 
 import yaml
 
+from rft.resolved import Origin, OriginKind
 from rft_cli.config import errors
 from rft_cli.config.command_line import flipped, meaning
-from rft_cli.config.origins import Given, Origin, OriginKind
+from rft_cli.config.origins import Given
 from rft_cli.config.schema import Setting
 from rft_core.errors import Problem
 

@@ -26,9 +26,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from rft.resolved import Origin
 from rft_cli.config import yaml_file
 from rft_cli.config.nearest import nearest
-from rft_cli.config.origins import Origin
 from rft_cli.recipes.stages import Stage, read_stage
 from rft_core.errors import Problem
 

@@ -1,6 +1,6 @@
 """A replica's own process: a model, an in-process engine on it, and the answers to one request a line.
 
-`rft_cli.replica_worker` gives `serve_replica` the function that makes the model; here nothing is known
+`rft.replica_main` gives `serve_replica` the function that makes the model; here nothing is known
 of architectures. While it draws, the worker says at least once a segment that it is alive.
 """
 

@@ -1,0 +1,41 @@
+"""The terminal as a front end: plan page, live panel, error page."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rft.front_end import FrontEnd
+from rft.process.machine import Machine
+from rft.resolved import Resolved
+from rft_cli import bundle, plan_page, problems
+from rft_cli.notices import show_notices
+from rft_cli.panel import LivePanel, PanelSink
+from rft_core.errors import RftError
+from rft_trainer.metrics.sink import Sink
+from rft_trainer.settings.run import RunSettings
+
+_PLANS = {"rl": plan_page.show_rl, "sft": plan_page.show_sft}
+
+
+def terminal() -> FrontEnd:
+    """Pages and the live panel of a training command."""
+    show_notices()
+    return FrontEnd(
+        show_plan=_show_plan,
+        make_sinks=_make_sinks,
+        run_begins=bundle.remember_run_directory,
+        show_error=_show_error,
+    )
+
+
+def _show_plan(resolved: Resolved[Any], data: Any, machine: Machine) -> None:
+    _PLANS[resolved.command](resolved, data, machine)
+
+
+def _make_sinks(run: RunSettings, num_steps: int) -> list[Sink]:
+    return [PanelSink(LivePanel(log_interval=run.log_interval), num_steps)]
+
+
+def _show_error(error: RftError) -> None:
+    problems.show(error, as_json=problems.wants_json(list(sys.argv)))

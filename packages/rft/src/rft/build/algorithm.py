@@ -1,0 +1,335 @@
+"""From flags to the record of an algorithm: one name selects the published one whole, flags change parts of it."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rft_algos.algorithms import components
+from rft_algos.algorithms.components import Correction, Surrogate
+from rft_algos.algorithms.published import ALIASES, PUBLISHED, Aggregation, KlPlace, PolicyAlgorithm, by_name
+from rft.settings import RlSettings
+from rft_core.errors import OptionsError
+from rft_trainer.settings.algorithm import AlgorithmSettings
+
+Choice = TypeVar("Choice", components.Advantage, components.Surrogate, components.Correction)
+
+AGGREGATIONS: dict[str, Aggregation] = {
+    "token-mean": "token_mean",
+    "seq-mean-token-mean": "sequence_mean_token_mean",
+    "seq-mean-token-sum": "sequence_mean_token_sum",
+    "seq-mean-token-sum-norm": "fixed_length",
+}
+"""The flag's words to the record's."""
+
+SURROGATES: dict[str, Callable[[], Surrogate]] = {
+    "ppo": components.PpoClip,
+    "dual_clip": components.DualClip,
+    "gspo": components.Gspo,
+    "gspo_token": components.GspoToken,
+    "gmpo": components.Gmpo,
+    "cispo": components.Cispo,
+    "sapo": components.Sapo,
+    "cpgd": components.CpgdClip,
+    "reinforce": components.Reinforce,
+    "importance_weighted": components.ImportanceWeighted,
+    "dppo_tv": components.Dppo,
+    "dppo_kl": lambda: components.Dppo(divergence="kl"),
+    "clip_cov": components.ClipCov,
+    "kl_cov": components.KlCov,
+    "kimi": components.Dro,
+}
+"""The words of `policy_loss`."""
+
+CORRECTIONS: dict[str, type[Correction]] = {
+    "off": components.NoCorrection,
+    "tis": components.TruncateTokens,
+    "seq-tis": components.TruncateSequences,
+    "mis": components.MaskTokens,
+    "icepop": components.MaskTokens,
+    "seq-mis": components.MaskSequences,
+    "geo-mis": components.MaskGeometric,
+}
+"""The words of `off_policy_correction`; icepop is mis with its published bounds."""
+
+SHORTCUTS = {"use_gspo": "gspo", "use_gmpo": "gmpo", "use_cpg_loss": "cpgd"}
+"""Switches that stand for a `policy_loss`."""
+
+
+def algorithm_type(name: str) -> type[PolicyAlgorithm]:
+    """The record type of a name, or of `file.py:Class`.
+
+    Raises:
+        OptionsError: neither a published algorithm nor a class in a file.
+    """
+    if ":" in name:
+        return _own(name)
+    known = sorted([record.name for record in PUBLISHED] + list(ALIASES))
+    if name.lower() not in known:
+        nearest = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)[0]
+        raise OptionsError(
+            code="option.not_allowed",
+            what=f"advantage_estimator = {name!r}",
+            where="--advantage_estimator",
+            why=f"it is one of {', '.join(known)}, or file.py:Class",
+            do=f"--advantage_estimator {nearest}",
+        )
+    return by_name(name.lower())
+
+
+def _own(place: str) -> type[PolicyAlgorithm]:
+    path, _, name = place.rpartition(":")
+    if not Path(path).is_file() or not path.endswith(".py"):
+        raise OptionsError(
+            code="algorithm.file_missing",
+            what=f"{path} is not a Python file (looked in {Path.cwd()})",
+            where="--advantage_estimator",
+            why="an algorithm of your own is given as file.py:Class",
+            do="--advantage_estimator group_norm",
+        )
+    spec = importlib.util.spec_from_file_location("rft_user_algorithm", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise _not_importable(path, error) from error
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, PolicyAlgorithm)):
+        there = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == spec.name]
+        raise OptionsError(
+            code="algorithm.class_missing",
+            what=f"{path} has no subclass of PolicyAlgorithm called {name}; it has: {', '.join(there) or 'no classes'}",
+            where="--advantage_estimator",
+            why="an algorithm of your own is given as file.py:Class",
+            do=f"--advantage_estimator {path}:{there[-1] if there else 'MyAlgorithm'}",
+        )
+    return found
+
+
+def _not_importable(path: str, error: Exception) -> OptionsError:
+    """The user's file as it raised: the last line of theirs that was running."""
+    line = error.lineno if isinstance(error, SyntaxError) else None
+    for frame in traceback.extract_tb(error.__traceback__):
+        line = frame.lineno if frame.filename == str(path) else line
+    return OptionsError(
+        code="algorithm.file_fails",
+        what=f"{path} cannot be imported: {type(error).__name__}: {error}",
+        where=f"{path}:{line} (--advantage_estimator)",
+        why="the file of an algorithm is imported before anything starts",
+        do=f"python {path}, until it runs without an error",
+    )
+
+
+def algorithm_record(settings: RlSettings) -> PolicyAlgorithm:
+    """The algorithm of the settings as one record.
+
+    Raises:
+        OptionsError: a flag that does not belong to the algorithm, or flags that contradict each other.
+    """
+    chosen = settings.algorithm
+    kind = algorithm_type(chosen.advantage_estimator)
+    base = _published(kind, settings.sampling.generate_max_len)
+    aggregation = AGGREGATIONS[chosen.loss_agg_mode] if chosen.loss_agg_mode else base.aggregation
+    surrogate = _surrogate(chosen, base)
+    changes: dict[str, Any] = {
+        "advantage": _advantage(settings, base),
+        "surrogate": surrogate,
+        "correction": _correction(settings, base),
+        "aggregation": aggregation,
+        "max_tokens": settings.sampling.generate_max_len if aggregation == "fixed_length" else None,
+        "off_policy_delta": chosen.off_policy_delta,
+        **_divergence(chosen, base),
+        **_given(
+            entropy_coef=chosen.entropy_coef,
+            normalise_advantages=chosen.advantages_norm,
+            dynamic_sampling=chosen.dynamic_sampling,
+            kl_estimator=chosen.kl_estimator,
+        ),
+        "advantage_clip": chosen.advantage_clip or base.advantage_clip,
+        "high_entropy_fraction": chosen.high_entropy_token_ratio or base.high_entropy_fraction,
+        "overlong_buffer_share": _overlong_share(chosen, base),
+    }
+    record = replace(base, **changes)
+    _check(settings, record)
+    return record
+
+
+def _published(kind: type[PolicyAlgorithm], longest_response: int) -> PolicyAlgorithm:
+    divides = next(field.default for field in fields(kind) if field.name == "aggregation") == "fixed_length"
+    return kind(max_tokens=longest_response) if divides else kind()
+
+
+def _given(**values: object) -> dict[str, object]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _surrogate(chosen: AlgorithmSettings, base: PolicyAlgorithm) -> Surrogate:
+    asked = {name: SHORTCUTS[name] for name in SHORTCUTS if getattr(chosen, name)}
+    asked |= {"policy_loss": chosen.policy_loss} if chosen.policy_loss else {}
+    if len(set(asked.values())) > 1:
+        written = " and ".join(
+            f"{name} = {getattr(chosen, name)}" if name == "policy_loss" else name for name in sorted(asked)
+        )
+        keep = next(iter(asked.values()))
+        raise _refused("algorithm.two_surrogates", written, "a step minimises one surrogate", f"--policy_loss {keep}")
+    surrogate = SURROGATES[next(iter(asked.values()))]() if asked else base.surrogate
+    bounds = _given(low=chosen.eps_clip, high=chosen.eps_clip_high)
+    if chosen.eps_clip is not None and chosen.eps_clip_high is None:
+        bounds["high"] = chosen.eps_clip
+    bounds |= _given(dual=chosen.dual_clip)
+    return _with(surrogate, bounds, {"low": "eps_clip", "high": "eps_clip_high", "dual": "dual_clip"}, "surrogate")
+
+
+def _with(choice: Choice, changes: Mapping[str, object], flags: Mapping[str, str], noun: str) -> Choice:
+    """The choice with other numbers; a number that it does not have is refused by its flag."""
+    has = {field.name for field in fields(choice)}  # type: ignore[arg-type]
+    foreign = [name for name in changes if name not in has]
+    if foreign:
+        raise _refused(
+            "algorithm.foreign_flag",
+            f"{flags[foreign[0]]} = {changes[foreign[0]]}",
+            f"the {noun} {type(choice).__name__} has no such number",
+            f"leave {flags[foreign[0]]} out",
+        )
+    return replace(choice, **changes) if changes else choice  # type: ignore[type-var]
+
+
+def _advantage(settings: RlSettings, base: PolicyAlgorithm) -> components.Advantage:
+    chosen, turns = settings.algorithm, settings.conversation
+    turn_gamma = turns.turn_gamma if turns.environment else None
+    changes = _given(gamma=chosen.gamma, lambd=chosen.lambd, turn_gamma=turn_gamma, k=chosen.pass_k)
+    flags = {"gamma": "gamma", "lambd": "lambd", "turn_gamma": "turn_gamma", "k": "pass_k"}
+    return _with(base.advantage, changes, flags, "advantage")
+
+
+def _correction(settings: RlSettings, base: PolicyAlgorithm) -> Correction:
+    chosen = settings.algorithm
+    word = chosen.off_policy_correction
+    if word is None and settings.sampling.use_fire and not base.correction.is_active:
+        word = "tis"  # the first token is drawn from another distribution than the one that is trained
+    kind = CORRECTIONS[word] if word else type(base.correction)
+    changes = _given(low=chosen.off_policy_low, high=chosen.off_policy_high)
+    names = {field.name for field in fields(kind)}
+    if word and "cap" in names:
+        changes["cap"] = chosen.off_policy_cap
+    flags = {"low": "off_policy_low", "high": "off_policy_high"}
+    return _with(base.correction if word is None else kind(), changes, flags, "correction")
+
+
+def _divergence(chosen: AlgorithmSettings, base: PolicyAlgorithm) -> dict[str, object]:
+    if base.drift_coef > 0:
+        return _given(drift_coef=chosen.init_kl_coef)
+    coefficient = base.kl_coef if chosen.init_kl_coef is None else chosen.init_kl_coef
+    place: KlPlace = base.kl_place
+    if chosen.use_kl_loss is not None:
+        place = "loss" if chosen.use_kl_loss else "reward"
+    elif chosen.init_kl_coef and place == "none":
+        place = "reward"
+    return {"kl_coef": coefficient, "kl_place": place if coefficient > 0 else "none"}
+
+
+def _overlong_share(chosen: AlgorithmSettings, base: PolicyAlgorithm) -> float:
+    wanted = base.overlong_buffer_share > 0 if chosen.overlong_buffer is None else chosen.overlong_buffer
+    return (base.overlong_buffer_share or 0.2) if wanted else 0.0
+
+
+def _check(settings: RlSettings, record: PolicyAlgorithm) -> None:
+    chosen, name = settings.algorithm, settings.algorithm.advantage_estimator
+    if record.surrogate.by_sequence and record.aggregation != "sequence_mean_token_mean":
+        raise _refused(
+            "algorithm.sequence_loss",
+            f"{type(record.surrogate).__name__} with loss_agg_mode {chosen.loss_agg_mode or 'token-mean'}",
+            "its value belongs to a sequence; only the mean over sequences is the published loss",
+            "--loss_agg_mode seq-mean-token-mean",
+        )
+    by_turn = bool(settings.conversation.environment) and isinstance(
+        record.advantage, components.Gae | components.Returns
+    )
+    scaled = chosen.reward_running_norm or chosen.reward_running_norm_minus_mean or chosen.reward_clip > 0
+    if by_turn and scaled:
+        what = "reward_clip" if chosen.reward_clip > 0 else "reward_running_norm"
+        raise _refused(
+            "algorithm.scaled_turns",
+            f"{what} with {name} and an environment",
+            "it scales the reward of a whole response, and here every turn has its own",
+            f"leave {what} out",
+        )
+    if chosen.kl_target is not None and not (record.needs_reference or record.drift_coef > 0):
+        raise _refused(
+            "kl.no_controller",
+            f"kl_target = {chosen.kl_target:g} with {name}",
+            "it moves the weight of a divergence or of a drift, and neither is in this objective",
+            "--init_kl_coef 0.01",
+        )
+    if chosen.entropy_target is not None and not record.entropy_coef:
+        raise _refused(
+            "entropy.no_weight",
+            f"entropy_target = {chosen.entropy_target:g}",
+            "it moves the weight of the entropy bonus, and there is none",
+            "--entropy_coef 0.001",
+        )
+    if record.advantage.compares_groups and settings.batch.n_samples_per_prompt < 2:
+        raise _refused(
+            "batch.group_of_one",
+            f"n_samples_per_prompt = {settings.batch.n_samples_per_prompt} with {name}",
+            "an advantage is relative to the other responses of its prompt: a group of one always gets 0",
+            "--n_samples_per_prompt 8",
+        )
+
+
+def _refused(code: str, what: str, why: str, do: str) -> OptionsError:
+    return OptionsError(code=code, what=what, where="the algorithm", why=why, state="nothing was started", do=do)
+
+
+def lines(record: PolicyAlgorithm, settings: RlSettings) -> list[str]:
+    """The algorithm in words: every choice with its numbers, and what controls what."""
+    told = [f"{record.name or type(record).__name__}: advantage {words(record.advantage)}"]
+    told.append(f"surrogate {words(record.surrogate)}, {record.aggregation.replace('_', ' ')}" + _constant(record))
+    if record.correction.is_active:
+        told.append(f"off-policy correction {words(record.correction)}; log-probs are computed again before a step")
+    if record.needs_reference:
+        told.append(
+            f"divergence from the reference: {record.kl_estimator} x {record.kl_coef:g} in the {record.kl_place}"
+        )
+    if record.drift_coef > 0:
+        told.append(f"drift from the start of the step: x {record.drift_coef:g} in the loss")
+    if settings.algorithm.kl_target is not None:
+        which = "drift" if record.drift_coef > 0 else "divergence"
+        told.append(f"kl_target {settings.algorithm.kl_target:g} nats a token moves the weight of the {which}")
+    if record.entropy_coef:
+        told.append(f"entropy bonus x {record.entropy_coef:g}")
+    told += [
+        text
+        for text, on in (
+            ("advantages are normalised over all tokens of the step", record.normalise_advantages),
+            (f"advantages are clipped at {record.advantage_clip:g}", record.advantage_clip),
+            (f"the surrogate learns from {record.high_entropy_fraction:g} of the tokens", record.needs_old_entropy),
+            ("groups without signal are replaced by sampling more prompts", record.dynamic_sampling),
+            (
+                f"the first token is drawn at temperature {settings.sampling.first_token_temperature:g}; the weight of "
+                "its gradient is the ratio to the policy's own probability (the correction)",
+                settings.sampling.use_fire,
+            ),
+        )
+        if on
+    ]
+    return told
+
+
+def _constant(record: PolicyAlgorithm) -> str:
+    return f" (by {record.max_tokens} tokens)" if record.max_tokens else ""
+
+
+def words(choice: object) -> str:
+    """A choice with its numbers."""
+    numbers = ", ".join(f"{f.name} {getattr(choice, f.name)}" for f in fields(choice))  # type: ignore[arg-type]
+    return f"{type(choice).__name__}({numbers})" if numbers else type(choice).__name__

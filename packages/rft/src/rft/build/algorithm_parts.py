@@ -1,0 +1,220 @@
+"""The collaborators that an algorithm asks for: credit, the policy at the start of a step, the critic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rft_algos.algorithms.published import PolicyAlgorithm
+from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
+from rft.build.lora import adapt_critic
+from rft.checkpoints.writer import Restored
+from rft.build.parallelize import SpreadCritic, spread_critic
+from rft.process.machine import Machine
+from rft.build.models import checkpointing_of
+from rft.reward_names import weights_of
+from rft.settings import RlSettings
+from rft_core.errors import OptionsError
+from rft_models.critic.causal_critic import CausalCritic, load_critic
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_trainer.loops.rl import CriticPart, OldPolicy
+from rft_trainer.protocols import Collectives
+from rft_trainer.runs.checkpointing import StatefulTensors
+from rft_trainer.scoring.advantages import ComputeAdvantages, CreditAssigner, ScoreRules
+from rft_trainer.scoring.logprobs import LogprobAnnotator
+from rft_trainer.update.critic import CriticUpdater, ValueAnnotator, ValueObjective
+from rft_trainer.update.optimizer_step import MicroBatching
+
+
+def score_rules(settings: RlSettings, record: PolicyAlgorithm, longest_response: int) -> ScoreRules:
+    """What happens to rewards besides the algorithm.
+
+    Raises:
+        OptionsError: weights of parts that are no NAME=NUMBER.
+    """
+    chosen = settings.algorithm
+    buffer = 0
+    if record.overlong_buffer_share > 0:
+        buffer = chosen.overlong_buffer_len or max(1, round(record.overlong_buffer_share * longest_response))
+    if buffer > longest_response:
+        raise OptionsError(
+            code="reward.overlong_buffer",
+            what=f"overlong_buffer_len = {buffer}, the longest response has {longest_response} tokens",
+            where="--overlong_buffer_len",
+            why="the penalty grows over the last tokens of the longest response",
+            do=f"--overlong_buffer_len {max(1, longest_response // 5)}",
+        )
+    return ScoreRules(
+        longest_response=longest_response,
+        overlong_buffer=buffer,
+        overlong_factor=chosen.overlong_buffer_penalty_factor,
+        length_penalty=chosen.length_penalty,
+        mask_truncated=chosen.mask_truncated_completions,
+        running_norm=chosen.reward_running_norm or chosen.reward_running_norm_minus_mean,
+        minus_mean=chosen.reward_running_norm_minus_mean,
+        clip=chosen.reward_clip,
+        component_weights=weights_of(settings.reward),
+    )
+
+
+def credit_assigner(
+    settings: RlSettings,
+    record: PolicyAlgorithm,
+    longest_response: int,
+    compute_advantages: ComputeAdvantages | None = None,
+) -> CreditAssigner:
+    """Who gives every token its advantage, with what it keeps between steps."""
+    chosen = settings.algorithm
+    coefficient = record.drift_coef if record.drift_coef > 0 else record.kl_coef
+    kl = None
+    if chosen.kl_target is not None:
+        kl = AdaptiveKl(coefficient=coefficient, target=chosen.kl_target, horizon=chosen.kl_horizon)
+    entropy = None
+    if chosen.entropy_target is not None:
+        entropy = EntropyTarget(coefficient=record.entropy_coef, target=chosen.entropy_target)
+    return CreditAssigner(
+        record,
+        score_rules(settings, record, longest_response),
+        seed=settings.run.seed,
+        kl_controller=kl,
+        entropy_controller=entropy,
+        compute_advantages=compute_advantages,
+    )
+
+
+def annotator(
+    settings: RlSettings,
+    machine: Machine,
+    policy: CausalPolicy,
+    ranks: Collectives | None = None,
+    *,
+    in_step: bool = False,
+) -> LogprobAnnotator:
+    """Log-probabilities of responses under a policy, without gradient; `ranks` share them out (None: all ranks)."""
+    return LogprobAnnotator(
+        policy,
+        ranks or machine.collectives,
+        max_sequences=settings.batch.micro_rollout_batch_size,
+        max_tokens=settings.batch.max_tokens_per_micro_batch,
+        temperature=settings.sampling.temperature,
+        device=machine.device,
+        in_step=in_step,
+    )
+
+
+def old_policy(
+    settings: RlSettings,
+    record: PolicyAlgorithm,
+    machine: Machine,
+    policy: CausalPolicy,
+    ranks: Collectives,
+    *,
+    in_step: bool,
+) -> OldPolicy | None:
+    """The policy at the start of a step, for algorithms that do not take the engine's word for it."""
+    if not (record.needs_old_logprobs or record.needs_old_entropy):
+        return None
+    annotate = annotator(settings, machine, policy, ranks, in_step=in_step)
+    return OldPolicy(annotate, record.needs_old_logprobs, record.needs_old_entropy)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyWithCritic:
+    """What a checkpoint's model directory holds where the critic is saved beside the policy."""
+
+    policy: CausalPolicy
+    critic: CausalCritic
+
+    def save_pretrained(self, directory: Path) -> None:
+        """The policy in `directory`, the critic in `directory`/critic, both complete."""
+        self.policy.save_pretrained(directory)
+        self.critic.save_pretrained(directory / "critic")
+
+    def snapshot(self, copy: Callable[[str, Tensor], Tensor]) -> Callable[[Path], None]:
+        """`save_pretrained` of the weights as they are now, copied by `copy`."""
+        write_policy = self.policy.snapshot(copy)
+        write_critic = self.critic.snapshot(lambda name, tensor: copy(f"critic/{name}", tensor))
+
+        def write(directory: Path) -> None:
+            write_policy(directory)
+            write_critic(directory / "critic")
+
+        return write
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights of both."""
+        yield from self.policy.named_parameters()
+        yield from ((f"critic.{name}", parameter) for name, parameter in self.critic.named_parameters())
+
+    def token_logprobs(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """The policy's."""
+        return self.policy.token_logprobs(*arguments, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltCritic:
+    """The critic with its optimizer, and the parts of it that a checkpoint holds."""
+
+    critic: CausalCritic
+    spread: SpreadCritic
+    part: CriticPart
+
+    @property
+    def tensor_parts(self) -> dict[str, StatefulTensors]:
+        """What a checkpoint holds of it."""
+        return {"critic": self.spread.weights, "critic_optimizer": self.spread.optimizer}
+
+
+def build_critic(
+    settings: RlSettings,
+    machine: Machine,
+    record: PolicyAlgorithm,
+    codec: HfTextCodec,
+    restored: Restored | None,
+    micro_batching: MicroBatching,
+    learning_rate: Callable[[int], float],
+) -> BuiltCritic | None:
+    """The critic that the algorithm needs, if it needs one; with `restored`, exactly where that checkpoint was."""
+    if not record.advantage.needs_values:
+        return None
+    chosen, batch = settings.critic, settings.batch
+    critic = load_critic(
+        chosen.critic_pretrain or settings.model.pretrain,
+        head_prefix=chosen.value_head_prefix,
+        seed=settings.run.seed,
+        dtype=torch.bfloat16 if settings.model.bf16 else torch.float32,
+        device=machine.device,
+        gradient_checkpointing=checkpointing_of(settings.model),
+        flash_attn=settings.model.flash_attn,
+        codec=None if chosen.critic_pretrain else codec,
+    ).train()
+    adapt_critic(critic, settings.adapter, seed=settings.run.seed)
+    spread = spread_critic(critic, settings.strategy, settings.optimizer, machine, restored)
+    part = CriticPart(
+        ValueAnnotator(
+            spread.critic,
+            machine.collectives,
+            max_sequences=batch.micro_rollout_batch_size,
+            max_tokens=batch.max_tokens_per_micro_batch,
+            device=machine.device,
+            in_step=spread.in_step,
+        ),
+        CriticUpdater(
+            spread.critic,
+            spread.optimizer,
+            ValueObjective(clip=chosen.value_clip or None, aggregation="token_mean"),
+            machine.collectives,
+            micro_batching=micro_batching,
+            learning_rate=learning_rate,
+            device=machine.device,
+            pin_memory=settings.data.dataloader_pin_memory,
+            in_step=spread.in_step,
+        ),
+    )
+    return BuiltCritic(critic, spread, part)

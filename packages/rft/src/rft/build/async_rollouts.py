@@ -1,0 +1,129 @@
+"""Rollouts that run ahead of the trainer: what they go with, and the queue that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rft_algos.algorithms.published import PolicyAlgorithm
+from rft.build.rl_data import RlData
+from rft.build.engines import choose_engine
+from rft.build.environment import ChosenEnvironment
+from rft.process.machine import choose_device
+from rft.settings import RlSettings
+from rft_core.errors import OptionsError
+from rft_engine.replicas.engine import ReplicaEngine
+from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_trainer.async_rollouts.queue import AheadRules, RolloutQueue
+from rft_trainer.batches.prompt_ledger import Ledger
+from rft_trainer.loops.rl import Reinforcement
+from rft_trainer.protocols import Collectives, Engine
+from rft_trainer.records.rollouts import Sampling
+from rft_trainer.records.scores import Reward
+
+_ONE_AT_A_TIME = "--max_staleness 0"
+
+
+def refuse_what_cannot_run_ahead(settings: RlSettings, record: PolicyAlgorithm) -> None:
+    """Raise for what engines in processes of their own, or rollouts that run ahead, do not do.
+
+    Raises:
+        OptionsError: by the name of the flag, before a model is loaded.
+    """
+    ahead, replicas = settings.ahead.max_staleness, settings.replicas.engine_replicas
+    if ahead == 0 and replicas == 1:
+        return
+    for code, asked, why, do in _refusals(settings, record):
+        chosen = f"max_staleness = {ahead}" if ahead else f"engine_replicas = {replicas}"
+        raise OptionsError(
+            code=code,
+            what=f"{chosen} with {asked}",
+            where="--max_staleness" if ahead else "--engine_replicas",
+            why=why,
+            state="nothing was started",
+            do=do,
+        )
+
+
+def _refusals(settings: RlSettings, record: PolicyAlgorithm) -> Iterator[tuple[str, str, str, str]]:
+    """(code, what it does not go with, why, what to do), the first that applies first."""
+    ahead = settings.ahead.max_staleness
+    back = _ONE_AT_A_TIME if ahead else "--engine_replicas 1"
+    chosen = choose_engine(settings.engine, choose_device(settings.model.device, 0))
+    if chosen.name == "hf":
+        why = "transformers' generate runs in the trainer's process, with its weights"
+        yield "async.engine", "engine_type hf", why, "--engine_type native"
+    if settings.engine.enable_engine_sleep and not chosen.shares_weights and chosen.can_sleep and ahead:
+        why = "an engine that draws while the trainer trains cannot give its memory back meanwhile"
+        yield "async.sleep", "enable_engine_sleep", why, "--disable_engine_sleep"
+    if not ahead:
+        return
+    if record.advantage.needs_greedy:
+        why = "its baseline is a greedy response of the very weights that are trained"
+        yield "async.baseline", f"advantage_estimator {record.name}", why, back
+    if settings.ahead.async_deterministic:
+        return
+    if not chosen.shares_weights:
+        why = f"{chosen.name} draws a sample from its first token to its last: none goes on under other weights"
+        yield "async.partial", f"engine_type {chosen.name}", why, "--async_deterministic"
+    if settings.sampling.use_fire:
+        why = "the first token's temperature counts from the first token of a whole sample"
+        yield "async.fire", "use_fire", why, "--async_deterministic"
+
+
+def rollout_queue(
+    settings: RlSettings,
+    engine: Engine,
+    codec: HfTextCodec,
+    reward: Reward,
+    ledger: Ledger,
+    data: RlData,
+    sampling: Sampling,
+    collectives: Collectives,
+    environment: ChosenEnvironment | None = None,
+) -> RolloutQueue | None:
+    """The queue between the replicas and the trainer; None where every step waits for its own rollouts."""
+    if not settings.ahead.max_staleness:
+        return None
+    assert isinstance(engine, ReplicaEngine)
+    batch = settings.batch
+    rules = AheadRules(
+        max_staleness=settings.ahead.max_staleness,
+        deterministic=settings.ahead.async_deterministic,
+        prompts_per_step=batch.rollout_batch_size * data.plan.rollouts_per_update,
+        max_steps=batch.max_steps,
+        group_size=batch.n_samples_per_prompt,
+        seed=settings.run.seed,
+    )
+    return RolloutQueue(
+        engine,
+        codec,
+        reward,
+        ledger,
+        data.prompts,
+        sampling=sampling,
+        rules=rules,
+        collectives=collectives,
+        kind=environment and environment.samples_ahead(sampling.max_new_tokens),
+    )
+
+
+def ahead_line(settings: RlSettings) -> str:
+    """Where samples are drawn and how far ahead, in words; empty where nothing is chosen."""
+    ahead, replicas = settings.ahead, settings.replicas.engine_replicas
+    told = f"{replicas} replicas in processes of their own" if replicas > 1 else ""
+    if ahead.max_staleness:
+        told = told or "1 process of its own"
+        versions = "version" if ahead.max_staleness == 1 else "versions"
+        how = "drawn whole by exactly that one, so that the run repeats to the bit"
+        if not ahead.async_deterministic:
+            how = "running samples go on under new weights; which token falls to which version depends on the clock"
+        told += f"; rollouts run ahead: up to {ahead.max_staleness} {versions} older than what is trained, {how}"
+    return told
+
+
+def close_engines(training: Reinforcement) -> None:
+    """End the processes of replicas and the threads that feed on them, where there are any."""
+    if training.ahead is not None:
+        training.ahead.close()
+    elif isinstance(training.engine, ReplicaEngine):
+        training.engine.close()

@@ -1,0 +1,141 @@
+"""The environment that settings name, with the chat template between its turns: what conversations are built of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from rft.build.rl_data import RlData
+from rft_core.errors import DataError
+from rft_models.loading.context_length import model_facts
+from rft_models.tokenization.chat_template import TurnRenderer
+from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_trainer.async_rollouts.multi_turn import ConversationSamples
+from rft_trainer.environments.episodes import EpisodeRunner
+from rft_trainer.environments.registry import environment_by_name, has_processes
+from rft_trainer.environments.tool_calls import ToolCallFormat
+from rft_trainer.metrics.phase_timer import PhaseTimer
+from rft_trainer.protocols import Engine
+from rft_trainer.records.rollouts import Prompt
+from rft_trainer.rollouts.conversation import ConversationLimits, TurnTaking
+from rft_trainer.rollouts.multi_turn import Conversations
+from rft_trainer.settings.environment import EvalEnvironmentSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenEnvironment:
+    """An environment that is loaded, and how conversations with it are held."""
+
+    settings: EvalEnvironmentSettings
+    episodes: EpisodeRunner
+    text: TurnRenderer
+    calls: ToolCallFormat
+    codec: HfTextCodec
+    lanes: list[EpisodeRunner] = field(default_factory=list[EpisodeRunner])
+    """Of the conversations that run ahead of the trainer; `episodes` then are those of evaluations."""
+
+    def opened(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Prompts up to the end of their last message: what opens the policy's turn is the conversation's.
+
+        Raises:
+            DataError: the prompt's tokens do not end with those that open the turn.
+        """
+        return [self._opened(prompt) for prompt in prompts]
+
+    def room(self, pretrain: str, longest: int, longest_response: int) -> int:
+        """Tokens that the engine should hold: `longest` and a turn more, as far as the model places them.
+
+        A wave of turns then is one call, although their contexts differ in length.
+        """
+        more = self.settings.turn_max_len or longest_response
+        return min(longest + more, model_facts(pretrain).max_positions)
+
+    def conversations(self, engine: Engine, room: int, timer: PhaseTimer | None = None) -> Conversations:
+        """What samples them from `engine`, which holds `room` tokens."""
+        limits = ConversationLimits(self.settings.max_turns, self.settings.turn_max_len, room)
+        return Conversations(engine, self.codec, self.episodes, self.text, self.calls, limits, timer=timer)
+
+    def samples_ahead(self, longest_response: int) -> ConversationSamples:
+        """What a queue draws ahead of the trainer: each process of the environment with a thread of its own."""
+        num = self.settings.environment_workers if has_processes(self.settings.environment) else 1
+        self.lanes.extend(_episodes(self.settings, 1) for _ in range(num))
+        limits = ConversationLimits(self.settings.max_turns, self.settings.turn_max_len)
+        taking = TurnTaking(self.text, self.calls, limits)
+        return ConversationSamples(self.codec, self.lanes, taking, longest_response)
+
+    def close(self) -> None:
+        """End its processes."""
+        for episodes in (self.episodes, *self.lanes):
+            episodes.close()
+
+    def _opened(self, prompt: Prompt) -> Prompt:
+        opens = self.text.generation_ids
+        words = self.codec.decode(opens)
+        kept = len(prompt.token_ids) - len(opens)
+        if prompt.token_ids[kept:] != opens or kept < 1:
+            raise DataError(
+                code="environment.prompt_end",
+                what=f"the tokens of prompt {prompt.prompt_id} do not end with those of {words!r}",
+                where=prompt.source,
+                why="the chat template puts them in front of the policy's turn, and the conversation begins there",
+                state="nothing was sampled",
+                do="use a tokenizer that does not join the chat template's words with the prompt's",
+            )
+        return replace(prompt, token_ids=prompt.token_ids[:kept], text=prompt.text.removesuffix(words))
+
+
+def open_environment(settings: EvalEnvironmentSettings, codec: HfTextCodec) -> ChosenEnvironment | None:
+    """The environment of the settings, loaded; its tools are told to `codec`, which renders the prompts after this.
+
+    None without one. The caller closes it.
+
+    Raises:
+        OptionsError: no such environment, or one that cannot be used.
+        DataError: its file raises while it is imported, or the chat template cannot be used for conversations.
+    """
+    if not settings.environment:
+        return None
+    calls = ToolCallFormat(settings.tool_call_pattern)
+    episodes = _episodes(settings, settings.environment_workers)
+    codec.tools = episodes.tools
+    try:
+        text = TurnRenderer(codec)
+    except DataError:
+        episodes.close()
+        raise
+    return ChosenEnvironment(settings, episodes, text, calls, codec)
+
+
+def _episodes(settings: EvalEnvironmentSettings, num_workers: int) -> EpisodeRunner:
+    return environment_by_name(
+        settings.environment,
+        num_workers=num_workers,
+        tool_timeout=settings.tool_timeout,
+        rollout_timeout=settings.rollout_timeout,
+    )
+
+
+def enter_environment(
+    settings: EvalEnvironmentSettings, codec: HfTextCodec, stack: ExitStack
+) -> ChosenEnvironment | None:
+    """`open_environment`, closed with `stack`."""
+    environment = open_environment(settings, codec)
+    if environment is not None:
+        stack.callback(environment.close)
+    return environment
+
+
+def opened_data(data: RlData, environment: ChosenEnvironment | None) -> RlData:
+    """What an RL run reads, with its prompts as conversations begin with them."""
+    if environment is None:
+        return data
+    return replace(data, prompts=environment.opened(data.prompts), held_out=environment.opened(data.held_out))
+
+
+def environment_line(settings: EvalEnvironmentSettings) -> str:
+    """For the plan."""
+    turn = "" if settings.turn_max_len is None else f" of at most {settings.turn_max_len:,} tokens"
+    own = not has_processes(settings.environment)
+    where = "in this process" if own else f"in {settings.environment_workers} process(es) that can be killed"
+    return f"{settings.environment} {where}: at most {settings.max_turns} turns{turn}; it says what each turn earns"

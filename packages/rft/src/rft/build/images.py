@@ -1,0 +1,124 @@
+"""From the settings of images to what reads and prepares them, and what cannot be done with images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rft.build.models import codec_of
+from rft_core.errors import OptionsError
+from rft_dist.settings import StrategySettings
+from rft_models.families.custom import load_model_code
+from rft_models.settings import ModelSettings, WeightsSettings
+from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.vision.compatibility import refuse_other_inputs
+from rft_models.vision.image_files import PixelRules
+from rft_models.vision.processor import HfVisionCodec, load_vision_codec
+from rft_trainer.data.image_placeholders import check_images
+from rft_trainer.data.images import ImageColumn, RowImage, images_of
+from rft_trainer.data.prompts import PromptRow
+from rft_trainer.data.readers.rows import Row
+from rft_trainer.data.rendering import RenderedPrompt
+from rft_trainer.records.rollouts import TrainingSample
+from rft_trainer.settings.images import ControlledImageSettings, GenerateImageSettings, ImageSettings
+from rft_trainer.tasks.shuffled_images import shuffle_images
+
+
+@dataclass(frozen=True, slots=True)
+class ImageReading:
+    """How the images of rows are read; without a column there are none."""
+
+    column: ImageColumn | None = None
+    shuffle_seed: int | None = None
+    """The control experiment; None = every row keeps its own images."""
+
+    def arranged(self, rows: Sequence[PromptRow]) -> Sequence[PromptRow]:
+        """The rows, their images exchanged where that was asked for."""
+        return rows if self.shuffle_seed is None else shuffle_images(rows, self.shuffle_seed)
+
+
+def row_images(settings: ImageSettings, seed: int) -> ImageReading:
+    """As the settings say."""
+    if not settings.images_key:
+        return ImageReading()
+    shuffles = isinstance(settings, ControlledImageSettings) and settings.shuffle_images
+    column = ImageColumn(settings.images_key, settings.limit_mm_image_per_prompt, settings.mixed_mm_data)
+    return ImageReading(column, seed if shuffles else None)
+
+
+def codec_with_images(model: WeightsSettings, images: ImageSettings) -> HfTextCodec:
+    """The tokenizer of the model, with its image processor where rows have images.
+
+    Raises:
+        DataError: the model takes no images, or its files are absent or damaged.
+        OptionsError: pillow or torchvision is not installed, or a cap on pixels has no effect with this model.
+    """
+    if not _has_images(images):
+        return codec_of(model)
+    load_model_code(model.model_code)
+    pixels = PixelRules(max_pixels=images.max_pixels or None, min_pixels=images.min_pixels or None)
+    return load_vision_codec(model.pretrain, pixels=pixels)
+
+
+def refuse_beside_images(
+    images: ImageSettings,
+    strategy: StrategySettings,
+    model: ModelSettings,
+    codec: HfTextCodec,
+    *,
+    critic: str = "",
+) -> None:
+    """What does not see images is refused before a model loads; `critic` is the directory of another model's.
+
+    Raises:
+        OptionsError: a critic that takes other images, a router loss, or matrices in parts, beside images.
+    """
+    if not images.images_key:
+        return
+    assert isinstance(codec, HfVisionCodec)
+    if critic:
+        refuse_other_inputs(codec, critic, flag="--critic_pretrain")
+    if model.aux_loss_coef:
+        why = "no vision-language model here is a mixture of experts, so there is no router to balance"
+        raise _refused("router_loss", f"aux_loss_coef = {model.aux_loss_coef:g}", why, "--aux_loss_coef 0")
+    if strategy.tp_size > 1:
+        why = "only a decoder's matrices are cut; --fsdp and --zero_stage divide those of the vision tower too"
+        raise _refused("parts", f"tp_size = {strategy.tp_size}", why, "--tp_size 1 --fsdp")
+
+
+def _refused(kind: str, what: str, why: str, do: str) -> OptionsError:
+    return OptionsError(code=f"images.{kind}", what=f"{what} beside images_key", where="--images_key", why=why, do=do)
+
+
+def image_lines(rendered: Sequence[RenderedPrompt | TrainingSample]) -> list[str]:
+    """For the plan: how many images there are, and what they come to in tokens; nothing without any."""
+    found = [row.media for row in rendered if row.media is not None]
+    if not found:
+        return []
+    images = sum(media.num_images for media in found)
+    features = [media.num_tokens / media.num_images for media in found]
+    span = f"{min(features):.0f} to {max(features):.0f}" if min(features) < max(features) else f"{features[0]:.0f}"
+    longest = max(len(row.token_ids) for row in rendered if row.media is not None)
+    kind = "prompt" if isinstance(rendered[0], RenderedPrompt) else "demonstration"
+    return [
+        f"{images:,} images in {len(found):,} of {len(rendered):,} rows, {span} features (tokens) each; "
+        f"longest {kind} with images {longest} tokens"
+    ]
+
+
+def given_images(images: GenerateImageSettings, prompt: str) -> tuple[RowImage, ...]:
+    """The images that are named beside one prompt.
+
+    Raises:
+        DataError: a file that is no image, or another number of them than the prompt has places.
+    """
+    names = [name.strip() for name in images.image.split(",") if name.strip()]
+    row = Row({"image": names, "prompt": prompt}, "--image", 1)
+    column = ImageColumn("image", images.limit_mm_image_per_prompt, mixed=True)
+    found = images_of(row, column)
+    check_images(row, "prompt", column, [prompt], len(found))
+    return found
+
+
+def _has_images(images: ImageSettings) -> bool:
+    return bool(images.images_key) or (isinstance(images, GenerateImageSettings) and bool(images.image))

@@ -1,0 +1,191 @@
+"""A judge from its settings: a language model that answers in this process, or behind a URL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rft.build.engines import native_engine
+from rft.process.machine import Machine
+from rft.build.models import weights_dtype
+from rft.build.reward_checks import sees_images
+from rft.settings import EvalSettings, RlSettings
+from rft_core.errors import DataError, OptionsError
+from rft_models.loading.context_length import model_facts
+from rft_models.policy.load import load_reference
+from rft_models.reward_model.shared_images import shared_images_of
+from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_trainer.protocols import Engine
+from rft_trainer.records.scores import RewardStatus, Score
+from rft_trainer.rewards.http_client import Endpoint, checked_url
+from rft_trainer.rewards.images import Images, without_markers
+from rft_trainer.rewards.judge import JudgeReward
+from rft_trainer.rewards.judge_template import DEFAULT_TEMPLATE, JudgeTemplate, Verdict
+from rft_trainer.rewards.remote_judge import RemoteJudge
+from rft_trainer.settings.rewards import JudgeSettings
+
+_Prompt = tuple[list[int], Any]
+"""Tokens of a question, and its images as the model takes them."""
+
+
+class EngineJudge:
+    """A model of this process that answers greedily, in its own chat template where it has one.
+
+    One that takes images sees those of the prompts, through its own processor.
+    """
+
+    def __init__(self, engine: Engine, codec: HfTextCodec, *, max_new_tokens: int, max_len: int) -> None:
+        """`max_len`: tokens of the longest question with its answer."""
+        self._engine = engine
+        self._codec = codec
+        self._images = shared_images_of(codec)
+        self._max_new_tokens = max_new_tokens
+        self._longest = max_len - max_new_tokens
+        self._engine.sleep(1)
+
+    def ask(
+        self, questions: Sequence[str], keys: Sequence[int], images: Sequence[Images] | None = None
+    ) -> list[str | Score]:
+        """See `rft_trainer.rewards.judge.Judge`; a question that is too long is not cut."""
+        seen = images if images is not None else [()] * len(questions)
+        found: dict[int, str | Score] = {}
+        prompts: dict[int, _Prompt] = {}
+        for place, question in enumerate(questions):
+            row = self._encoded(question, seen[place])
+            if isinstance(row, Score):
+                found[place] = row
+            else:
+                prompts[place] = row
+        if prompts:
+            answers = self._answers(list(prompts.values()), [keys[place] for place in prompts])
+            found |= zip(prompts, answers, strict=True)
+        return [found[place] for place in range(len(questions))]
+
+    def close(self) -> None:
+        """The engine holds nothing while it sleeps."""
+
+    def _answers(self, prompts: Sequence[_Prompt], keys: Sequence[int]) -> list[str]:
+        media = [media for _, media in prompts]
+        seen: dict[str, Any] = {"media": media} if any(media) else {}
+        self._engine.wake()
+        try:
+            completions = self._engine.generate(
+                [token_ids for token_ids, _ in prompts],
+                [[key] for key in keys],
+                **seen,
+                temperature=0.0,
+                max_new_tokens=self._max_new_tokens,
+                stop_token_ids=self._codec.eos_ids,
+            )
+        finally:
+            self._engine.sleep(1)
+        return self._codec.decode_batch([group[0].token_ids for group in completions])
+
+    def _encoded(self, question: str, images: Images) -> _Prompt | Score:
+        if images and self._images is None:
+            return Score(None, RewardStatus.FAILED, detail="the judge takes no images")
+        try:
+            ids, media = self._read(question, images)
+        except DataError as error:
+            return Score(None, RewardStatus.FAILED, detail=f"the judge cannot read it: {error.problem.what}")
+        if 0 < len(ids) <= self._longest:
+            return ids, media
+        return Score(None, RewardStatus.FAILED, detail=f"{len(ids)} tokens, the judge takes {self._longest}")
+
+    def _read(self, question: str, images: Images) -> _Prompt:
+        if self._images is not None and not images:
+            question = without_markers(question)
+        chats = self._codec.has_chat_template
+        turns = [{"role": "user", "content": question}]
+        text = self._codec.render_chat(turns, add_generation_prompt=True) if chats else question
+        if self._images is not None:
+            return self._images.encode_shared(text, images)
+        return self._codec.encode(text, add_special_tokens=not chats), None
+
+
+def make_judge(settings: RlSettings | EvalSettings, machine: Machine) -> JudgeReward | None:
+    """The judge of the settings, if they name one.
+
+    Raises:
+        OptionsError: a template, pattern or range that cannot be used.
+        DataError: a directory that is no language model.
+        ServiceError: a server that does not answer.
+    """
+    chosen = settings.judge
+    if not (chosen.judge_pretrain or chosen.judge_url):
+        return None
+    template, verdict = template_of(chosen), verdict_of(chosen)
+    seed = settings.run.seed if isinstance(settings, RlSettings) else settings.output.seed
+    judge = remote_judge(settings) if chosen.judge_url else _in_process(settings, machine)
+    return JudgeReward(judge, template, verdict, seed=seed)
+
+
+def judge_line(settings: RlSettings) -> list[str]:
+    """For the plan of a run; raises `OptionsError` as `make_judge` does."""
+    chosen = settings.judge
+    if not (chosen.judge_pretrain or chosen.judge_url):
+        return []
+    template_of(chosen)
+    low, high = verdict_of(chosen).low, verdict_of(chosen).high
+    who = f"{chosen.judge_model} at {chosen.judge_url}" if chosen.judge_url else f"{chosen.judge_pretrain}, held here"
+    asked = Path(chosen.judge_template).name if chosen.judge_template else "the short question"
+    return [f"judge: {who}, greedy, {asked}, {low:g} to {high:g} become 0 to 1"]
+
+
+def template_of(settings: JudgeSettings) -> JudgeTemplate:
+    """The question; `OptionsError` where its file cannot be read or has no place for the response."""
+    low, high = settings.judge_range
+    text = DEFAULT_TEMPLATE
+    if settings.judge_template:
+        file = Path(settings.judge_template).expanduser()
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionsError(
+                code="reward.judge_template",
+                what=f"the judge's template does not open: {error}",
+                where="--judge_template",
+                why="it is a text file that holds the question",
+                do="leave --judge_template out for a short question",
+            ) from error
+    return JudgeTemplate(text, settings.task_instruction, low, high)
+
+
+def verdict_of(settings: JudgeSettings) -> Verdict:
+    """How an answer is read; `OptionsError` for a pattern or range that cannot be used."""
+    low, high = settings.judge_range
+    return Verdict(settings.judge_pattern, low, high)
+
+
+def remote_judge(settings: RlSettings | EvalSettings) -> RemoteJudge:
+    """The server of `judge_url`, tried once."""
+    chosen, models = settings.judge, settings.reward_models
+    url = checked_url(chosen.judge_url, "--judge_url").rstrip("/") + "/chat/completions"
+    judge = RemoteJudge(
+        Endpoint(url, models.remote_rm_timeout, models.remote_rm_retries),
+        chosen.judge_model,
+        max_new_tokens=chosen.judge_max_new_tokens,
+        concurrency=models.remote_rm_concurrency,
+    )
+    judge.start(with_image=sees_images(settings))
+    return judge
+
+
+def _in_process(settings: RlSettings | EvalSettings, machine: Machine) -> EngineJudge:
+    chosen = settings.judge
+    positions = model_facts(chosen.judge_pretrain).max_positions
+    if chosen.judge_max_new_tokens >= positions:
+        raise OptionsError(
+            code="reward.judge_length",
+            what=f"judge_max_new_tokens = {chosen.judge_max_new_tokens}, the judge places {positions} tokens",
+            where="--judge_max_new_tokens",
+            why="the question and its answer share the positions of the judge",
+            do=f"--judge_max_new_tokens {max(1, positions // 4)}",
+        )
+    policy = load_reference(
+        chosen.judge_pretrain, dtype=weights_dtype(settings.model.bf16), device=machine.device
+    ).eval()
+    assert policy.codec is not None
+    engine = native_engine(policy, settings.engine.engine_max_rows, positions, machine.device)
+    return EngineJudge(engine, policy.codec, max_new_tokens=chosen.judge_max_new_tokens, max_len=positions)

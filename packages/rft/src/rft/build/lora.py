@@ -1,0 +1,119 @@
+"""From the settings of adapters to a model that trains them: where its weights are, the first values, the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rft.checkpoints.writer import Restored
+from rft.build.models import freezing_of
+from rft_core.errors import CheckpointError, DataError
+from rft_models.critic.causal_critic import CausalCritic
+from rft_models.lora import files
+from rft_models.lora.adapters import AdapterRules, refuse_beside
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.settings import AdapterSettings, ModelSettings
+
+
+def rules_of(settings: AdapterSettings) -> AdapterRules | None:
+    """What is asked for; None = no adapters."""
+    return AdapterRules.of(
+        settings.lora_rank, settings.lora_alpha, settings.lora_dropout, settings.target_modules, settings.lora_type
+    )
+
+
+def weights_directory(settings: AdapterSettings, pretrain: str | Path, restored: Restored | None) -> str | Path:
+    """What a policy is loaded from: of a run with adapters always the weights under them, also when it continues.
+
+    Raises:
+        CheckpointError: the checkpoint to continue from holds no adapters.
+    """
+    if restored is None:
+        return pretrain
+    if not settings.lora_rank:
+        return restored.model_directory
+    try:
+        return files.base_directory(_folder(restored))
+    except DataError:
+        return pretrain  # it was moved; the fingerprint says whether this is it
+
+
+def adapt(
+    policy: CausalPolicy,
+    settings: AdapterSettings,
+    model: ModelSettings,
+    restored: Restored | None,
+    *,
+    base: str | Path,
+    seed: int,
+) -> None:
+    """Put adapters into a loaded policy, with the values of the checkpoint where there is one; or nothing.
+
+    `base` is the directory that the policy's weights came from.
+    """
+    rules = rules_of(settings)
+    if rules is None:
+        return
+    refuse_beside(rules, freezing_of(model).freezes, "--lora_rank")
+    adapters = policy.adapt(rules, seed=seed, base=base)
+    if restored is not None:
+        files.load(adapters, _folder(restored))
+        if policy.unread is None:  # else when its blocks have been read
+            policy.verify()
+
+
+def adapt_critic(critic: CausalCritic, settings: AdapterSettings, *, seed: int) -> None:
+    """The same for a critic, whose head is trained whole; a checkpoint holds all of its tensors."""
+    rules = rules_of(settings)
+    if rules is not None:
+        critic.adapt(rules, seed=seed)
+
+
+def counting(policy: CausalPolicy, schedule: Callable[[int], float]) -> Callable[[int], float]:
+    """The learning rate of each optimizer step; asked at the end of a step, it lets the masks of the next one begin."""
+    adapters = policy.adapters
+    if adapters is None:
+        return schedule
+
+    def rate(update: int) -> float:
+        adapters.begin_update(update + 1)
+        return schedule(update)
+
+    return rate
+
+
+def _folder(restored: Restored) -> Path:
+    folder = restored.model_directory / files.FOLDER
+    if folder.is_dir():
+        return folder
+    raise CheckpointError(
+        code="adapters.none_saved",
+        what=f"the checkpoint of step {restored.step} holds no adapters",
+        where=str(restored.model_directory),
+        why="its run trained all weights, or others than --lora_rank asks for",
+        state="nothing was changed",
+        do="leave --lora_rank out, or start from its weights: --ckpt_weights_only in place of --load_checkpoint",
+    )
+
+
+def adapter_lines(settings: AdapterSettings, pretrain: str, *, needs_reference: bool) -> list[str]:
+    """For people, before anything is loaded; from the configuration alone.
+
+    Raises:
+        OptionsError: a target module that no linear layer has.
+    """
+    rules = rules_of(settings)
+    if rules is None:
+        return []
+    from rft_models.lora.adapters import preview
+
+    told: list[str] = preview(pretrain, rules)
+    if needs_reference:
+        told.append("the reference is the policy with its adapters disabled: no second model is loaded")
+    return told
+
+
+def quantization(settings: AdapterSettings) -> dict[str, Any]:
+    """Arguments of `load_policy`."""
+    return {"load_in_4bit": True} if settings.load_in_4bit else {}

@@ -1,0 +1,639 @@
+"""How a policy comes to lie on the ranks: replicas, blocks (FSDP2) or DeepSpeed's partitions, and shared sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rft.checkpoints.ema_weights import while_averaged
+from rft.checkpoints.writer import Restored
+from rft.process.machine import Machine
+from rft.build.models import weights_dtype
+from rft_dist.checkpoint_format.shards import Shard, Wanted, assign_by_bytes
+from rft_dist.collectives import Collectives
+from rft_dist.optim.loss_scaler import LossScaler
+from rft_dist.settings import AdamSettings, StrategySettings
+from rft_dist.strategies.data_parallel import ReplicatedOptimizer
+from rft_models.files.checkpoint_names import as_saved
+from rft_models.lora import files as adapter_files
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_trainer.evaluation.ema_evaluator import InPlace
+from rft_trainer.protocols import Collectives as DataCollectives
+from rft_trainer.protocols import Optimizer, SavablePolicy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+import torch
+from torch import Tensor
+from rft.process.machine import Machine
+from rft_dist.settings import StrategySettings
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_trainer.protocols import Collectives as DataCollectives
+from rft_trainer.protocols import Optimizer
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+import torch
+from torch import Tensor, nn
+from rft.checkpoints.writer import Restored
+from rft.process.machine import Machine
+from rft_dist.checkpoint_format.shards import Shard, Wanted
+from rft_dist.settings import AdamSettings, StrategySettings
+from rft_dist.strategies.data_parallel import ReplicatedOptimizer
+from rft_models.critic.causal_critic import CausalCritic
+from rft_trainer.protocols import Critic, Optimizer
+from rft_trainer.runs.checkpointing import StatefulTensors
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+from torch import Tensor
+from rft.checkpoints.writer import Restored
+from rft_dist.checkpoint_format.shards import ShardSink, Wanted
+from rft_dist.optim.adamw import is_optional
+if TYPE_CHECKING:
+    from rft_dist.strategies.tensor_parallel import TensorGroup
+
+WholeWeights = Callable[[], Iterable[tuple[str, Tensor]]]
+"""Yields (name, whole tensor) one after another; an exchange where weights are in blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A policy on the ranks, and what trains, feeds, saves and copies it."""
+
+    policy: CausalPolicy
+    optimizer: Optimizer
+    data: DataCollectives
+    """The ranks as those see them that share samples out: a group that shares sequences is one."""
+    in_step: bool
+    """Whether every forward and backward is an exchange, so that all ranks must make equally many."""
+    whole_weights: WholeWeights | None
+    """Where an engine gets them; None = the parameters are whole and may be shared."""
+    savable: SavablePolicy
+    compute_dtype: torch.dtype
+    """What the forward computes in: an engine should too."""
+    whole_adapters: WholeWeights | None = None
+    """Where an engine gets the adapters alone; None = they are whole, or there are none."""
+    averages: InPlace | None = None
+    """Puts the moving averages in the place of the weights for a while; None = there are none."""
+
+    @property
+    def fused(self) -> CausalPolicy | None:
+        """The policy where its head may make gradients in the forward pass: float16 has to be scaled before that."""
+        return None if self.compute_dtype == torch.float16 else self.policy
+
+
+def held_dtype(strategy: StrategySettings, *, bf16: bool) -> torch.dtype:
+    """The type that weights are loaded in."""
+    narrow = _narrow_dtype(strategy)
+    if narrow is not None:
+        return torch.float32 if strategy.fsdp else narrow
+    return weights_dtype(bf16)
+
+
+def _narrow_dtype(strategy: StrategySettings) -> torch.dtype | None:
+    """What is computed in, where float32 is stepped on; None = they are the same."""
+    if strategy.fp16:
+        return torch.float16
+    return torch.bfloat16 if strategy.use_mp_opt else None
+
+
+def spread_policy(
+    policy: CausalPolicy,
+    strategy: StrategySettings,
+    adam: AdamSettings,
+    machine: Machine,
+    restored: Restored | None,
+) -> Spread:
+    """Lay a loaded policy out as the settings say, with an optimizer that is continued where a checkpoint is given."""
+    ranks = machine.collectives
+    sharing = share_samples(policy, strategy, machine)
+    options: dict[str, Any] = {
+        "betas": adam.adam_betas,
+        "epsilon": adam.adam_epsilon,
+        "weight_decay": adam.l2,
+        "max_norm": adam.max_norm,
+        "ema_decay": strategy.ema_decay if strategy.enable_ema else None,
+    }
+    narrow = _narrow_dtype(strategy)
+    compute_dtype = narrow or policy.dtype
+    in_step = strategy.fsdp or strategy.zero_stage > 0
+    if strategy.fsdp:
+        optimizer, weights, held = _fully_sharded(policy, strategy, machine, options, sharing)
+    elif strategy.zero_stage:
+        optimizer, weights, held = _zero(policy, strategy, machine, options)
+    elif sharing.tensor_group is not None:
+        stepping = {"master": narrow is not None, "offload": strategy.adam_offload, "scaler": _scaler(strategy)}
+        optimizer, weights, held = tensor_parallel(policy, sharing.tensor_group, options | stepping)
+    else:
+        optimizer = ReplicatedOptimizer(
+            policy.trainable_parameters(),
+            ranks,
+            **options,
+            master=narrow is not None,
+            offload=strategy.adam_offload,
+            scaler=_scaler(strategy),
+        )
+        weights = held = policy.named_parameters
+    restore_optimizer(optimizer, restored)
+    return Spread(
+        policy=policy,
+        optimizer=optimizer,
+        data=sharing.data,
+        in_step=in_step,
+        whole_weights=(lambda: policy.served(weights())) if spreads_weights(strategy) else None,
+        savable=_WeightsInBlocks(policy, weights, held, ranks) if in_step or spreads_weights(strategy) else policy,
+        compute_dtype=compute_dtype,
+        whole_adapters=_adapters_alone(policy, weights) if spreads_weights(strategy) else None,
+        averages=while_averaged(policy, optimizer, ranks) if strategy.enable_ema else None,
+    )
+
+
+def strategy_line(strategy: StrategySettings, *, bf16: bool) -> str:
+    """How weights, gradients and moments lie, in words."""
+    if strategy.fsdp:
+        over = "the ranks that hold the same parts" if strategy.tp_size > 1 else "all ranks"
+        over = f"groups of {strategy.shard_size} ranks" if strategy.shard_size else over
+        parts = [f"FSDP2: weights, gradients and moments in blocks over {over}; a layer is gathered while it computes"]
+        if strategy.fsdp_cpu_offload:
+            parts.append("blocks, gradients and moments in host memory")
+    elif strategy.zero_stage:
+        spread = ("moments", "moments and gradients", "moments, gradients and weights")[strategy.zero_stage - 1]
+        parts = [f"DeepSpeed ZeRO {strategy.zero_stage}: {spread} spread over all ranks"]
+        if strategy.zpg > 1:
+            parts.append(f"a second copy of the weights over every {strategy.zpg} ranks")
+        if strategy.overlap_comm:
+            parts.append("gradients are exchanged during the backward pass")
+    elif strategy.tp_size > 1:
+        parts = ["gradients are summed once a step over the ranks that hold the same parts"]
+    else:
+        parts = ["every rank holds all; gradients are summed once a step"]
+    return "; ".join([*parts, *_added_words(strategy, bf16=bf16), *sharing_words(strategy)])
+
+
+def _added_words(strategy: StrategySettings, *, bf16: bool) -> Iterator[str]:
+    """What holds under every way to lie on the ranks."""
+    if strategy.meta_init:
+        yield "every rank reads its blocks alone from the files"
+    if strategy.fp16:
+        yield "computed in float16 under a loss scale that adapts, stepped on in float32"
+    elif strategy.use_mp_opt:
+        yield "computed in bfloat16, stepped on in float32"
+    elif bf16:
+        yield "bfloat16 throughout"
+    if strategy.adam_offload and not strategy.fsdp_cpu_offload:
+        yield "moments in host memory"
+    if strategy.enable_ema:
+        yield f"a moving average of the weights, decay {strategy.ema_decay:g}"
+
+
+def spread_reference(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> CausalPolicy:
+    """Lay weights that are not trained out: in blocks where those of the policy are."""
+    group = cut_reference(policy, strategy, machine) if strategy.tp_size > 1 else None
+    if strategy.fsdp or strategy.zero_stage == 3:
+        _shard(policy, strategy, machine, None if group is None else group.data_mesh)
+    return policy
+
+
+def spreads_weights(strategy: StrategySettings) -> bool:
+    """Whether a rank holds a part of the weights only."""
+    return strategy.fsdp or strategy.zero_stage == 3 or strategy.tp_size > 1
+
+
+def _adapters_alone(policy: CausalPolicy, weights: Callable[..., Any]) -> WholeWeights | None:
+    return None if policy.adapters is None else partial(weights, trained=True)
+
+
+_Held = Callable[[], Iterable[tuple[str, Tensor]]]
+
+
+def _shard(policy: CausalPolicy, strategy: StrategySettings, machine: Machine, mesh: Any = None) -> Any:
+    from rft_dist.strategies.fsdp import FullyShardedModel
+
+    sharded = FullyShardedModel(
+        policy.model,
+        policy.layers,
+        machine.collectives,
+        device=torch.device(machine.device),
+        shard_size=strategy.shard_size,
+        compute_dtype=_narrow_dtype(strategy) if strategy.fsdp else None,
+        cpu_offload=strategy.fsdp_cpu_offload,
+        mesh=mesh,
+    )
+    policy.compute_through(sharded.compute)
+    if policy.unread is not None:
+        device, files = torch.device(machine.device), policy.unread
+        sharded.fill(files.block, device)
+        files.close()
+        policy.unread = None
+        policy.verify(device=device, dtype=_narrow_dtype(strategy))
+    return sharded
+
+
+def _fully_sharded(
+    policy: CausalPolicy, strategy: StrategySettings, machine: Machine, options: dict[str, Any], sharing: Sharing
+) -> tuple[Optimizer, WholeWeights, _Held]:
+    from rft_dist.strategies.fsdp import ShardedOptimizer
+
+    options = options | {"offload": strategy.adam_offload, "scaler": _scaler(strategy)}
+    if sharing.tensor_group is not None:
+        return sharded_parts(policy, sharing.tensor_group, partial(_shard, policy, strategy, machine), options)
+    sharded = _shard(policy, strategy, machine)
+    optimizer = ShardedOptimizer(policy.trainable_parameters(), machine.collectives, **options)
+    return optimizer, sharded.whole_tensors, sharded.held_tensors
+
+
+def _scaler(strategy: StrategySettings) -> LossScaler | None:
+    return LossScaler() if strategy.fp16 else None
+
+
+def _zero(
+    policy: CausalPolicy, strategy: StrategySettings, machine: Machine, options: dict[str, Any]
+) -> tuple[Optimizer, WholeWeights, _Held]:
+    from rft_dist.strategies.zero.optimizer import ZeroModel
+
+    zero = ZeroModel(
+        policy.model,
+        policy.layers,
+        machine.collectives,
+        device=torch.device(machine.device),
+        stage=strategy.zero_stage,
+        cpu_offload=strategy.adam_offload,
+        hpz_size=strategy.zpg,
+        overlap_comm=strategy.overlap_comm,
+        readers=() if policy.adapters is None else policy.adapters.readers(),
+        **options,
+    )
+    policy.compute_through(zero.compute)
+    optimizer = _ZeroOptimizer(zero.optimizer, zero.optimizer.state, zero.weights)
+    return optimizer, zero.whole_tensors, lambda: ((shard.name, shard.data) for shard in zero.weights.shards())
+
+
+@dataclass(frozen=True, slots=True)
+class _ZeroOptimizer:
+    """DeepSpeed's optimizer as loops and checkpoints see it: its state is given and taken in blocks."""
+
+    inner: Any
+    state: Any
+    weights: Any
+
+    def backward(self, loss: Tensor, *, last: bool = False) -> None:
+        """Add the gradient of a micro-batch."""
+        self.inner.backward(loss, last=last)
+
+    def step(self, learning_rate: float) -> Any:
+        """Clip, update, clear."""
+        return self.inner.step(learning_rate)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What this rank holds."""
+        return self.inner.state_tensors()
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what `state_tensors` gave on this rank."""
+        self.inner.load_state_tensors(tensors)
+
+    def shards(self) -> Sequence[Shard]:
+        """See `ShardSource`."""
+        return self.state.shards()
+
+    def wanted(self) -> Sequence[Wanted]:
+        """See `ShardSink`."""
+        return self.state.wanted()
+
+    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+        """See `ShardSink`."""
+        self.state.put(name, start, tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class _WeightsInBlocks:
+    """A policy whose weights are saved by all ranks together."""
+
+    policy: CausalPolicy
+    weights: WholeWeights
+    held: _Held
+    ranks: Collectives
+    adapters: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+    def own_weights(self) -> Mapping[str, Tensor]:
+        """Whole weights that this rank writes: every rank about as many bytes; all ranks call it."""
+        owners = assign_by_bytes(_sizes(self.policy.base_parameters()), self.ranks.world_size)
+        found: dict[str, Tensor] = {}
+        self.adapters.clear()
+        for name, tensor in self.policy.served(self._keeping_adapters()):
+            if owners[name] == self.ranks.rank:
+                found[name] = tensor.detach().clone()
+        return dict(as_saved(self.policy.model, found.items)())
+
+    def _keeping_adapters(self) -> Iterator[tuple[str, Tensor]]:
+        """The whole tensors; those of adapters are small, and kept for `description`."""
+        adapters = self.policy.adapters
+        for name, tensor in self.weights():
+            if adapters is not None:
+                self.adapters.update({n: part.clone() for n, part in adapters.tensors([(name, tensor)]).items()})
+            yield name, tensor
+
+    def description(self) -> Callable[[Path], None]:
+        """What writes configuration and tokenizer, and the adapters as `own_weights` found them."""
+        kept = dict(self.adapters)
+
+        def write(directory: Path) -> None:
+            self.policy.save_description(directory)
+            if self.policy.adapters is not None:
+                adapter_files.save(self.policy.adapters, Path(directory) / adapter_files.FOLDER, kept)
+
+        return write
+
+    def save_description(self, directory: Path) -> None:
+        """Configuration and tokenizer."""
+        self.description()(directory)
+
+    def save_pretrained(self, directory: Path) -> None:
+        """Not possible by one rank."""
+        raise AssertionError("weights in blocks are written by all ranks")
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """What this rank holds."""
+        yield from self.held()
+
+    def token_logprobs(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        """The policy's."""
+        return self.policy.token_logprobs(*arguments, **options)
+
+
+def _sizes(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, int]:
+    """Name -> elements of the whole parameter; DeepSpeed keeps an empty tensor in the place of one in parts."""
+    return {name: int(getattr(parameter, "ds_numel", parameter.numel())) for name, parameter in named}
+
+
+_Tensors = Callable[[], Iterable[tuple[str, Tensor]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Who shares samples with this rank."""
+
+    data: DataCollectives
+    """The ranks as those see them that share samples out: a group that computes together is one."""
+    tensor_group: TensorGroup | None = None
+
+
+def share_samples(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> Sharing:
+    """Make the groups; with shared sequences the policy computes with its group from now on."""
+    ranks = machine.collectives
+    if strategy.sp_size == 1 and strategy.tp_size == 1:
+        return Sharing(ranks)
+    from rft_dist.strategies.process_groups import DataRanks
+
+    if strategy.tp_size > 1:
+        from rft_dist.strategies.tensor_parallel import TensorGroup
+
+        tensor_group = TensorGroup(ranks, strategy.tp_size, torch.device(machine.device))
+        return Sharing(DataRanks(ranks, tensor_group), tensor_group)
+    from rft_dist.strategies.sequence_parallel import SequenceGroup
+
+    group = SequenceGroup(ranks, strategy.sp_size)
+    policy.split_sequences(group, strategy.sp_mode)
+    return Sharing(DataRanks(ranks, group))
+
+
+def cut_matrices(policy: CausalPolicy, group: TensorGroup) -> tuple[_Tensors, _Tensors, tuple[str, ...]]:
+    """(provider of whole weights, of this rank's parts, gains of heads) of a policy that is cut over the group."""
+    from rft_dist.strategies.tensor_parallel import TensorParallelModel
+    from rft_models.policy.tensor_parallel_plan import cut_policy, tensor_plan
+
+    plan = tensor_plan(policy, group.size)
+    made: list[TensorParallelModel] = []
+    cut_policy(
+        policy,
+        lambda: made.append(TensorParallelModel(policy.model, plan, group)),
+        group,
+        shares_head=bool(plan.vocabulary),
+    )
+    return made[0].whole_tensors, made[0].held_tensors, plan.of_heads
+
+
+def tensor_parallel(
+    policy: CausalPolicy, group: TensorGroup, options: dict[str, Any]
+) -> tuple[Optimizer, _Tensors, _Tensors]:
+    """(optimizer, provider of whole weights, of this rank's parts) of a policy that is cut over the group."""
+    from rft_dist.strategies.tensor_parallel import TensorParallelOptimizer
+
+    weights, held, of_heads = cut_matrices(policy, group)
+    optimizer = TensorParallelOptimizer(policy.trainable_parameters(), group, of_heads=of_heads, **options)
+    return optimizer, weights, held
+
+
+def sharded_parts(
+    policy: CausalPolicy, group: TensorGroup, shard: Callable[[Any], Any], options: dict[str, Any]
+) -> tuple[Optimizer, _Tensors, _Tensors]:
+    """The same for parts that are spread again, by `shard(ranks that hold the same parts)`."""
+    from rft_dist.strategies.tensor_parallel_fsdp import TensorShardedOptimizer
+
+    _, _, of_heads = cut_matrices(policy, group)
+    sharded = shard(group.data_mesh)
+    optimizer = TensorShardedOptimizer(policy.trainable_parameters(), group, of_heads=of_heads, **options)
+    return optimizer, sharded.whole_tensors, sharded.held_tensors
+
+
+def cut_reference(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> TensorGroup:
+    """Cut weights that are not trained as those of the policy are, over groups of the same ranks."""
+    from rft_dist.strategies.tensor_parallel import TensorGroup
+
+    group = TensorGroup(machine.collectives, strategy.tp_size, torch.device(machine.device))
+    cut_matrices(policy, group)
+    return group
+
+
+def sharing_words(strategy: StrategySettings) -> list[str]:
+    """How ranks compute together, in words."""
+    if strategy.tp_size > 1:
+        return [f"{strategy.tp_size} ranks hold parts of every matrix and compute together (tensor parallel)"]
+    if strategy.sp_size > 1:
+        how = {
+            "auto": "by heads where those divide, else by a ring",
+            "ulysses": "by heads",
+            "ring": "by a ring",
+        }[strategy.sp_mode]
+        return [f"{strategy.sp_size} ranks share each sequence, {how}"]
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadCritic:
+    """A critic on the ranks, what trains it, and what a checkpoint holds of its weights."""
+
+    critic: Critic
+    """As the loop calls it."""
+    optimizer: Optimizer
+    weights: StatefulTensors
+    in_step: bool
+    """Whether every forward and backward is an exchange, so that all ranks must make equally many."""
+
+
+def spread_critic(
+    critic: CausalCritic,
+    strategy: StrategySettings,
+    adam: AdamSettings,
+    machine: Machine,
+    restored: Restored | None,
+) -> SpreadCritic:
+    """Lay a loaded critic out as the settings say, continued where a checkpoint is given, however it lay there.
+
+    Its weights are stepped on in the type that they are loaded in.
+    """
+    options: dict[str, Any] = {
+        "betas": adam.adam_betas,
+        "epsilon": adam.adam_epsilon,
+        "weight_decay": adam.l2,
+        "max_norm": adam.max_norm,
+    }
+    if not strategy.fsdp:
+        whole = CriticWeights(critic)
+        if restored is not None:
+            whole.load_state_tensors(restored.checkpoint.tensors("critic"))
+        optimizer = ReplicatedOptimizer(critic.named_parameters(), machine.collectives, **options)
+        restore_optimizer(optimizer, restored, "critic_optimizer")
+        return SpreadCritic(critic, optimizer, whole, in_step=False)
+    from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
+
+    sharded = FullyShardedModel(
+        _AllWeights(critic),
+        [*critic.model.get_decoder().layers, critic.head],  # the head alone: it is float32, whatever the others are
+        machine.collectives,
+        device=torch.device(machine.device),
+        shard_size=strategy.shard_size if strategy.tp_size == 1 else None,
+        cpu_offload=strategy.fsdp_cpu_offload,
+    )
+    critic.gather_always()
+    if critic.tower is not None:
+        critic.tower.runs_always = True  # also for rows without images, so that all ranks gather it
+    blocks = CriticBlocks(critic, machine.ranks.rank)
+    if restored is not None:
+        restored.checkpoint.load("critic", blocks)
+    options["offload"] = strategy.adam_offload
+    optimizer = ShardedOptimizer(critic.named_parameters(), machine.collectives, **options)
+    restore_optimizer(optimizer, restored, "critic_optimizer")
+    return SpreadCritic(GatheredCritic(critic, sharded.compute), optimizer, blocks, in_step=True)
+
+
+class _AllWeights(nn.Module):
+    """Decoder and head as one module."""
+
+    def __init__(self, critic: CausalCritic) -> None:
+        super().__init__()
+        self.model, self.head = critic.model, critic.head
+
+    def forward(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """Any use of them."""
+        return function(*arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredCritic:
+    """A critic whose weights are gathered for every forward; all ranks make equally many."""
+
+    inner: CausalCritic
+    compute: Callable[..., Tensor]
+    """Calls a function with the weights there."""
+
+    def values(self, *row: Any, **media: Any) -> Tensor:
+        """As of the critic."""
+        return self.compute(self.inner.values, *row, **media)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """In blocks."""
+        return self.inner.named_parameters()
+
+
+@dataclass(frozen=True, slots=True)
+class CriticWeights:
+    """The critic's weights as a part of a checkpoint."""
+
+    critic: CausalCritic
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Every weight by name."""
+        return {name: parameter.detach() for name, parameter in self.critic.named_parameters()}
+
+    @torch.no_grad()
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Continue from `state_tensors()`."""
+        for name, parameter in self.critic.named_parameters():
+            parameter.copy_(tensors[name])
+
+
+@dataclass(frozen=True, slots=True)
+class CriticBlocks:
+    """The same in blocks (`ShardSource`, `ShardSink`): a checkpoint of either goes on as the other."""
+
+    critic: CausalCritic
+    rank: int
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What this rank holds of each weight; nothing of some, where there are more ranks than rows."""
+        from rft_dist.strategies.dtensor_shards import local
+
+        held = {name: local(parameter.detach()) for name, parameter in self.critic.named_parameters()}
+        return {name: block for name, block in held.items() if block.numel()}
+
+    def shards(self) -> Sequence[Shard]:
+        """This rank's blocks; of what several ranks hold, the lowest gives it."""
+        from rft_dist.strategies.dtensor_shards import is_first_copy, start_of
+
+        whole = dict(self.critic.named_parameters())
+        return [
+            Shard(name, tuple(whole[name].shape), start_of(whole[name]), block.contiguous())
+            for name, block in self.state_tensors().items()
+            if is_first_copy(whole[name], self.rank)
+        ]
+
+    def wanted(self) -> Sequence[Wanted]:
+        """The blocks that this rank holds."""
+        from rft_dist.strategies.dtensor_shards import start_of
+
+        whole = dict(self.critic.named_parameters())
+        return [
+            Wanted(name, tuple(whole[name].shape), block.dtype, start_of(whole[name]), tuple(block.shape))
+            for name, block in self.state_tensors().items()
+        ]
+
+    @torch.no_grad()
+    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+        """Take one of them."""
+        del start
+        self.state_tensors()[name].copy_(tensor)
+
+
+def restore_optimizer(optimizer: Any, restored: Restored | None, component: str = "optimizer") -> None:
+    """Hand an optimizer its saved state, in blocks where it takes them; without a checkpoint it stays as it is."""
+    if restored is None:
+        return
+    if not hasattr(optimizer, "wanted"):
+        optimizer.load_state_tensors(restored.checkpoint.tensors(component))
+        return
+    saved = restored.checkpoint.blocks(component).table.keys()
+    restored.checkpoint.load(component, _WhatIsThere(optimizer, saved))
+
+
+@dataclass(frozen=True, slots=True)
+class _WhatIsThere:
+    """Asks for everything that is needed, and for what may be missing where it is there."""
+
+    sink: ShardSink
+    saved: Collection[str]
+
+    def wanted(self) -> Sequence[Wanted]:
+        """See `ShardSink`."""
+        return [each for each in self.sink.wanted() if each.name in self.saved or not is_optional(each.name)]
+
+    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+        """See `ShardSink`."""
+        self.sink.put(name, start, tensor)

@@ -1,0 +1,239 @@
+"""From data settings to what the loops take: prompts as token ids, and demonstrations as samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rft.build.images import ImageReading, image_lines
+from rft_core.errors import DataError, OptionsError
+from rft_core.keyed_random import derive_key, permutation
+from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_trainer.data.media_cache import MediaCodec, MediaStore
+from rft_trainer.data.mixture import Mixture
+from rft_trainer.data.prefetch import Prefetcher
+from rft_trainer.data.prompts import PromptRow, content_hash
+from rft_trainer.data.rendering import PromptRenderer, RenderedPrompt
+from rft_trainer.data.sources import LoadedPrompts, load_prompts, parse_sources, source_sizes
+from rft_trainer.records.rollouts import Prompt, TrainingSample
+from rft_trainer.settings.data import PromptTextSettings, TrainRowsSettings
+
+_CHUNK = 256
+_NO_IMAGES = ImageReading()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Rows that fit, rendered; what was left out; and how an epoch visits them."""
+
+    rendered: tuple[RenderedPrompt, ...]
+    left_out: tuple[tuple[str, int], ...]
+    """(prompt id, tokens) of rows that are too long."""
+    limit: int
+    loaded: LoadedPrompts
+    mixture: Mixture
+    data_hash: str
+
+    def lines(self) -> list[str]:
+        """For the plan: sources, lengths, and every row that was left out (the first ten by name)."""
+        total = len(self.rendered) + len(self.left_out)
+        longest = max((len(r.token_ids) for r in self.rendered), default=0)
+        fit = f"{len(self.rendered):,} of {total:,} rows fit (longest prompt {longest} tokens)"
+        lines = [*self.loaded.lines(), fit, *image_lines(self.rendered)]
+        if self.left_out:
+            named = ", ".join(f"{name} ({length})" for name, length in self.left_out[:10])
+            more = f" and {len(self.left_out) - 10} more" if len(self.left_out) > 10 else ""
+            lines.append(f"left out, longer than {self.limit} tokens: {named}{more}")
+        return lines
+
+    def mixture_of(self, prompt_ids: Sequence[str]) -> Mixture:
+        """How an epoch visits these of the rows, in their order (source after source)."""
+        sources = [prompt_id.rpartition(":")[0] for prompt_id in prompt_ids]
+        sizes = [sources.count(spec.name) for spec in self.loaded.specs]
+        return Mixture(sizes, self.mixture.probabilities)
+
+    def prompts(self) -> list[Prompt]:
+        """As the RL loop takes them."""
+        return as_prompts(self.rendered)
+
+
+def as_prompts(rendered: Sequence[RenderedPrompt]) -> list[Prompt]:
+    """As the RL loop and the evaluator take them."""
+    return [Prompt(r.prompt_id, r.token_ids, r.text, r.label, r.source, r.media, r.messages) for r in rendered]
+
+
+def renderer_for(text: PromptTextSettings, codec: HfTextCodec) -> PromptRenderer:
+    """The settings' way from a row to text; plain text gets the tokenizer's own special tokens."""
+    return PromptRenderer(
+        codec,
+        input_template=text.input_template or None,
+        system_prompt=text.system_prompt or None,
+        apply_chat_template=text.apply_chat_template,
+        add_special_tokens=not text.apply_chat_template,
+        media=MediaStore(codec) if isinstance(codec, MediaCodec) else None,
+    )
+
+
+def read_training(
+    rows: TrainRowsSettings,
+    text: PromptTextSettings,
+    codec: HfTextCodec,
+    *,
+    label_key: str | None,
+    output_key: str | None,
+    prompt_max_len: int,
+    images: ImageReading = _NO_IMAGES,
+) -> Prepared:
+    """The rows to train on."""
+    if not rows.prompt_data:
+        raise OptionsError(
+            code="data.no_prompt_data",
+            what="prompt_data is empty",
+            where="--prompt_data",
+            why="training needs rows: a .jsonl, .json, .csv or .parquet file, or a directory of a data set",
+            do="--prompt_data train.jsonl",
+        )
+    specs = parse_sources(rows.prompt_data, rows.prompt_data_probs or None)
+    loaded = load_prompts(
+        specs,
+        split=rows.prompt_split or None,
+        input_key=text.input_key,
+        label_key=label_key,
+        output_key=output_key,
+        images=images.column,
+    )
+    chosen = _first(loaded.prompts, rows.max_samples) if rows.max_samples else list(loaded.prompts)
+    chosen = images.arranged(chosen)
+    kept, left_out = _render(
+        chosen, renderer_for(text, codec), prompt_max_len, rows.num_workers, rows.prefetch_factor, "--prompt_max_len"
+    )
+    kept_ids = {r.prompt_id for r in kept}
+    used = [row for row in chosen if row.prompt_id in kept_ids]
+    probabilities = [spec.probability for spec in specs]
+    given = [p for p in probabilities if p is not None]
+    mixture = Mixture(source_sizes(used, specs), given if len(given) == len(specs) else None)
+    return Prepared(tuple(kept), tuple(left_out), prompt_max_len, loaded, mixture, content_hash(used))
+
+
+def _first(prompts: Sequence[PromptRow], limit: int) -> list[PromptRow]:
+    """`limit` rows, from each source in proportion to its size, the first ones of each; global order is kept."""
+    sizes = Counter(prompt.source for prompt in prompts)
+    places = sorted(range(len(prompts)), key=lambda i: ((prompts[i].index + 0.5) / sizes[prompts[i].source], i))
+    return [prompts[i] for i in sorted(places[:limit])]
+
+
+def read_held_out(
+    path: str,
+    split: str,
+    limit: int,
+    text: PromptTextSettings,
+    codec: HfTextCodec,
+    *,
+    label_key: str | None,
+    output_key: str | None,
+    prompt_max_len: int,
+    images: ImageReading = _NO_IMAGES,
+) -> tuple[RenderedPrompt, ...]:
+    """The first `limit` held-out rows (0 = all); one that does not fit is an error, since it would change the score."""
+    specs = parse_sources(path)
+    loaded = load_prompts(
+        specs,
+        split=split or None,
+        input_key=text.input_key,
+        label_key=label_key,
+        output_key=output_key,
+        images=images.column,
+    )
+    chosen = images.arranged(loaded.prompts[:limit] if limit else loaded.prompts)
+    kept, left_out = _render(chosen, renderer_for(text, codec), prompt_max_len, 0, 1, "--prompt_max_len")
+    if left_out:
+        name, length = max(left_out, key=lambda item: item[1])
+        raise DataError(
+            code="eval.prompt_too_long",
+            what=f"{len(left_out)} of {len(chosen)} held-out prompts are longer than {prompt_max_len} tokens, "
+            f"{name} has {length}",
+            where="--prompt_max_len",
+            why="an evaluation that leaves rows out would not be the evaluation that was asked for",
+            do=f"--prompt_max_len {length}",
+        )
+    return tuple(kept)
+
+
+def hold_out(
+    samples: Sequence[TrainingSample], count: int, seed: int
+) -> tuple[list[TrainingSample], list[TrainingSample]]:
+    """(those to train on, `count` others chosen by the seed), both in their order."""
+    if count >= len(samples):
+        raise OptionsError(
+            code="data.held_out_rows",
+            what=f"held_out_rows = {count}, and there are {len(samples)} training rows",
+            where="--held_out_rows",
+            why="at least one row must be left to train on",
+            do=f"--held_out_rows {max(1, len(samples) // 20)}" if len(samples) > 1 else "--held_out_rows 0",
+        )
+    chosen = {int(index) for index in permutation(derive_key(seed, "held_out"), len(samples))[:count]}
+    training = [sample for index, sample in enumerate(samples) if index not in chosen]
+    return training, [samples[index] for index in sorted(chosen)]
+
+
+def _render(
+    rows: Sequence[PromptRow],
+    renderer: PromptRenderer,
+    prompt_max_len: int,
+    num_workers: int,
+    prefetch_factor: int,
+    flag: str,
+) -> tuple[list[RenderedPrompt], list[tuple[str, int]]]:
+    """Render all rows, `num_workers` threads ahead; what is longer than the limit is left out by name."""
+    chunks = [rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)]
+    kept: list[RenderedPrompt] = []
+    left_out: list[tuple[str, int]] = []
+    with Prefetcher(
+        chunks,
+        lambda chunk: [renderer.render(row) for row in chunk],
+        num_workers=num_workers,
+        prefetch_factor=prefetch_factor,
+    ) as rendered:
+        for chunk in rendered:
+            for row in chunk:
+                if len(row.token_ids) > prompt_max_len:
+                    left_out.append((row.prompt_id, len(row.token_ids)))
+                else:
+                    kept.append(row)
+    if not kept:
+        longest = max((length for _, length in left_out), default=prompt_max_len)
+        raise DataError(
+            code="prompt.all_too_long",
+            what=f"0 of {len(left_out)} prompts have at most {prompt_max_len} tokens (the longest has {longest})",
+            where=flag,
+            why="a prompt is used whole or left out, and here all would be left out",
+            do=f"{flag} {longest}",
+        )
+    return kept, left_out
+
+
+def demonstrations(
+    rendered: Sequence[RenderedPrompt], codec: HfTextCodec, max_len: int
+) -> tuple[list[TrainingSample], list[tuple[str, int]]]:
+    """Prompt, output and end token as one sample each; what is longer than `max_len` is left out by name."""
+    samples: list[TrainingSample] = []
+    left_out: list[tuple[str, int]] = []
+    end = codec.eos_ids[:1]
+    for row in rendered:
+        assert row.output is not None, "demonstrations are read with an output key"
+        tokens = (*row.token_ids, *codec.encode(row.output), *end)
+        if len(tokens) > max_len:
+            left_out.append((row.prompt_id, len(tokens)))
+        else:
+            samples.append(TrainingSample(row.prompt_id, tokens, len(row.token_ids), 0.0, media=row.media))
+    if not samples:
+        longest = max((length for _, length in left_out), default=0)
+        raise DataError(
+            code="data.all_too_long",
+            what=f"0 of {len(left_out)} demonstrations have at most {max_len} tokens (the longest has {longest})",
+            where="--max_len",
+            why="a demonstration is used whole or left out, and here all would be left out",
+            do=f"--max_len {longest}",
+        )
+    return samples, left_out

@@ -1,0 +1,228 @@
+"""Engines in processes of their own, several as one: what each is started with, and where it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rft.build.engines import EngineChoice, choose_engine
+from rft.process.machine import Machine, usable_cores
+from rft.settings import RlSettings
+from rft_core.errors import PreflightError
+from rft_engine.replicas.dispatch import Replica
+from rft_engine.replicas.engine import ReplicaEngine
+from rft_engine.replicas.external_engine import EngineReplica
+from rft_engine.replicas.process import ProcessReplica
+from rft_engine.weight_sync.collective_provider import AgreedWeights
+from rft_engine.weight_sync.fingerprints import WeightProvider
+from rft_engine.weight_sync.shared_memory import WeightShelf
+from rft_models.files.checkpoint_names import as_saved
+from rft_models.policy.causal_policy import CausalPolicy
+
+WORKER = (sys.executable, "-m", "rft.replica_main")
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def wants_replicas(settings: RlSettings) -> bool:
+    """Whether engines get processes of their own: several of them, or one that runs ahead of the trainer."""
+    return settings.replicas.engine_replicas > 1 or settings.ahead.max_staleness > 0
+
+
+def make_replicas(
+    settings: RlSettings,
+    machine: Machine,
+    policy: CausalPolicy,
+    source: str | Path,
+    longest: int,
+    logs: Path,
+    *,
+    weights: WeightProvider,
+    in_blocks: bool = False,
+    dtype: torch.dtype,
+) -> ReplicaEngine:
+    """The replicas of this rank with the policy's weights.
+
+    Args:
+        settings, machine: of the run.
+        policy: what they generate with; its architecture is that of `settings.model.pretrain`.
+        source: directory of these weights, for engines that read one when they start.
+        longest: tokens of the longest prompt with its response.
+        logs: folder of their logs.
+        weights: yields whole tensors under the policy's names.
+        in_blocks: whether that is an exchange of all ranks, made whenever weights are published.
+        dtype: what they compute in.
+
+    Raises:
+        PreflightError: there are fewer GPUs than they need.
+    """
+    choice = choose_engine(settings.engine, machine.device)
+    agreed = AgreedWeights(weights, rank=machine.ranks.rank) if in_blocks else None
+    merged: WeightProvider = partial(_merged, policy, agreed or weights)
+    given = merged if choice.shares_weights else as_saved(policy.model, merged)
+    architecture = source if policy.adapters is not None else settings.model.pretrain
+    shelf = WeightShelf(given, dtype, together=agreed.together if agreed else None)
+
+    def start(number: int) -> Replica:
+        log = logs / f"replica-{machine.ranks.rank}-{number}.log"
+        environment = _environment(settings, machine, number)
+        if not choice.shares_weights:
+            return _whole(settings, choice, machine, number, source, longest, log, environment, dtype)
+        replica = _native(settings, machine, number, architecture, longest, log, environment, dtype)
+        try:
+            replica.ready()
+        except BaseException:
+            replica.close()
+            raise
+        return replica
+
+    replicas: list[Replica] = []
+    try:
+        _start_together(start, settings.replicas.engine_replicas, replicas)
+        engine = ReplicaEngine(replicas, shelf, max_len=longest)
+        engine.refresh()
+    except BaseException:
+        for replica in replicas:
+            replica.close()
+        shelf.close()
+        raise
+    return engine
+
+
+def _start_together(start: Callable[[int], Replica], count: int, started: list[Replica]) -> None:
+    """All at once, as a start takes minutes; those that succeed are put into `started` also where another fails.
+
+    The threads are daemons: whoever interrupts the program does not wait for them.
+    """
+    made: dict[int, Replica | BaseException] = {}
+
+    def one(number: int) -> None:
+        try:
+            made[number] = start(number)
+        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
+            made[number] = error
+
+    threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = [made[number] for number in range(count)]
+    started += [replica for replica in found if not isinstance(replica, BaseException)]
+    for error in found:
+        if isinstance(error, BaseException):
+            raise error
+
+
+def _native(
+    settings: RlSettings,
+    machine: Machine,
+    number: int,
+    source: str | Path,
+    longest: int,
+    log: Path,
+    environment: dict[str, str],
+    dtype: torch.dtype,
+) -> ProcessReplica:
+    cores = usable_cores() // (machine.ranks.world_size * settings.replicas.engine_replicas)
+    code = settings.model.model_code
+    model: dict[str, Any] = {
+        "model_dir": str(Path(source).expanduser().resolve()),
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": "cuda:0" if environment else torch.device(machine.device).type,
+        "flash_attn": settings.model.flash_attn,
+        "model_code": code,
+        "graphs": not settings.engine.engine_enforce_eager,
+        "num_threads": max(1, cores),
+        "gives_way": not environment and settings.ahead.max_staleness > 0,
+    }
+    return ProcessReplica(
+        number,
+        WORKER,
+        model,
+        max_rows=settings.engine.engine_max_rows,
+        max_len=longest,
+        log_path=log,
+        environment=environment,
+    )
+
+
+def _whole(
+    settings: RlSettings,
+    choice: EngineChoice,
+    machine: Machine,
+    number: int,
+    source: str | Path,
+    longest: int,
+    log: Path,
+    environment: dict[str, str],
+    dtype: torch.dtype,
+) -> EngineReplica:
+    """vLLM or SGLang."""
+    from rft_engine.sglang.engine import SglangEngine
+    from rft_engine.sglang.settings import SglangSettings
+    from rft_engine.vllm.process import VllmProcessEngine
+    from rft_engine.vllm.settings import VllmSettings
+
+    given = settings.engine
+    kind = SglangSettings if choice.name == "sglang" else VllmSettings
+    chosen = kind(
+        model_dir=source,
+        max_rows=given.engine_max_rows,
+        max_len=longest,
+        dtype=str(dtype).removeprefix("torch."),
+        tensor_parallel_size=given.engine_tp_size,
+        memory_utilization=given.engine_mem_util,
+        quantization="fp8" if given.engine_fp8 else None,
+        enable_sleep=False,
+        enforce_eager=given.engine_enforce_eager or torch.device(machine.device).type == "cpu",
+    )
+    if isinstance(chosen, VllmSettings):
+        chosen = replace(chosen, transport="file")
+    log.parent.mkdir(parents=True, exist_ok=True)
+
+    def start(provider: WeightProvider) -> Any:
+        if isinstance(chosen, SglangSettings):
+            return SglangEngine(chosen, provider, environment=environment, log_path=log)
+        return VllmProcessEngine(chosen, provider, environment=environment, log_path=log)
+
+    return EngineReplica(number, start)
+
+
+def _merged(policy: CausalPolicy, weights: WeightProvider) -> Iterable[tuple[str, Tensor]]:
+    """Whole tensors as a model without adapters has them."""
+    return policy.served(weights())
+
+
+def _environment(settings: RlSettings, machine: Machine, number: int) -> dict[str, str]:
+    """The GPUs of a replica, beyond those of the ranks on this machine; nothing on a CPU.
+
+    Raises:
+        PreflightError: there are not so many.
+    """
+    if torch.device(machine.device).type != "cuda":
+        return {}
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", machine.ranks.world_size))
+    size, count = settings.engine.engine_tp_size, settings.replicas.engine_replicas
+    first = ranks_here + (machine.ranks.local_rank * count + number) * size
+    visible = torch.cuda.device_count()
+    wanted = ranks_here + ranks_here * count * size
+    if wanted > visible:
+        raise PreflightError(
+            code="engine.replicas.devices",
+            what=f"{ranks_here} ranks with {count} engine replicas of {size} GPUs each need {wanted} GPUs, {visible} "
+            "are visible",
+            where="--engine_replicas",
+            why="a replica draws while the trainer trains, on GPUs of its own",
+            do="--engine_replicas 1 --max_staleness 0",
+        )
+    names = os.environ.get(_DEVICES, "").split(",") if os.environ.get(_DEVICES) else [str(i) for i in range(visible)]
+    return {_DEVICES: ",".join(names[first : first + size])}

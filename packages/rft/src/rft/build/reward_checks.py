@@ -1,0 +1,46 @@
+"""Rewards beside images: a reward model or a judge that takes text alone would judge what it does not see."""
+
+from __future__ import annotations
+
+from rft.reward_names import model_places
+from rft.settings import EvalSettings, RlSettings
+from rft_core.errors import OptionsError
+from rft_models.families.vision import is_vision
+from rft_models.files.directories import existing_directory, read_json
+
+
+def sees_images(settings: RlSettings | EvalSettings) -> bool:
+    """Whether prompts may hold images."""
+    return bool(settings.images.images_key)
+
+
+def refuse_blind_rewards(settings: RlSettings | EvalSettings) -> None:
+    """Refuse reward models and a judge of this process that take no images where prompts hold images.
+
+    Servers are asked about an image before the run begins.
+
+    Raises:
+        OptionsError: one takes no images.
+        DataError: no directory, or a damaged config.json.
+    """
+    if not sees_images(settings):
+        return
+    places = [("reward_pretrain", place.place) for place in model_places(settings.reward_models)]
+    if settings.judge.judge_pretrain:
+        places.append(("judge_pretrain", settings.judge.judge_pretrain))
+    for flag, place in places:
+        file = existing_directory(place) / "config.json"
+        kind = str(read_json(file).get("model_type", "")) if file.is_file() else ""
+        if kind and not is_vision(kind):
+            raise _blind(flag, place, kind, settings.images.images_key)
+
+
+def _blind(flag: str, place: str, kind: str, images_key: str) -> OptionsError:
+    told = "a vision-language reward model" if flag == "reward_pretrain" else "a vision-language model"
+    return OptionsError(
+        code="reward.no_images",
+        what=f"{flag} = {place} (model_type {kind}) takes no images here, and prompts hold those of {images_key}",
+        where=f"--{flag}",
+        why="it would judge answers about images that it does not see",
+        do=f"--{flag} DIR of {told}, or --reward file.py:function, which may ask for images",
+    )

@@ -1,0 +1,224 @@
+"""What judges responses: the function, reward models of this process, servers, and a judge, as one reward."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from rft.build.judge import judge_line, make_judge, remote_judge
+from rft.process.machine import Machine, choose_device
+from rft.build.models import weights_dtype
+from rft.decoder_sizes import model_sizes
+from rft.reward_names import NamedPlace, function_name, heads_of, model_places, server_places, weights_of
+from rft.build.reward_checks import refuse_blind_rewards, sees_images
+from rft.settings import EvalSettings, RlSettings
+from rft_core.errors import OptionsError
+from rft_models.reward_model.loading import load_reward_model
+from rft_models.reward_model.model import RewardModel
+from rft_models.reward_model.scorer import RewardTextScorer
+from rft_trainer.records.scores import Reward
+from rft_trainer.rewards.combined import CombinedReward, Part
+from rft_trainer.rewards.http_client import Endpoint
+from rft_trainer.rewards.judge import NAME as JUDGE
+from rft_trainer.rewards.registry import reward_by_name
+from rft_trainer.rewards.remote_reward_model import RemoteReward
+from rft_trainer.rewards.reward_model import ModelReward
+from rft_trainer.settings.rewards import RewardModelSettings
+
+_SHARE_OF_GPU = 0.1
+_GIB = 1 << 30
+
+
+def build_reward(settings: RlSettings | EvalSettings, machine: Machine, *, function: Reward | None = None) -> Reward:
+    """Everything that the settings name, ready to score; `function` takes the place of the named function.
+
+    Raises:
+        OptionsError: names that contradict one another, a function that cannot be called, heads without weights.
+        DataError: a directory that is no reward model or judge.
+        ServiceError: a server that does not answer.
+    """
+    refuse_blind_rewards(settings)
+    weights = weights_of(settings.reward)
+    with ExitStack() as built:
+        parts: list[Part] = []
+
+        def add(part: Part) -> None:
+            built.callback(part.reward.close)
+            parts.append(part)
+
+        name = function_name(settings)
+        if function is not None or name:
+            add(_function_part(settings, name, function))
+        for part in [
+            *_servers(settings.reward_models, with_image=sees_images(settings)),
+            *_models(settings, machine, weights),
+        ]:
+            add(part)
+        judge = make_judge(settings, machine)
+        if judge is not None:
+            add(Part(JUDGE, judge, waits=bool(settings.judge.judge_url)))
+        _refuse_equal_names([part.name for part in parts])
+        built.pop_all()
+    return parts[0].reward if len(parts) == 1 and weights is None else CombinedReward(parts, weights)
+
+
+def check_reward(settings: RlSettings) -> None:
+    """What starting would refuse of the function and the servers; no model's weights are loaded."""
+    refuse_blind_rewards(settings)
+    name = function_name(settings)
+    if name:
+        _function_part(settings, name, None).reward.close()
+    _servers(settings.reward_models, with_image=sees_images(settings))
+    if settings.judge.judge_url:
+        remote_judge(settings).close()
+
+
+def reward_lines(settings: RlSettings) -> list[str]:
+    """For the plan of a run.
+
+    Raises:
+        OptionsError: as `build_reward`; no weight is read and no server is asked.
+        DataError: a directory that is no reward model or judge.
+    """
+    chosen, name, lines = settings.reward, function_name(settings), list[str]()
+    names = _names(settings)
+    _refuse_equal_names(names)
+    refuse_blind_rewards(settings)
+    if name:
+        processes = f"{chosen.reward_workers} process{'es' if chosen.reward_workers > 1 else ''}"
+        lines.append(f"{name}, {processes}, {chosen.reward_timeout:g} s a response")
+    device = choose_device(settings.model.device, 0)
+    lines += _model_lines(settings, device)
+    models = settings.reward_models
+    for place in server_places(models):
+        lines.append(
+            f"{place.name}: {place.place}, {models.remote_rm_batch_size} responses a request, "
+            f"{models.remote_rm_concurrency} requests at once, {models.remote_rm_timeout:g} s each"
+        )
+    lines += judge_line(settings)
+    weights = weights_of(chosen)
+    if weights is not None:
+        lines.append("the sum of " + " + ".join(f"{weight:g} x {part}" for part, weight in weights.items()))
+    elif len(names) > 1:
+        lines.append("the sum of these")
+    if chosen.shuffle_rewards:
+        lines[-1] += ", shuffled within each group (control)"
+    return lines
+
+
+def _names(settings: RlSettings) -> list[str]:
+    """Of the parts, as `build_reward` calls them."""
+    models, judge = settings.reward_models, settings.judge
+    names = [function_name(settings).rpartition(":")[2]] if function_name(settings) else []
+    names += [place.name for place in (*server_places(models), *model_places(models))]
+    return [*names, JUDGE] if judge.judge_pretrain or judge.judge_url else names
+
+
+def _function_part(settings: RlSettings | EvalSettings, name: str, function: Reward | None) -> Part:
+    if function is not None:
+        return Part(str(getattr(function, "name", "reward_fn")), function)
+    chosen = settings.reward
+    reward = reward_by_name(name, num_workers=chosen.reward_workers, timeout=chosen.reward_timeout)
+    return Part(name.rpartition(":")[2], reward)
+
+
+def _servers(settings: RewardModelSettings, *, with_image: bool) -> list[Part]:
+    """One a URL, each tried once; `with_image`: on a prompt that has one."""
+    parts: list[Part] = []
+    for place in server_places(settings):
+        reward = RemoteReward(
+            place.name,
+            Endpoint(place.place, settings.remote_rm_timeout, settings.remote_rm_retries),
+            batch_size=settings.remote_rm_batch_size,
+            concurrency=settings.remote_rm_concurrency,
+        )
+        reward.start(with_image=with_image)
+        parts.append(Part(place.name, reward, waits=True))
+    return parts
+
+
+def _models(settings: RlSettings | EvalSettings, machine: Machine, weights: Mapping[str, float] | None) -> list[Part]:
+    """One a directory."""
+    places = model_places(settings.reward_models)
+    held = _held(settings, places, machine.device)
+    parts: list[Part] = []
+    for place in places:
+        heads = heads_of(place, weights)
+        model = load_reward_model(
+            place.place,
+            dtype=weights_dtype(settings.model.bf16),
+            device=machine.device,
+            flash_attn=getattr(settings.model, "flash_attn", False),
+        )
+        model.model.requires_grad_(False)
+        model.head.requires_grad_(False)
+        scorer = RewardTextScorer(model, max_tokens=settings.reward_models.reward_batch_tokens)
+        phase = nullcontext if held else partial(_visit, model, machine.device)
+        if not held:
+            model.to("cpu")
+        parts.append(Part(place.name, ModelReward(place.name, scorer, heads, phase=phase)))
+    return parts
+
+
+@contextmanager
+def _visit(model: RewardModel, device: str) -> Generator[None]:
+    """The model on the device for as long as it scores."""
+    model.to(device)
+    try:
+        yield
+    finally:
+        model.to("cpu")
+        if torch.device(device).type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _held(settings: RlSettings | EvalSettings, places: Sequence[NamedPlace], device: str) -> bool:
+    """Whether the models stay on the device between their phases; on a CPU there is nowhere else to be."""
+    asked = settings.reward_models.reward_offload
+    if torch.device(device).type == "cpu":
+        return True
+    if asked != "auto":
+        return asked == "held"
+    memory = int(torch.cuda.mem_get_info(device)[1])
+    return sum(_num_bytes(settings, place) for place in places) <= _SHARE_OF_GPU * memory
+
+
+def _num_bytes(settings: RlSettings | EvalSettings, place: NamedPlace) -> int:
+    return model_sizes(Path(place.place))[0].parameters * (2 if settings.model.bf16 else 4)
+
+
+def _model_lines(settings: RlSettings, device: str) -> list[str]:
+    places = model_places(settings.reward_models)
+    if not places:
+        return []
+    held = _held(settings, places, device)
+    lines: list[str] = []
+    for place in places:
+        heads = heads_of(place, weights_of(settings.reward))
+        sum_of = " + ".join(f"{weight:g} x {head}" for head, weight in heads.items())
+        size = _num_bytes(settings, place) / _GIB
+        lines.append(f"{place.name}: reward model {place.place}, {size:.3f} GiB, {sum_of}")
+    if held and device == "cpu":
+        where = "reward models stay in memory"
+    elif held:
+        where = "reward models stay on the GPU"
+    else:
+        where = "reward models come to the GPU for their phase, one after another"
+    asked = settings.reward_models.reward_offload
+    return [*lines, where + (f" (reward_offload = {asked})" if asked != "auto" else "")]
+
+
+def _refuse_equal_names(names: Sequence[str]) -> None:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise OptionsError(
+            code="reward.two_of_a_name",
+            what=f"two rewards are called {twice!r}",
+            where="--reward, --reward_pretrain, --remote_rm_url",
+            why="metrics and weights are by name",
+            do=f"NAME=DIR or NAME=URL with another name than {twice}",
+        )

@@ -1,0 +1,135 @@
+"""What an RL run reads: its prompts, their lengths and the arithmetic of its steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rft_algos.algorithms.published import PolicyAlgorithm
+from rft.build.algorithm import algorithm_record
+from rft.build.images import refuse_beside_images, row_images
+from rft.build.prompt_data import Prepared, as_prompts, read_held_out, read_training
+from rft.settings import EvalSettings, RlSettings
+from rft_core.errors import OptionsError
+from rft_models.loading.context_length import model_facts
+from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_trainer.batches.batch_plan import BatchPlan, plan_batches
+from rft_trainer.loops.rl import StepRules
+from rft_trainer.records.rollouts import Prompt
+
+
+def response_limits(settings: RlSettings | EvalSettings, longest_prompt: int) -> tuple[int, int]:
+    """(tokens of the longest response, tokens of prompt plus response): `max_len` lowers the first where given.
+
+    It leaves room for the longest prompt that is allowed, not for the longest that is there, so that a
+    run and a later evaluation on other rows give responses the same room.
+
+    Raises:
+        OptionsError: the model has fewer positions.
+    """
+    limit = settings.sampling.generate_max_len
+    if settings.sampling.max_len is not None:
+        limit = min(limit, settings.sampling.max_len - settings.sampling.prompt_max_len)
+    positions = model_facts(settings.model.pretrain).max_positions
+    if longest_prompt + limit > positions:
+        raise OptionsError(
+            code="length.beyond_model",
+            what=f"longest prompt {longest_prompt} + longest response {limit:,} = {longest_prompt + limit:,} tokens, "
+            f"the model places {positions:,}",
+            where="--generate_max_len",
+            why="a prompt and its response share the positions of the model",
+            do=f"--generate_max_len {positions - longest_prompt}"
+            if longest_prompt < positions
+            else f"--prompt_max_len {positions // 2}",
+        )
+    return limit, longest_prompt + limit
+
+
+@dataclass(frozen=True, slots=True)
+class RlData:
+    """What an RL run trains and is evaluated on, and its arithmetic."""
+
+    training: Prepared
+    prompts: list[Prompt]
+    held_out: list[Prompt]
+    plan: BatchPlan
+    num_steps: int
+    num_updates: int
+    longest_prompt: int
+
+
+def rl_data(settings: RlSettings, codec: HfTextCodec, world_size: int) -> RlData:
+    """Read, render and count; needs a tokenizer and no weights. `world_size` counts all ranks."""
+    data, batch = settings.data, settings.batch
+    needs_values = algorithm_record(settings).advantage.needs_values
+    critic = settings.critic.critic_pretrain if needs_values else ""
+    refuse_beside_images(settings.images, settings.strategy, settings.model, codec, critic=critic)
+    images = row_images(settings.images, settings.run.seed)
+    training = read_training(
+        data,
+        data,
+        codec,
+        label_key=data.label_key,
+        output_key=None,
+        prompt_max_len=settings.sampling.prompt_max_len,
+        images=images,
+    )
+    held_out: list[Prompt] = []
+    if data.eval_data:
+        rendered = read_held_out(
+            data.eval_data,
+            data.eval_split,
+            data.max_eval_samples,
+            data,
+            codec,
+            label_key=data.label_key,
+            output_key=None,
+            prompt_max_len=settings.sampling.prompt_max_len,
+            images=images,
+        )
+        held_out = as_prompts(rendered)
+    prompts = training.prompts()
+    plan = plan_batches(
+        len(prompts),
+        rollout_batch_size=batch.rollout_batch_size,
+        n_samples_per_prompt=batch.n_samples_per_prompt,
+        train_batch_size=batch.train_batch_size,
+        micro_train_batch_size=batch.micro_train_batch_size,
+        micro_rollout_batch_size=batch.micro_rollout_batch_size,
+        max_epochs=batch.max_epochs,
+        num_episodes=batch.num_episodes,
+        world_size=world_size // (settings.strategy.sp_size * settings.strategy.tp_size),
+        group_estimator=algorithm_record(settings).advantage.compares_groups,
+    )
+    steps_an_episode = -(-plan.rollouts_per_episode // plan.rollouts_per_update)
+    num_steps, num_updates = steps_an_episode * batch.num_episodes, plan.total_steps
+    if batch.max_steps and batch.max_steps < num_steps:
+        num_steps = batch.max_steps
+        num_updates = min(num_updates, num_steps * len(plan.cut(plan.collection_size)) * batch.max_epochs)
+    longest = max(len(prompt.token_ids) for prompt in (*prompts, *held_out))
+    return RlData(training, prompts, held_out, plan, num_steps, num_updates, longest)
+
+
+def step_rules(settings: RlSettings, data: RlData, record: PolicyAlgorithm) -> StepRules:
+    """The numbers of one training step."""
+    return StepRules(
+        prompts_per_rollout=settings.batch.rollout_batch_size,
+        rollouts_per_step=data.plan.rollouts_per_update,
+        train_batch_size=settings.batch.train_batch_size,
+        epochs_per_step=settings.batch.max_epochs,
+        skip_zero_advantage=not (record.has_other_terms or settings.model.aux_loss_coef),
+        filter_groups=settings.algorithm.filter_groups or record.dynamic_sampling,
+        refill_rounds=settings.algorithm.dynamic_sampling_rounds if record.dynamic_sampling else 0,
+        smallest_group=2 if record.advantage.compares_groups else 1,
+        needs_baseline=record.advantage.needs_greedy,
+        frozen_steps=max(settings.critic.freezing_actor_steps, 0) if record.advantage.needs_values else 0,
+        max_steps=settings.batch.max_steps,
+        eval_every=_eval_every(settings.evaluation.eval_steps, data),
+        max_refused_in_a_row=settings.run.max_refused_steps,
+        max_unscored_share=settings.run.max_unscored_share,
+        max_staleness=settings.ahead.max_staleness,
+    )
+
+
+def _eval_every(eval_steps: int, data: RlData) -> int:
+    steps_an_episode = -(-data.plan.rollouts_per_episode // data.plan.rollouts_per_update)
+    return steps_an_episode if eval_steps < 0 else eval_steps

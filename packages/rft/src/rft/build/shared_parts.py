@@ -1,0 +1,142 @@
+"""Parts that several commands build alike: the policy, the ledger, the saver, the schedule, the evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from rft_algos.schedules import learning_rate
+from rft.build.lora import quantization
+from rft.checkpoints.writer import Restored, make_writer, save_schedule
+from rft.process.machine import Machine
+from rft.build.models import checkpointing_of, freezing_of, head_chunk_size
+from rft.build.parallelize import held_dtype
+from rft_dist.settings import AdamSettings, CheckpointSettings, StrategySettings
+from rft_models.files.divisibility import refuse_uneven_model
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
+from rft_models.policy.load_on_meta import load_on_meta
+from rft_models.settings import AdapterSettings, ModelSettings
+from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_trainer.batches.prompt_ledger import Ledger
+from rft_trainer.data.mixture import Mixture
+from rft_trainer.evaluation.evaluator import Evaluator
+from rft_trainer.protocols import Engine, Optimizer, SavablePolicy
+from rft_trainer.records.rollouts import Prompt
+from rft_trainer.records.scores import Reward
+from rft_trainer.rollouts.multi_turn import Conversations
+from rft_trainer.runs.checkpointing import Saver, Stateful, StatefulTensors
+from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.update.moe_aux_loss import BalancedForward
+from rft_trainer.update.optimizer_step import MicroBatching
+
+
+def learning_rate_schedule(settings: AdamSettings, peak: float, num_updates: int) -> Callable[[int], float]:
+    """Learning rate of each optimizer step, counted from 0."""
+    warmup = round(settings.lr_warmup_ratio * num_updates)
+    if settings.lr_schedule == "constant":
+        return partial(learning_rate.constant, peak=peak, warmup_steps=warmup)
+    shape = learning_rate.warmup_cosine if settings.lr_schedule == "cosine" else learning_rate.warmup_linear
+    return partial(shape, num_steps=num_updates, warmup_steps=warmup, peak=peak, floor_ratio=settings.min_lr_ratio)
+
+
+def make_ledger(mixture: Mixture, data_hash: str, num_rows: int, num_epochs: int, seed: int) -> Ledger:
+    """Every row once an epoch, in the mixture's order."""
+    return Ledger(
+        num_rows,
+        num_epochs,
+        lambda epoch: [int(index) for index in mixture.order(seed, epoch)],
+        data_hash=data_hash,
+        seed=seed,
+    )
+
+
+def make_saver(
+    directory: RunDirectory,
+    settings: CheckpointSettings,
+    metadata: dict[str, object],
+    policy: SavablePolicy,
+    optimizer: Optimizer,
+    parts: dict[str, Stateful],
+    machine: Machine,
+    restored: Restored | None,
+    tensor_parts: dict[str, StatefulTensors] | None = None,
+) -> Saver:
+    """Saves on every rank; hands every part its saved state where a checkpoint is given."""
+    writer = make_writer(directory, settings, metadata, machine.collectives, restored)
+    saver = Saver(
+        writer,
+        policy,
+        optimizer,
+        parts,
+        machine.collectives,
+        schedule=save_schedule(settings),
+        before_save=directory.sync,
+        tensor_parts=tensor_parts,
+        resume_command=f"rft-train resume {directory.path}",
+    )
+    if restored is not None:
+        saver.restore(restored.step, restored.records())
+    return saver
+
+
+def trainable_policy(
+    settings: ModelSettings,
+    strategy: StrategySettings,
+    source: str | Path,
+    machine: Machine,
+    codec: HfTextCodec,
+    adapter: AdapterSettings,
+) -> CausalPolicy:
+    """The weights in `source`, ready to be laid out and trained: whole, or still in their files."""
+    refuse_uneven_model(source, strategy.tp_size)
+    load = load_on_meta if strategy.meta_init else load_policy
+    policy = load(
+        source,
+        dtype=held_dtype(strategy, bf16=settings.bf16),
+        device=machine.device,
+        gradient_checkpointing=checkpointing_of(settings),
+        flash_attn=settings.flash_attn,
+        freeze=freezing_of(settings),
+        head_chunk_size=head_chunk_size(settings),
+        codec=codec,
+        **quantization(adapter),
+    )
+    return policy.train()
+
+
+def balanced_forward(settings: ModelSettings, policy: CausalPolicy, machine: Machine) -> BalancedForward | None:
+    """The routers' loss beside the objective, where it has a weight."""
+    if not settings.aux_loss_coef:
+        return None
+    return BalancedForward(policy, coefficient=settings.aux_loss_coef, collectives=machine.collectives)
+
+
+def micro_batching(max_sequences: int, max_tokens: int, packing: bool) -> MicroBatching:
+    """How a rank cuts its samples; no cut changes the step."""
+    return MicroBatching(max_sequences=max_sequences, max_tokens=max_tokens, by_tokens=packing)
+
+
+def make_evaluator(
+    engine: Engine,
+    codec: HfTextCodec,
+    reward: Reward,
+    machine: Machine,
+    prompts: Sequence[Prompt],
+    longest_response: int,
+    talks: Conversations | None = None,
+) -> Evaluator | None:
+    """Greedy evaluation of the held-out prompts, where there are any."""
+    if not prompts:
+        return None
+    return Evaluator(
+        engine,
+        codec,
+        reward,
+        machine.collectives,
+        prompts,
+        max_new_tokens=longest_response,
+        stop_token_ids=codec.eos_ids,
+        conversations=talks,
+    )

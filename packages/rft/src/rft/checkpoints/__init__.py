@@ -1,0 +1,1 @@
+"""The store behind the saver, initial weights, moving averages, export. Imports no other room."""

@@ -1,0 +1,162 @@
+"""The moving averages (`--enable_ema`) in the place of the weights: of a checkpoint, and of a run to be evaluated."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rft.checkpoints.export_lora import MERGED_LIMIT, differs, load_adapted, logprob_difference, whole_or_not_at_all
+from rft_core.errors import OptionsError
+from rft_dist.checkpoint_format.resharding import BlockReader
+from rft_dist.checkpoints.reader import Checkpoint
+from rft_dist.collectives import Collectives
+from rft_dist.optim import ema
+from rft_models.files.checkpoint_names import as_saved, own_names
+from rft_models.lora import files
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
+from rft_trainer.evaluation.ema_evaluator import AveragedEvaluator, InPlace
+from rft_trainer.evaluation.evaluator import Evaluator
+
+_log = logging.getLogger(__name__)
+
+
+class WeightsOrAverages:
+    """Tensors of a model directory, those that are averaged as their averages; one in memory at a time."""
+
+    def __init__(
+        self, stored: BlockReader, averages: BlockReader, keys: Mapping[str, str], own: Mapping[str, str], model: Any
+    ) -> None:
+        """`keys`: the model's own name -> that of its average; `own`: name in files -> the model's own, of averages."""
+        self.table = stored.table
+        self._stored, self._averages, self._keys, self._own, self._model = stored, averages, keys, own, model
+
+    def whole(self, name: str) -> Tensor:
+        """A tensor in full."""
+        own = self._own.get(name)
+        if own is None:
+            return self._stored.whole(name)
+        return dict(as_saved(self._model, lambda: [(own, self._averages.whole(self._keys[own]))])())[name]
+
+
+def take_averages(policy: CausalPolicy, checkpoint: Checkpoint, stored: BlockReader) -> WeightsOrAverages:
+    """Put every average that the checkpoint has into the policy; what stands for its weights from now on.
+
+    Raises:
+        OptionsError: it has none, or some of tensors that the model does not have.
+    """
+    reader = checkpoint.blocks("optimizer")
+    names = {key.removeprefix(f"{ema.KIND}/"): key for key in reader.table if key.startswith(f"{ema.KIND}/")}
+    parameters = dict(policy.named_parameters())
+    own = own_names(policy.model, ((name, parameters[name]) for name in names if name in parameters))
+    unknown = sorted({name for name in names if name not in parameters} | (set(own) - set(stored.table)))
+    if unknown or not names:
+        raise _no_averages(checkpoint, unknown)
+    with torch.no_grad():
+        for name, key in names.items():
+            parameters[name].copy_(reader.whole(key))
+    return WeightsOrAverages(stored, reader, names, own, policy.model)
+
+
+def _no_averages(checkpoint: Checkpoint, unknown: list[str]) -> OptionsError:
+    found = (
+        f"averages of {len(unknown)} tensors that its model does not have, the first {unknown[0]}" if unknown else ""
+    )
+    return OptionsError(
+        code="export.no_averages",
+        what=f"step {checkpoint.step} holds {found or 'no moving average of its weights'}",
+        where=f"--ema, {checkpoint.path}",
+        why="averages of whole weights are kept while a run trains with --enable_ema",
+        do=f"rft-train export {checkpoint.path} DIR (the weights themselves), or train with --enable_ema",
+    )
+
+
+def while_averaged(policy: CausalPolicy, optimizer: Any, ranks: Collectives) -> InPlace:
+    """What puts the optimizer's averages in the place of the policy's weights for a while, however they lie."""
+    from rft_dist.strategies import ema_swap
+
+    trained = dict(policy.trainable_parameters())
+    if hasattr(optimizer, "weights"):  # DeepSpeed steps on ranges of flattened tensors
+        return partial(ema_swap.zero_averages_in_place, trained, optimizer.weights, optimizer.state, ranks)
+    return partial(ema_swap.averages_in_place, trained, optimizer.state_tensors)
+
+
+def averaged_evaluator(
+    evaluator: Evaluator | None, averages: InPlace | None, engine: Any, *, runs_ahead: bool, tells: bool
+) -> AveragedEvaluator | None:
+    """The evaluation of the averages, where there are any and prompts are held out.
+
+    `runs_ahead`: other threads draw with the weights all the time, so that nothing can stand in their place; which is
+    said where `tells`.
+    """
+    if evaluator is None or averages is None:
+        return None
+    if runs_ahead:
+        if tells:
+            _log.info(
+                "the moving averages are not evaluated: rollouts that run ahead (--max_staleness) are drawn meanwhile; "
+                "rft-train export RUN DIR --ema, then rft-train eval --pretrain DIR"
+            )
+        return None
+    return AveragedEvaluator(evaluator, averages, engine.refresh)
+
+
+def has_adapters(checkpoint: Checkpoint) -> bool:
+    """Whether its run trained adapters."""
+    return (checkpoint.model_directory / files.FOLDER).is_dir()
+
+
+def export_averaged(checkpoint: Checkpoint, target: Path, dtype_name: str = "") -> list[str]:
+    """A complete Hugging Face directory with the averaged adapters folded in, and below it they alone.
+
+    `dtype_name`: the type that the folded weights are written in; empty = as they are.
+
+    Raises:
+        OptionsError: the checkpoint has no averages of its adapters.
+        DataError: what was written computes something else.
+    """
+    policy = load_adapted(checkpoint.model_directory / files.FOLDER)
+    _take_averages(policy, checkpoint)
+    lines: list[str] = []
+
+    def write(staging: Path) -> None:
+        policy.save_pretrained(staging)
+        apart = logprob_difference(policy, load_policy(staging, dtype=policy.dtype))
+        limit = MERGED_LIMIT if policy.dtype is torch.float32 else 0.25
+        if not apart <= limit:
+            raise differs(f"log-probabilities of a probe differ by {apart:.3g} (limit {limit:g})", staging)
+        if dtype_name:
+            load_policy(staging, dtype=getattr(torch, dtype_name)).save_pretrained(staging)
+        lines.append(f"compared    log-probabilities of a probe {apart:.2g} apart")
+
+    whole_or_not_at_all(target, write)
+    return [
+        *lines,
+        f"checkpoint  step {checkpoint.step}, {checkpoint.path}",
+        f"written     {target}: the averaged adapters folded into {policy.where}",
+        f"\nnext:\n  rft-train rl --pretrain {target} --prompt_data train.jsonl\n      train on from it",
+    ]
+
+
+@torch.no_grad()
+def _take_averages(policy: CausalPolicy, checkpoint: Checkpoint) -> None:
+    assert policy.adapters is not None
+    reader = checkpoint.blocks("optimizer")
+    names = {key.removeprefix(f"{ema.KIND}/"): key for key in reader.table if key.startswith(f"{ema.KIND}/")}
+    parameters = dict(policy.adapters.named_parameters())
+    if names.keys() != parameters.keys():
+        raise OptionsError(
+            code="export.no_averages",
+            what=f"step {checkpoint.step} holds {len(names) or 'no'} moving averages of its {len(parameters)} adapters",
+            where=f"--ema, {checkpoint.path}",
+            why="averages of adapters are kept while a run trains with --enable_ema",
+            do=f"rft-train export {checkpoint.path} DIR (the adapters themselves), or train with --enable_ema",
+        )
+    for name, key in names.items():
+        parameters[name].copy_(reader.whole(key))

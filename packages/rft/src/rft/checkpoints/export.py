@@ -1,0 +1,135 @@
+"""A checkpoint's model as a Hugging Face directory of its own, compared with what it was made from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rft.checkpoints.ema_weights import WeightsOrAverages, export_averaged, has_adapters, take_averages
+from rft_core.errors import DataError
+from rft_dist.checkpoint_format.resharding import BlockReader, table_of_files
+from rft_dist.checkpoint_format.safetensors_pieces import tensor_bytes
+from rft_dist.checkpoints.locate import resolve_checkpoint
+from rft_dist.checkpoints.reader import Checkpoint
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_policy
+
+_PROBE_TOKENS = 32
+
+
+def export(source: Path, target: Path, dtype_name: str = "", *, averages: bool = False) -> list[str]:
+    """Write `target` whole or not at all: it is made beside its place, compared there, and renamed.
+
+    `averages`: with the moving averages of the weights in their place.
+
+    Raises:
+        CheckpointError: no checkpoint at `source` verifies.
+        DataError: what was written does not read back as what it was made from.
+        OptionsError: averages are asked for, and the checkpoint has none.
+    """
+    checkpoint = resolve_checkpoint(source, asked_by="rft-train export").checkpoint
+    if averages and has_adapters(checkpoint):
+        return export_averaged(checkpoint, target, dtype_name)
+    stored = weights_of(checkpoint.model_directory)
+    dtype = getattr(torch, dtype_name) if dtype_name else _widest(stored)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = target.with_name(f".{target.name}-{os.getpid()}")
+    try:
+        policy = load_policy(checkpoint.model_directory, dtype=dtype)
+        given = take_averages(policy, checkpoint, stored) if averages else stored
+        policy.save_pretrained(staging)
+        found = weights_of(staging)
+        _compare_weights(given, found, staging)
+        digest = _hash_of(found)
+        apart = _compare_logprobs(policy, staging, dtype)
+        if target.exists():
+            target.rmdir()
+        staging.rename(target)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return _report(checkpoint, target, found, apart, digest)
+
+
+def weights_of(directory: Path) -> BlockReader:
+    """The tensors of a Hugging Face directory's own files; a critic in a folder below is not among them."""
+    files = sorted(path.name for path in directory.glob("*.safetensors"))
+    return BlockReader(directory, table_of_files(directory, files))
+
+
+def _widest(stored: BlockReader) -> torch.dtype:
+    names = {entry.dtype for entry in stored.table.values()}
+    return next(
+        (dtype for name, dtype in (("F32", torch.float32), ("BF16", torch.bfloat16)) if name in names), torch.float16
+    )
+
+
+def _compare_weights(stored: BlockReader | WeightsOrAverages, found: BlockReader, where: Path) -> None:
+    """Names, shapes and bytes; with another dtype, the bytes of the stored tensors after the conversion."""
+    if set(stored.table) != set(found.table):
+        difference = sorted(set(stored.table) ^ set(found.table))
+        raise _differs(f"{len(difference)} tensors are in one only, the first {difference[0]}", where)
+    for name in sorted(stored.table):
+        have = found.whole(name)
+        want = stored.whole(name).to(have.dtype)
+        if not _same_bytes(want, have):
+            raise _differs(f"tensor {name} {list(have.shape)} {have.dtype} does not have the bytes it was given", where)
+
+
+def _hash_of(found: BlockReader) -> str:
+    """SHA-256 over name, dtype, shape and bytes of every tensor, in name order, one in memory at a time."""
+    digest = hashlib.sha256()
+    for name in sorted(found.table):
+        entry = found.table[name]
+        digest.update(f"{name}|{entry.dtype}|{list(entry.shape)}|".encode())
+        digest.update(tensor_bytes(found.whole(name)))
+    return digest.hexdigest()
+
+
+def _same_bytes(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
+
+
+@torch.no_grad()
+def _compare_logprobs(policy: CausalPolicy, staging: Path, dtype: torch.dtype) -> float:
+    """The largest difference of a probe's log-probabilities, which must be 0."""
+    again = load_policy(staging, dtype=dtype)
+    size = min(policy.model.config.get_text_config().vocab_size, 2**31)
+    tokens = torch.randint(size, (_PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
+    places, one = torch.arange(_PROBE_TOKENS), torch.zeros(_PROBE_TOKENS, dtype=torch.int64)
+    wanted = torch.ones(_PROBE_TOKENS, dtype=torch.bool)
+    first, second = (each.token_logprobs(tokens, places, one, wanted)[0] for each in (policy.eval(), again.eval()))
+    apart = float((first - second).abs().max())
+    if not apart == 0.0:
+        raise _differs(f"log-probabilities of a probe differ by {apart:.3g}", staging)
+    return apart
+
+
+def _differs(what: str, where: Path) -> DataError:
+    return DataError(
+        code="export.differs",
+        what=what,
+        where=str(where),
+        why="an export is the model of the checkpoint, or it is not written",
+        state="nothing was written; the checkpoint is as it was",
+        do="report this with the model's config.json",
+    )
+
+
+def _report(checkpoint: Checkpoint, target: Path, found: BlockReader, apart: float, digest: str) -> list[str]:
+    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    kinds = sorted({entry.dtype for entry in found.table.values()})
+    return [
+        f"checkpoint  step {checkpoint.step}, {checkpoint.path}",
+        f"written     {target}: {size / 1e6:,.1f} MB, {len(found.table)} tensors, {', '.join(kinds)}",
+        f"compared    every tensor to the bit, log-probabilities of {_PROBE_TOKENS} tokens {apart:g} apart",
+        json.dumps({"step": checkpoint.step, "directory": str(target), "sha256": digest}),
+        f"\nnext:\n  rft-train rl --pretrain {target} --prompt_data train.jsonl\n      train on from it",
+    ]

@@ -1,0 +1,151 @@
+"""Starting from the weights of a checkpoint without continuing its run: all of them, or those that are named."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rft_core.errors import CheckpointError, OptionsError
+from rft_dist.checkpoints.locate import resolve_checkpoint
+from rft_dist.checkpoints.reader import Checkpoint
+from rft_dist.settings import CheckpointSettings
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.freezing import names_of
+from rft_models.policy.load import load_policy
+
+_log = logging.getLogger(__name__)
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of the weights that were asked for."""
+
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...]
+    """In the model and not in the checkpoint."""
+    unexpected: tuple[str, ...]
+    """In the checkpoint and not in the model."""
+    mismatched: tuple[str, ...]
+    """Of another shape in the checkpoint; each with both shapes."""
+    kept: int
+    """Tensors of the model that were not asked for."""
+
+    def __str__(self) -> str:
+        parts = [f"{len(self.loaded)} loaded"]
+        for name in ("missing", "unexpected", "mismatched"):
+            found = getattr(self, name)
+            shown = f" ({', '.join(found[:_SHOWN])}{', ...' if len(found) > _SHOWN else ''})" if found else ""
+            parts.append(f"{len(found)} {name}{shown}")
+        return ", ".join([*parts, f"{self.kept} kept from --pretrain"])
+
+
+def engine_source(settings: CheckpointSettings, source: str | Path, *, shares_weights: bool) -> str | Path:
+    """The directory from which an engine that has weights of its own begins.
+
+    Raises:
+        OptionsError: only some weights are taken, so that no directory has what the policy starts from.
+    """
+    if settings.ckpt_partial and not shares_weights:
+        raise OptionsError(
+            code="checkpoint.partial_engine",
+            what=f"--ckpt_partial {settings.ckpt_partial} with an engine that loads a directory of its own",
+            where="--ckpt_partial",
+            why="no directory has the mixture of weights that the policy starts from",
+            do="--engine_type native",
+        )
+    return _checkpoint(settings).model_directory if settings.ckpt_weights_only else source
+
+
+def take_weights(policy: CausalPolicy, settings: CheckpointSettings, *, show: bool) -> None:
+    """Put the weights that the settings name into the policy; nothing where they name none.
+
+    Every rank takes them from its own reading. Raises CheckpointError, and changes nothing, where
+    all are asked for and they are not those of this model, or where a beginning names none.
+    """
+    if not (settings.ckpt_weights_only or settings.ckpt_partial):
+        return
+    checkpoint = _checkpoint(settings)
+    donor = load_policy(checkpoint.model_directory, dtype=policy.dtype, codec=policy.codec)
+    target, source = _state(policy), _state(donor)
+    words = (word.strip() for word in settings.ckpt_partial.split(","))
+    prefixes = [_as_the_model_names(word, target) for word in words if word]
+    if settings.ckpt_partial and not prefixes:
+        raise _names_nothing(settings.ckpt_partial, source, str(checkpoint.model_directory))
+    for prefix in prefixes:
+        both = [name for name in target if name.startswith(prefix) and name in source]
+        if not any(target[name].shape == source[name].shape for name in both):
+            raise _names_nothing(prefix, source, str(checkpoint.model_directory))
+    taken = copy_weights(target, source, prefixes or [""])
+    if show:
+        _log.info("weights of step %d from %s: %s", checkpoint.step, checkpoint.path, taken)
+
+
+def copy_weights(target: Mapping[str, Tensor], source: Mapping[str, Tensor], prefixes: list[str]) -> Taken:
+    """Copy the tensors whose names begin with one of `prefixes`; "" stands for all, which then have to fit.
+
+    Raises CheckpointError, and copies nothing, where all are asked for and the two sets differ.
+    """
+    chosen = [name for name in sorted({*target, *source}) if any(name.startswith(prefix) for prefix in prefixes)]
+    both = [name for name in chosen if name in target and name in source]
+    taken = Taken(
+        loaded=tuple(name for name in both if target[name].shape == source[name].shape),
+        missing=tuple(name for name in chosen if name not in source),
+        unexpected=tuple(name for name in chosen if name not in target),
+        mismatched=tuple(
+            f"{name} {list(source[name].shape)} for {list(target[name].shape)}"
+            for name in both
+            if target[name].shape != source[name].shape
+        ),
+        kept=len(set(target) - set(chosen)),
+    )
+    if prefixes == [""] and (taken.missing or taken.unexpected or taken.mismatched):
+        raise CheckpointError(
+            code="checkpoint.other_weights",
+            what=f"the checkpoint's weights are not those of this model: {taken}",
+            where="--ckpt_weights_only",
+            why="all weights are asked for: each has to be there with its shape",
+            do="--ckpt_partial BEGINNING,... with the beginnings of the names to take",
+        )
+    with torch.no_grad():
+        for name in taken.loaded:
+            target[name].copy_(source[name])
+    return taken
+
+
+def _checkpoint(settings: CheckpointSettings) -> Checkpoint:
+    asked_by = "--ckpt_weights_only" if settings.ckpt_weights_only else "--ckpt_partial"
+    return resolve_checkpoint(Path(settings.ckpt_path).expanduser(), asked_by=asked_by).checkpoint
+
+
+def _state(policy: CausalPolicy) -> dict[str, Tensor]:
+    """The model's tensors by name, one that is tied to an earlier one left out."""
+    found: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for name, tensor in policy.model.state_dict().items():
+        if tensor.data_ptr() not in places:
+            found[name] = tensor
+        places.add(tensor.data_ptr())
+    return found
+
+
+def _as_the_model_names(prefix: str, names: Iterable[str]) -> str:
+    """A beginning of names; "visual" is the vision tower whatever a model calls it."""
+    return next((own for own in names_of(prefix) if any(name.startswith(own) for name in names)), prefix)
+
+
+def _names_nothing(prefix: str, source: Mapping[str, Tensor], where: str) -> CheckpointError:
+    first = sorted({".".join(name.split(".")[:3]) for name in source})
+    return CheckpointError(
+        code="checkpoint.partial_names_nothing",
+        what=f"no weight of model and checkpoint begins with {prefix!r} and has the same shape in both",
+        where=where,
+        why="what is taken is named, so that nothing is left out unseen",
+        do=f"--ckpt_partial {first[0] if first else 'NAME'}",
+    )

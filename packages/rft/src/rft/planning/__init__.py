@@ -1,0 +1,1 @@
+"""Memory and image tokens of a run before it starts. May import `build`."""

@@ -1,0 +1,149 @@
+"""What the vision tower of a model holds on a rank, by formula, beside its decoder."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rft.planning.image_tokens import ImagePlan, image_plan
+from rft_dist.planning.memory_estimate import DecoderSizes, Term, Training, activation_bytes_of_block
+from rft_models.files.directories import existing_directory
+from rft_models.files.vision_tower_sizes import TowerSizes, tower_sizes
+
+_TOWER_NAMES = ("visual", "vision_tower")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageParts:
+    """What images add to a plan."""
+
+    images: ImagePlan | None
+    """Of the training rows; None without images, or where the data are not on this machine."""
+    parameters: int
+    """Of the vision tower."""
+    terms: list[Term]
+    notes: list[str]
+
+
+def image_parts(
+    command: str, settings: Any, values: Mapping[str, Any], run: Training, positions: int | None
+) -> ImageParts:
+    """Tokens of images, and what the tower holds.
+
+    Raises:
+        DataError, OptionsError: as the start would.
+    """
+    images, unread = planned_images(command, settings, positions)
+    parameters, terms, about = tower_part(values, run, images.tokens_a_row[2] if images else None)
+    return ImageParts(images, parameters, terms, [*unread, *about])
+
+
+def tower_part(values: Mapping[str, Any], run: Training, tokens_a_row: int | None) -> tuple[int, list[Term], list[str]]:
+    """(parameters, terms, notes) of the tower of `pretrain`; nothing for a model of text.
+
+    Args:
+        values: the settings of the run.
+        run: what it holds beside its model.
+        tokens_a_row: placeholders of the row with most of them; None where no data were read.
+    """
+    sizes = tower_sizes(values["pretrain"])
+    if sizes is None:
+        return 0, [], []
+    told = f"{sizes.parameters:,} parameters more are the vision tower's"
+    if not values.get("images_key"):
+        return sizes.parameters, weight_terms(sizes, run, trained=False), [f"{told}, which no row of this run uses"]
+    frozen = any(name in prefix for prefix in _prefixes(values) for name in _TOWER_NAMES)
+    terms = weight_terms(sizes, run, trained=not frozen and not run.adapter_weights)
+    notes = [f"{told}{', frozen' if frozen else ''}"]
+    if tokens_a_row is None:
+        return (
+            sizes.parameters,
+            terms,
+            [*notes, "no row was read: what the tower keeps for the backward pass is left out"],
+        )
+    if not frozen:
+        terms.append(activation_term(sizes, run, tokens_a_row * values["micro_train_batch_size"]))
+    return sizes.parameters, terms, notes
+
+
+def weight_terms(sizes: TowerSizes, run: Training, *, trained: bool) -> list[Term]:
+    """P w of weights, and where they are trained P g of gradients and 2 P m of moments, as of the decoder.
+
+    A copy for the reference is P w more. Ranks share them out as they share out the decoder's.
+    """
+    in_blocks = run.sharding in ("zero3", "fsdp")
+    spread = run.sharding != "replicated"
+    narrow = 4 if run.master_copy else run.weight_bytes
+    rows = [("tower parameters", run.weight_bytes, in_blocks, True, run.host_weights)]
+    if run.reference:
+        rows.append(("tower of the reference", run.weight_bytes, in_blocks, True, run.host_weights))
+    if trained:
+        rows.append(("tower gradients", narrow, in_blocks or run.sharding == "zero2", False, run.host_weights))
+        more = 4 * run.master_copy + 4 * run.average
+        rows.append(("tower moments", 2 * narrow + more, spread, True, run.host_moments))
+    return [_shared_out(sizes.parameters, run, *row) for row in rows]
+
+
+def _shared_out(count: int, run: Training, name: str, size: int, shared: bool, stays: bool, host: bool) -> Term:
+    ranks = (run.shard_size or run.dp_size * run.sp_size) if shared else 1
+    over = f" / {ranks} ranks (by division)" if ranks > 1 else ""
+    return Term(name, -(-count * size // ranks), f"{count:,} x {size} bytes{over}", in_rollout=stays, on_host=host)
+
+
+def activation_term(sizes: TowerSizes, run: Training, num_tokens: int) -> Term:
+    """T L b of all blocks over the T patches behind so many placeholders; recomputed: T L h w, and b of one block.
+
+    b is that of a decoder's block of these widths with as many heads of keys as of queries. An image that several
+    samples share runs once, so this is the most.
+    """
+    patches = num_tokens * sizes.patches_per_token
+    like = DecoderSizes(
+        vocab=0, hidden=sizes.hidden, layers=sizes.layers, query_width=sizes.hidden, kv_width=sizes.hidden,
+        ffn=sizes.ffn, tied=True,
+    )  # fmt: skip
+    block = activation_bytes_of_block(like, run.compute_bytes)
+    if run.recomputes:
+        kept = sizes.hidden * run.compute_bytes
+        told = f"at most {patches:,} patches x ({sizes.layers} x {kept:,} + {block:,} bytes)"
+        return Term("tower activations", patches * (sizes.layers * kept + block), told, in_rollout=False)
+    told = f"at most {patches:,} patches x {sizes.layers} blocks x {block:,} bytes"
+    return Term("tower activations", patches * sizes.layers * block, told, in_rollout=False)
+
+
+def planned_images(command: str, settings: Any, positions: int | None) -> tuple[ImagePlan | None, list[str]]:
+    """The images of the data, and notes on what could not be read: data and processor may be on other machines.
+
+    Raises:
+        DataError, OptionsError: as of `image_plan`.
+    """
+    if not settings.images.images_key:
+        return None, []
+    path = existing_directory(settings.model.pretrain)
+    missing = _missing(settings.data.prompt_data, path) if tower_sizes(path) else ""
+    if missing:
+        return None, [f"images are not counted: {missing}"]
+    if command == "rl":
+        limit, flag = settings.sampling.prompt_max_len, "--prompt_max_len"
+    else:
+        limit, flag = settings.training.max_len or positions or 1 << 31, "--max_len"
+    return image_plan(settings, limit=limit, limit_flag=flag), []
+
+
+def _missing(prompt_data: str, path: Path) -> str:
+    """What is needed to count images and is not on this machine; "" where all is."""
+    if not prompt_data:
+        return "prompt_data is empty"
+    for part in prompt_data.split(","):
+        if part.strip() and not glob.has_magic(part) and not Path(part.strip()).expanduser().exists():
+            return f"{part.strip()} is not on this machine"
+    processors = ("processor_config.json", "preprocessor_config.json")
+    if not any((path / name).is_file() for name in processors) or not (path / "tokenizer_config.json").is_file():
+        return f"{path} has no image processor or no tokenizer beside config.json"
+    return ""
+
+
+def _prefixes(values: Mapping[str, Any]) -> list[str]:
+    return str(values.get("freeze_prefix") or "").split(",")

@@ -1,0 +1,1 @@
+"""This process: machine, ranks, determinism, log. Imports no other room."""

@@ -1,0 +1,170 @@
+"""Where a command runs: its device, its ranks, its threads."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from rft.process.determinism import repeat_exactly
+from rft.process.launching import Preflight
+from rft.process.monitored import WatchedProcess, first_line, watched_process
+from rft.process.rank_log import logged
+from rft_core.errors import PeerError, PreflightError, RftError
+from rft_dist.collectives import Collectives
+from rft_dist.health.activity import Activity
+from rft_dist.launch.environment import requested_backend
+from rft_dist.launch.process_group import RankInfo, Watched, meet_ranks, ranks_from_environment, start_process_group
+from rft_dist.settings import WatchSettings
+from rft_trainer.metrics.phase_timer import PhaseTimer
+from rft_trainer.runs.checkpointing import Progress
+
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_PROCESSOR = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One process of a run."""
+
+    device: str
+    ranks: RankInfo
+    collectives: Collectives
+    preflight: tuple[str, ...] = ()
+    """What the ranks checked before they began, in lines for a person."""
+    watched: WatchedProcess | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes and prints."""
+        return self.ranks.rank == 0
+
+    def attach(self, run: Path, resume_command: str) -> None:
+        """The run's directory is known: its log, and what the watch writes, go there."""
+        if self.watched is not None:
+            self.watched.attach(run, resume_command)
+
+    def forget_last_failure(self) -> None:
+        """The run begins or goes on: what is left of an earlier end is taken away."""
+        if self.watched is not None:
+            self.watched.watch.folder.clear()
+
+    def phase_timer(self, progress: Progress) -> PhaseTimer:
+        """The timer of a loop, which the watch of this process follows."""
+        if self.watched is None:
+            return PhaseTimer()
+        self.watched.watch.activity.follow(lambda: progress.step + 1)
+        return PhaseTimer(listener=self.watched)
+
+    def describe(self) -> str:
+        """One line for the start of a run."""
+        threads = torch.get_num_threads()
+        noun = "thread" if threads == 1 else "threads"
+        ranks = "1 process" if self.ranks.world_size == 1 else f"{self.ranks.world_size} ranks"
+        given = os.environ.get("OMP_NUM_THREADS")
+        why = f"OMP_NUM_THREADS={given}" if given else f"of {usable_cores()} usable cores"
+        return f"{ranks} on {self.device}, {threads} torch {noun} each ({why})"
+
+
+def choose_device(wanted: str, local_rank: int) -> str:
+    """`auto` is the GPU of this rank if there is one, else the CPU; `cuda` without a GPU is refused."""
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise PreflightError(
+            code="device.no_cuda",
+            what=f"device = {wanted}, and torch {torch.__version__} sees no CUDA device",
+            where="--device",
+            why="a CUDA device and a torch build that drives it are needed",
+            do="--device cpu",
+        )
+    return f"cuda:{local_rank % torch.cuda.device_count()}"
+
+
+@contextmanager
+def open_machine(
+    wanted_device: str,
+    preflight: Preflight | None = None,
+    limits: WatchSettings | None = None,
+    *,
+    debug: bool = False,
+    command: Sequence[str] = (),
+    show_error: Callable[[RftError], None] | None = None,
+) -> Generator[Machine]:
+    """Join the ranks that the environment names, watch them, and leave them at the end.
+
+    On a CPU each rank takes its share of the cores that this process may use, unless OMP_NUM_THREADS says
+    otherwise: two ranks with all cores each are many times slower. A smaller number that the caller chose stays.
+    `command` is the first line of the log of each rank; `show_error` as in `FrontEnd`.
+    """
+    num_devices = torch.cuda.device_count() if wanted_device != "cpu" else 0
+    ranks = ranks_from_environment(num_local_devices=num_devices)
+    device = choose_device(wanted_device, ranks.local_rank)
+    ranks_here = ranks.world_size
+    if preflight is not None:
+        shares_devices = requested_backend() == "gloo"
+        ranks_here = preflight.grid(ranks, num_devices=num_devices, shares_devices=shares_devices).ranks_per_node
+    if device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        share = max(1, usable_cores() // ranks_here)
+        if share < torch.get_num_threads():
+            torch.set_num_threads(share)
+    repeat_exactly(device, debug=debug)
+    compare = preflight.compare if preflight is not None else None
+    watched = Watched(Activity(), limits or WatchSettings(), always_compares=debug)
+    with logged(ranks.rank, first_line(ranks, device, command)) as log:
+        try:
+            store = meet_ranks(ranks)
+        except PeerError as error:
+            log.write(f"{error}\n")
+            if preflight is not None:
+                log.attach(preflight.run)  # the log of a run that goes on, or of ranks that --nproc started
+            raise
+        with watched_process(
+            ranks, watched, log, show_error
+        ) as process:  # from the first moment at which a rank can be missed
+            where = torch.device(device)
+            collectives = start_process_group(ranks, where, store=store, compare=compare, watched=watched)
+            yield Machine(device, ranks, collectives, tuple(preflight.lines()) if preflight else (), process)
+            collectives.gather_bytes(b"")  # nobody leaves before all have ended well: rank 0 serves the others' store
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity, and the quota of its control group where there is one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _read(_QUOTA).partition(" ")
+    if quota.isdigit() and period.strip().isdigit():
+        cores = min(cores, math.ceil(int(quota) / int(period)))
+    return max(1, cores)
+
+
+def bfloat16_arithmetic(device: str) -> str:
+    """How this device computes with bfloat16, in words, where that is asked for."""
+    if device != "cpu":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        return "" if native else "this GPU has no bfloat16 arithmetic and emulates it: leave --bf16 out to be faster"
+    if _multiplies_bfloat16():
+        return "products in bfloat16 by the processor's own instructions, summed in float32"
+    return "this processor has no bfloat16 instructions: exact, but slower than float32; leave --bf16 out to be faster"
+
+
+def _multiplies_bfloat16() -> bool:
+    """AVX512_BF16, AMX or their like on other processors."""
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    if any(hasattr(torch.cpu, name) and getattr(torch.cpu, name)() for name in checks):
+        return True
+    return " bf16 " in f" {_flags()} "
+
+
+def _flags() -> str:
+    """The features that Linux lists of an ARM processor."""
+    lines = (line for line in _read(_PROCESSOR).splitlines() if line.startswith("Features"))
+    return next(lines, ":").partition(":")[2].strip()
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""

@@ -1,0 +1,90 @@
+"""One process of a run under the watch: what it is told of, and how the process ends when something fails."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import time
+import traceback
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rft.process.rank_log import RankLog
+from rft_core.errors import RftError, SavedAfterSignal
+from rft_core.secrets import scrub_command, scrub_text
+from rft_dist.health.monitor import Watch
+from rft_dist.launch.process_group import RankInfo, Watched, start_watch, stop_process_group
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedProcess:
+    """The watch and the log of this rank; listens to the phases of the loop."""
+
+    watch: Watch
+    log: RankLog
+
+    def attach(self, run: Path, resume_command: str) -> None:
+        """The directory of the run is known."""
+        self.log.attach(run)
+        self.watch.folder.attach(run, resume_command)
+
+    def enter_phase(self, name: str | None) -> None:
+        """As the phase timer tells it."""
+        self.log.flush()
+        self.watch.activity.enter_phase(name)
+
+    def end_step(self) -> None:
+        """As the phase timer tells it."""
+        activity = self.watch.activity
+        activity.end_step()
+        last = f", last collective #{activity.last.call.number}" if activity.last else ""
+        self.log.write(f"{time.strftime('%H:%M:%S')} end of step {activity.step - 1}{last}\n")
+
+
+def first_line(ranks: RankInfo, device: str, command: Sequence[str]) -> str:
+    """What the log of a rank begins with."""
+    place = f"rank {ranks.rank} of {ranks.world_size} (node {ranks.node_rank}, {socket.gethostname()}"
+    return f"{place}, pid {os.getpid()}, {device}): {shlex.join(scrub_command(command))}"
+
+
+@contextmanager
+def watched_process(
+    ranks: RankInfo, watched: Watched, log: RankLog, show_error: Callable[[RftError], None] | None = None
+) -> Generator[WatchedProcess]:
+    """While the block runs, the ranks watch one another. An error that ends it is told to the others first.
+
+    `show_error` shows the error of a process that is ended from outside of its main thread.
+
+    Raises:
+        PeerError: another rank is the reason why this one cannot go on; the message is that rank's.
+    """
+    watch = start_watch(ranks, watched, scrub=scrub_text)
+    if show_error is not None:
+        watch.folder.show = show_error
+    saved: SavedAfterSignal | None = None
+    try:
+        try:
+            yield WatchedProcess(watch, log)
+        except SavedAfterSignal as error:  # agreed by all ranks, so the others end in the same way
+            saved = error
+        watch.close()
+    except BaseException as error:
+        shown = watch.failed(error) or error
+        log.write(_in_full(shown))
+        if shown is error:
+            raise
+        raise shown from error
+    finally:
+        stop_process_group()
+    if saved is not None:
+        log.write(_in_full(saved))
+        raise saved
+
+
+def _in_full(error: BaseException) -> str:
+    if isinstance(error, RftError):
+        return f"{error}\n"
+    return scrub_text("".join(traceback.format_exception(error)))

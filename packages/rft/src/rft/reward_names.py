@@ -1,0 +1,146 @@
+"""The rewards that settings name: functions, directories, URLs, heads and weights. No torch is imported here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from rft.decoder_sizes import model_sizes
+from rft_core.errors import OptionsError
+from rft_dist.planning.memory_estimate import GIB
+from rft_trainer.rewards.http_client import checked_url
+from rft_trainer.settings.rewards import JudgeSettings, RewardModelSettings, RewardSettings
+
+_NAMED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")
+
+
+class NamesRewards(Protocol):
+    """The groups of a command's settings that name rewards."""
+
+    @property
+    def reward(self) -> RewardSettings: ...
+    @property
+    def reward_models(self) -> RewardModelSettings: ...
+    @property
+    def judge(self) -> JudgeSettings: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NamedPlace:
+    """A directory or URL, and what its part of the reward is called."""
+
+    name: str
+    place: str
+
+
+def function_name(settings: NamesRewards) -> str:
+    """The function that scores responses: what is asked for, else exact, else (beside a model) none: ""."""
+    models, judge = settings.reward_models, settings.judge
+    others = models.reward_pretrain or models.remote_rm_url or judge.judge_pretrain or judge.judge_url
+    return settings.reward.reward or ("" if others else "exact")
+
+
+def model_places(settings: RewardModelSettings) -> list[NamedPlace]:
+    """Of `reward_pretrain`; a directory without a name is called as its last part."""
+    return named_models(settings.reward_pretrain)
+
+
+def named_models(text: str) -> list[NamedPlace]:
+    """The directories in the value of `reward_pretrain`."""
+    return [
+        NamedPlace(name or _clean(Path(place).absolute().name), place)
+        for name, place in _entries(text, "--reward_pretrain")
+    ]
+
+
+def server_places(settings: RewardModelSettings) -> list[NamedPlace]:
+    """Of `remote_rm_url`; a URL without a name is called as its host."""
+    return [
+        NamedPlace(name or _clean(str(urlsplit(url).hostname)), checked_url(url, "--remote_rm_url"))
+        for name, url in _entries(settings.remote_rm_url, "--remote_rm_url")
+    ]
+
+
+def heads_of(place: NamedPlace, weights: Mapping[str, float] | None) -> dict[str, float]:
+    """The weight of each head of a reward model, read from its files without its weights.
+
+    Raises:
+        DataError: the directory holds no reward model.
+        OptionsError: it has several heads, and neither its files nor `weights` say what they count.
+    """
+    from rft_models.files.directories import checked_model_directory
+    from rft_models.reward_model.loading import spec_in_files
+
+    spec = spec_in_files(*checked_model_directory(place.place))
+    if spec.weights is not None:
+        return dict(zip(spec.heads, spec.weights, strict=True))
+    named = [f"{place.name}/{head}" for head in spec.heads]
+    if weights is None:
+        raise OptionsError(
+            code="reward.heads_without_weights",
+            what=f"the reward model {place.place} has the heads {', '.join(spec.heads)}",
+            where="--reward_pretrain",
+            why="its files do not say what each counts in the reward",
+            do="--reward_weights " + ",".join(f"{part}=1" for part in named),
+        )
+    return {head: weights.get(part, 0.0) for head, part in zip(spec.heads, named, strict=True)}
+
+
+def weights_of(settings: RewardSettings) -> dict[str, float] | None:
+    """Of the parts by name; None where none are given.
+
+    Raises:
+        OptionsError: they are no NAME=NUMBER.
+    """
+    from rft_trainer.scoring.advantages import parse_component_weights
+
+    try:
+        return parse_component_weights(settings.reward_weights)
+    except ValueError as error:
+        raise OptionsError(
+            code="option.not_allowed",
+            what=f"reward_weights = {settings.reward_weights!r}",
+            where="--reward_weights",
+            why="it is NAME=NUMBER, several joined by commas",
+            do="--reward_weights correctness=0.9,format=0.1",
+        ) from error
+
+
+def memory_notes(values: Mapping[str, Any]) -> list[str]:
+    """What reward models and a judge of this process hold on every rank, by the sizes in their config.json."""
+    bytes_each = 2 if values["bf16"] else 4
+    stay = {"auto": "where a tenth of the GPU holds them all, else for their phase", "held": "all the time"}
+    when = stay.get(values["reward_offload"], "for its phase, one after another")
+    notes: list[str] = []
+    for place in named_models(values["reward_pretrain"]):
+        size = model_sizes(place.place)[0].parameters * bytes_each / GIB
+        notes.append(f"reward model {place.name}: {size:.3f} GiB more on every rank, {when}")
+    if values["judge_pretrain"]:
+        size = model_sizes(values["judge_pretrain"])[0].parameters * bytes_each / GIB
+        notes.append(f"the judge: {size:.3f} GiB more on every rank, all the time, and its cache while it answers")
+    return notes
+
+
+def _entries(text: str, flag: str) -> list[tuple[str, str]]:
+    """(name or "", place) of each entry."""
+    entries: list[tuple[str, str]] = []
+    for word in filter(None, map(str.strip, text.split(","))):
+        found = _NAMED.fullmatch(word)
+        entries.append((found[1], found[2]) if found else ("", word))
+    if text and not entries:
+        raise OptionsError(
+            code="option.not_allowed",
+            what=f"{flag.removeprefix('--')} = {text!r}",
+            where=flag,
+            why="it names one place, or several joined by commas",
+            do=f"leave {flag} out",
+        )
+    return entries
+
+
+def _clean(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "_", name).strip("._-") or "model"

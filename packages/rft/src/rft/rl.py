@@ -1,0 +1,413 @@
+"""Where everything meets: from resolved settings to the collaborators of a run.
+
+The only module that knows all packages. It builds; it does not train, print or decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rft.build.algorithm import algorithm_record
+from rft.build.algorithm_parts import PolicyWithCritic, annotator, build_critic, credit_assigner, old_policy
+from rft.build.async_rollouts import close_engines, refuse_what_cannot_run_ahead, rollout_queue
+from rft.build.engines import choose_engine, engine_check, make_engine
+from rft.build.environment import ChosenEnvironment, enter_environment, opened_data
+from rft.build.images import codec_with_images
+from rft.build.lora import adapt, weights_directory
+from rft.build.models import head_chunk_size
+from rft.build.parallelize import Spread, held_dtype, spread_policy, spread_reference, spreads_weights
+from rft.build.replicas import make_replicas, wants_replicas
+from rft.build.rewards import build_reward
+from rft.build.rl_data import RlData, response_limits, rl_data, step_rules
+from rft.build.shared_parts import (
+    balanced_forward,
+    learning_rate_schedule,
+    make_evaluator,
+    make_ledger,
+    make_saver,
+    micro_batching,
+    trainable_policy,
+)
+from rft.checkpoints.ema_weights import averaged_evaluator
+from rft.checkpoints.initial_weights import engine_source, take_weights
+from rft.checkpoints.writer import Restored
+from rft.front_end import SILENT, FrontEnd
+from rft.process.launching import Preflight
+from rft.process.machine import Machine, open_machine
+from rft.resolved import Resolved
+from rft.run_lifecycle import Started, TrainedRun, carry_out, choose_path, make_sinks, metadata, start, trained_run
+from rft.settings import RlSettings
+from rft_algos.algorithms.published import PolicyAlgorithm
+from rft_models.lora.adapters import WithoutAdapters
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.policy.load import load_reference
+from rft_models.policy.load_on_meta import load_reference_on_meta
+from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_trainer.async_rollouts.scoring_threads import SerialReward
+from rft_trainer.loops.rl import Reinforcement
+from rft_trainer.metrics.sink import Sink
+from rft_trainer.protocols import Engine
+from rft_trainer.records.rollouts import RolloutGroup, Sampling
+from rft_trainer.records.scores import Reward
+from rft_trainer.rollouts.collector import RolloutCollector
+from rft_trainer.rollouts.multi_turn import Conversations
+from rft_trainer.runs.checkpointing import Progress
+from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.runs.step_report import Reporter
+from rft_trainer.runs.stop_signals import StopSignals
+from rft_trainer.scoring.advantages import ComputeAdvantages, CreditAssigner
+from rft_trainer.scoring.logprobs import LogprobAnnotator
+from rft_trainer.scoring.samples import shuffle_rewards
+from rft_trainer.update.mismatch_monitor import GapWatch
+from rft_trainer.update.optimizer_step import MicroBatching, Updater
+from rft_trainer.update.policy_objective import PolicyObjective
+
+
+def _reference(settings: RlSettings, machine: Machine, spread: Spread) -> LogprobAnnotator:
+    """Log-probabilities under the model that the run started from: with adapters the policy without them."""
+    if spread.policy.adapters is not None:
+        started: Any = WithoutAdapters(spread.policy)
+        return annotator(settings, machine, started, spread.data, in_step=spread.in_step)
+    data = spread.data
+    load = load_reference_on_meta if settings.strategy.meta_init else load_reference
+    policy = load(
+        settings.model.pretrain,
+        dtype=held_dtype(settings.strategy, bf16=settings.model.bf16),
+        device=machine.device,
+        flash_attn=settings.model.flash_attn,
+        head_chunk_size=head_chunk_size(settings.model),
+    )
+    take_weights(policy, settings.checkpoint, show=False)
+    policy = spread_reference(policy, settings.strategy, machine)
+    together = data if settings.strategy.tp_size > 1 else None  # a group computes every sample together
+    return annotator(settings, machine, policy, together, in_step=spreads_weights(settings.strategy))
+
+
+def _updater(
+    settings: RlSettings,
+    machine: Machine,
+    spread: Spread,
+    record: PolicyAlgorithm,
+    credit: CreditAssigner,
+    num_updates: int,
+) -> Updater:
+    """Optimizer steps of the record's objective."""
+    peak = settings.optimizer.actor_learning_rate
+    return Updater(
+        spread.policy,
+        spread.optimizer,
+        PolicyObjective(record, credit.coefficients),
+        spread.data,
+        micro_batching=_cutting(settings),
+        learning_rate=learning_rate_schedule(settings.optimizer, peak, num_updates),
+        temperature=settings.sampling.temperature,
+        device=machine.device,
+        pin_memory=settings.data.dataloader_pin_memory,
+        balanced=balanced_forward(settings.model, spread.policy, machine),
+        fused=spread.fused,
+        in_step=spread.in_step,
+    )
+
+
+def build_rl(
+    settings: RlSettings,
+    machine: Machine,
+    directory: RunDirectory,
+    codec: HfTextCodec,
+    data: RlData,
+    reward: Reward,
+    sinks: Sequence[Sink],
+    *,
+    metadata: dict[str, object],
+    resume_command: str,
+    restored: Restored | None,
+    compute_advantages: ComputeAdvantages | None = None,
+    environment: ChosenEnvironment | None = None,
+) -> Reinforcement:
+    """The whole RL run, ready to go; with `restored`, exactly where that checkpoint was."""
+    record = algorithm_record(settings)
+    reward = SerialReward(reward) if settings.ahead.max_staleness else reward
+    refuse_what_cannot_run_ahead(settings, record)
+    policy, source = _policy(settings, machine, codec, restored)
+    spread = spread_policy(policy, settings.strategy, settings.optimizer, machine, restored)
+    longest_response, longest = response_limits(settings, data.longest_prompt)
+    if environment is not None:
+        longest = environment.room(settings.model.pretrain, longest, longest_response)
+    engine, sleeps = _engine(settings, machine, directory, spread, source, longest, restored)
+    credit = credit_assigner(settings, record, longest_response, compute_advantages)
+    critic_rate = learning_rate_schedule(settings.optimizer, settings.critic.critic_learning_rate, data.num_updates)
+    critic = build_critic(settings, machine, record, codec, restored, _cutting(settings), critic_rate)
+    progress = Progress()
+    timer = machine.phase_timer(progress)
+    training, episodes = data.training, settings.batch.num_episodes
+    ledger = make_ledger(training.mixture, training.data_hash, len(data.prompts), episodes, settings.run.seed)
+    sampling = _sampling(settings, longest_response, codec)
+    queue = rollout_queue(settings, engine, codec, reward, ledger, data, sampling, machine.collectives, environment)
+    saver = make_saver(
+        directory,
+        settings.checkpoint,
+        metadata,
+        PolicyWithCritic(policy, critic.critic) if critic and settings.critic.save_value_network else spread.savable,
+        spread.optimizer,
+        {"progress": progress, "ledger": ledger, "credit": credit, **({"rollouts_ahead": queue} if queue else {})},
+        machine,
+        restored,
+        tensor_parts=critic.tensor_parts if critic else None,
+    )
+    serving = queue or engine
+    talks = environment and environment.conversations(serving, longest, timer)
+    if progress.step:
+        serving.load_weights(progress.step)
+    evaluator = make_evaluator(serving, codec, reward, machine, data.held_out, longest_response, talks)
+    averages, shows = spread.averages, machine.is_first
+    return Reinforcement(
+        ledger=ledger,
+        prompts=data.prompts,
+        engine=serving,
+        ahead=queue,
+        collector=queue or _collector(settings, machine, record, engine, codec, reward, longest_response, talks),
+        assign_credit=credit,
+        reference=_reference(settings, machine, spread) if record.needs_reference else None,
+        old_policy=old_policy(settings, record, machine, policy, spread.data, in_step=spread.in_step),
+        critic=critic.part if critic else None,
+        control=_control(settings),
+        updater=_updater(settings, machine, spread, record, credit, data.num_updates),
+        evaluator=evaluator,
+        averaged=averaged_evaluator(evaluator, averages, engine, runs_ahead=queue is not None, tells=shows),
+        saver=saver,
+        reporter=_reporter(settings, machine, directory, sinks, data, progress),
+        collectives=machine.collectives,
+        rules=step_rules(settings, data, record),
+        progress=progress,
+        timer=timer,
+        resume_command=resume_command,
+        sleep_engine=sleeps,
+        check_engine=None if queue else engine_check(settings.engine, machine, policy, engine),
+        gaps=gap_watch(settings, machine, resume_command),
+    )
+
+
+def _policy(
+    settings: RlSettings, machine: Machine, codec: HfTextCodec, restored: Restored | None
+) -> tuple[CausalPolicy, str | Path]:
+    """The policy, whole and with its adapters, and the directory that an engine with its own copy starts from."""
+    source = weights_directory(settings.adapter, settings.model.pretrain, restored)
+    policy = trainable_policy(settings.model, settings.strategy, source, machine, codec, settings.adapter)
+    if restored is None:
+        take_weights(policy, settings.checkpoint, show=machine.is_first)
+        source = engine_source(settings.checkpoint, source, shares_weights=True)
+    adapt(policy, settings.adapter, settings.model, restored, base=source, seed=settings.run.seed)
+    return policy, source
+
+
+def _engine(
+    settings: RlSettings,
+    machine: Machine,
+    directory: RunDirectory,
+    spread: Spread,
+    source: str | Path,
+    longest: int,
+    restored: Restored | None,
+) -> tuple[Engine, bool]:
+    """The engine with the policy's weights, and whether it is put to sleep while they are trained."""
+    chosen = choose_engine(settings.engine, machine.device)
+    sleeps = settings.engine.enable_engine_sleep and chosen.can_sleep
+    if restored is None:
+        source = engine_source(settings.checkpoint, source, shares_weights=chosen.shares_weights)
+    if wants_replicas(settings):
+        replicas = make_replicas(
+            settings,
+            machine,
+            spread.policy,
+            source,
+            longest,
+            directory.path / "logs",
+            weights=spread.whole_weights or spread.policy.named_parameters,
+            in_blocks=spread.whole_weights is not None,
+            dtype=spread.compute_dtype,
+        )
+        return replicas, sleeps and chosen.shares_weights and not settings.ahead.max_staleness
+    engine = make_engine(
+        settings.engine,
+        machine,
+        spread.policy,
+        source,
+        longest,
+        sleeps=sleeps,
+        log_path=directory.path / "logs" / f"engine-{machine.ranks.rank}.log",
+        weights=spread.whole_weights,
+        adapters=spread.whole_adapters,
+        dtype=spread.compute_dtype,
+    )
+    return engine, sleeps
+
+
+def _reporter(
+    settings: RlSettings,
+    machine: Machine,
+    directory: RunDirectory,
+    sinks: Sequence[Sink],
+    data: RlData,
+    progress: Progress,
+) -> Reporter:
+    return Reporter(
+        directory,
+        sinks,
+        machine.collectives,
+        num_steps=data.num_steps,
+        rollout_every=settings.run.rollout_log_interval if settings.run.save_trajectories else 0,
+        rollouts_kept=settings.run.num_trajectories_to_save,
+        seconds_before=progress.seconds,
+    )
+
+
+def gap_watch(settings: RlSettings, machine: Machine, resume_command: str) -> GapWatch:
+    """What looks at the distance of engine and trainer in every step."""
+    given = settings.algorithm
+
+    def remedy(gap: float) -> str:
+        corrected = "" if given.off_policy_correction else " --off_policy_correction tis"
+        return f"{resume_command} --max_logprob_gap {2 * gap:.2g}{corrected}, if `rft-train conformance` calls it close"
+
+    return GapWatch(
+        collectives=machine.collectives,
+        limit=None if settings.ahead.max_staleness else given.max_logprob_gap or None,
+        skips_first_token=settings.sampling.use_fire,
+        remedy=remedy,
+    )
+
+
+def _collector(
+    settings: RlSettings,
+    machine: Machine,
+    record: PolicyAlgorithm,
+    engine: Engine,
+    codec: HfTextCodec,
+    reward: Reward,
+    longest_response: int,
+    talks: Conversations | None,
+) -> RolloutCollector:
+    return RolloutCollector(
+        engine,
+        codec,
+        reward,
+        machine.collectives,
+        sampling=_sampling(settings, longest_response, codec),
+        group_size=settings.batch.n_samples_per_prompt,
+        seed=settings.run.seed,
+        greedy_baseline=record.advantage.needs_greedy,
+        conversations=talks,
+    )
+
+
+def _cutting(settings: RlSettings) -> MicroBatching:
+    batch = settings.batch
+    return micro_batching(batch.micro_train_batch_size, batch.max_tokens_per_micro_batch, batch.packing_samples)
+
+
+def _sampling(settings: RlSettings, longest_response: int, codec: HfTextCodec) -> Sampling:
+    drawn = settings.sampling
+    return Sampling(
+        temperature=drawn.temperature,
+        max_new_tokens=longest_response,
+        stop_token_ids=codec.eos_ids,
+        top_p=drawn.top_p,
+        top_k=max(drawn.top_k, 0),
+        min_p=drawn.min_p,
+        first_token_temperature=drawn.first_token_temperature if drawn.use_fire else None,
+    )
+
+
+def _control(settings: RlSettings) -> Callable[[Sequence[RolloutGroup]], list[RolloutGroup]] | None:
+    return partial(shuffle_rewards, seed=settings.run.seed) if settings.reward.shuffle_rewards else None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An RL run that is built and has not begun: nothing was written."""
+
+    machine: Machine
+    codec: HfTextCodec
+    data: RlData
+    started: Started
+    sinks: Sequence[Sink]
+    training: Reinforcement
+
+
+@contextmanager
+def prepared(
+    resolved: Resolved[RlSettings],
+    command: Sequence[str],
+    *,
+    in_place: Path | None = None,
+    reward: Reward | None = None,
+    compute_advantages: ComputeAdvantages | None = None,
+    script: str = "",
+    front: FrontEnd = SILENT,
+) -> Generator[Prepared]:
+    """Read, plan and build; `reward` and `compute_advantages` take the place of what the settings name.
+
+    They are code of `script`, which alone can continue the run then.
+    """
+    settings = resolved.settings
+    limits, debug = settings.watch, settings.run.debug
+    with (
+        open_machine(
+            settings.model.device,
+            Preflight(resolved, in_place),
+            limits,
+            debug=debug,
+            command=command,
+            show_error=front.show_error,
+        ) as machine,
+        ExitStack() as opened,
+    ):
+        codec = codec_with_images(settings.model, settings.images)
+        environment = enter_environment(settings.conversation, codec, opened)
+        data = opened_data(rl_data(settings, codec, machine.ranks.world_size), environment)
+        path = in_place or choose_path(settings.checkpoint, settings.run, resolved.recipe_name or "rl", machine)
+        if machine.is_first:
+            front.show_plan(resolved, data, machine)
+        started = start(resolved, command, path, machine, in_place=in_place is not None, script=script, front=front)
+        sinks = make_sinks(started.directory, settings.run, data.num_steps, front) if machine.is_first else []
+        judge = build_reward(settings, machine, function=reward)
+        try:
+            training = build_rl(
+                settings,
+                machine,
+                started.directory,
+                codec,
+                data,
+                judge,
+                sinks,
+                metadata=metadata(resolved, data.training.data_hash),
+                resume_command=started.resume_command,
+                restored=started.restored,
+                compute_advantages=compute_advantages,
+                environment=environment,
+            )
+            opened.callback(close_engines, training)
+            yield Prepared(machine, codec, data, started, sinks, training)
+        finally:
+            judge.close()
+
+
+def train(
+    resolved: Resolved[RlSettings],
+    command: Sequence[str],
+    *,
+    in_place: Path | None = None,
+    front: FrontEnd = SILENT,
+) -> TrainedRun:
+    """Run RL from its settings to its end; `in_place` continues the run in that directory.
+
+    `command` is what is written into the run directory as the way to start it again.
+    """
+    with StopSignals() as signals, prepared(resolved, command, in_place=in_place, front=front) as ready:
+        carry_out(ready.training, ready.started, resolved, ready.sinks, signals, is_first=ready.machine.is_first)
+        return trained_run(ready.started, ready.machine)

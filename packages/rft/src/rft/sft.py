@@ -1,0 +1,239 @@
+"""Where a supervised run meets: from resolved settings to its samples and collaborators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rft.build.images import codec_with_images, refuse_beside_images, row_images
+from rft.build.lora import adapt, counting, weights_directory
+from rft.build.parallelize import Spread, spread_policy
+from rft.build.prompt_data import Prepared, demonstrations, hold_out, read_held_out, read_training
+from rft.build.shared_parts import (
+    balanced_forward,
+    learning_rate_schedule,
+    make_ledger,
+    make_saver,
+    micro_batching,
+    trainable_policy,
+)
+from rft.checkpoints.initial_weights import engine_source, take_weights
+from rft.checkpoints.writer import Restored
+from rft.front_end import SILENT, FrontEnd
+from rft.process.launching import Preflight
+from rft.process.machine import Machine, open_machine
+from rft.resolved import Resolved
+from rft.run_lifecycle import TrainedRun, carry_out, choose_path, make_sinks, metadata, start, trained_run
+from rft.settings import SftSettings
+from rft_models.loading.context_length import model_facts
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_trainer.data.mixture import Mixture
+from rft_trainer.loops.sft import EarlyStop, SupervisedRun, TokenLikelihood
+from rft_trainer.metrics.sink import Sink
+from rft_trainer.records.rollouts import TrainingSample
+from rft_trainer.runs.best_weights import BestWeights
+from rft_trainer.runs.checkpointing import Progress
+from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.runs.step_report import Reporter
+from rft_trainer.runs.stop_signals import StopSignals
+from rft_trainer.settings.sft import SftTrainingSettings
+from rft_trainer.update.optimizer_step import Updater
+
+
+@dataclass(frozen=True, slots=True)
+class SftData:
+    """What a supervised run learns from and is measured on."""
+
+    training: Prepared
+    samples: list[TrainingSample]
+    left_out: list[tuple[str, int]]
+    held_out: list[TrainingSample]
+    num_steps: int
+    mixture: Mixture
+
+
+def sft_data(settings: SftSettings, codec: HfTextCodec, max_positions: int) -> SftData:
+    """Read, render and count; needs a tokenizer and no weights."""
+    data, chosen = settings.data, settings.training
+    max_len = chosen.max_len or max_positions
+    refuse_beside_images(settings.images, settings.strategy, settings.model, codec)
+    images = row_images(settings.images, settings.run.seed)
+    training = read_training(
+        data, data, codec, label_key=None, output_key=data.output_key, prompt_max_len=max_len, images=images
+    )
+    samples, left_out = demonstrations(training.rendered, codec, max_len)
+    held_out: list[TrainingSample] = []
+    if data.eval_data:
+        rendered = read_held_out(
+            data.eval_data,
+            data.eval_split,
+            data.max_eval_samples,
+            data,
+            codec,
+            label_key=None,
+            output_key=data.output_key,
+            prompt_max_len=max_len,
+            images=images,
+        )
+        held_out, _ = demonstrations(rendered, codec, max_len)
+    elif data.held_out_rows:
+        samples, held_out = hold_out(samples, data.held_out_rows, settings.run.seed)
+    num_steps = -(-len(samples) // chosen.train_batch_size) * chosen.max_epochs
+    if chosen.max_steps:
+        num_steps = min(num_steps, chosen.max_steps)
+    mixture = training.mixture_of([sample.sample_id for sample in samples])
+    return SftData(training, samples, left_out, held_out, num_steps, mixture)
+
+
+def build_sft(
+    settings: SftSettings,
+    machine: Machine,
+    directory: RunDirectory,
+    codec: HfTextCodec,
+    data: SftData,
+    sinks: Sequence[Sink],
+    *,
+    metadata: dict[str, object],
+    resume_command: str,
+    restored: Restored | None,
+) -> SupervisedRun:
+    """The whole supervised run, ready to go; with `restored`, exactly where that checkpoint was."""
+    chosen = settings.training
+    source = weights_directory(settings.adapter, settings.model.pretrain, restored)
+    policy = trainable_policy(settings.model, settings.strategy, source, machine, codec, settings.adapter)
+    if restored is None:
+        take_weights(policy, settings.checkpoint, show=machine.is_first)
+        source = engine_source(settings.checkpoint, source, shares_weights=True)
+    adapt(policy, settings.adapter, settings.model, restored, base=source, seed=settings.run.seed)
+    spread = spread_policy(policy, settings.strategy, settings.optimizer, machine, restored)
+    progress, early_stop = Progress(), EarlyStop(chosen.patience, chosen.min_improvement, chosen.target_loss)
+    best = _best_weights(chosen, policy, restored)
+    ledger = make_ledger(data.mixture, data.training.data_hash, len(data.samples), chosen.max_epochs, settings.run.seed)
+    saver = make_saver(
+        directory,
+        settings.checkpoint,
+        metadata,
+        spread.savable,
+        spread.optimizer,
+        {"progress": progress, "ledger": ledger, "early_stop": early_stop},
+        machine,
+        restored,
+        {"best_weights": best} if best else None,
+    )
+    if policy.adapters is not None:
+        policy.adapters.begin_update(progress.updates)
+    return SupervisedRun(
+        ledger=ledger,
+        samples=data.samples,
+        held_out=data.held_out,
+        policy=policy,
+        updater=_updater(settings, machine, spread, data.num_steps),
+        evaluator=None,
+        engine=None,
+        saver=saver,
+        reporter=Reporter(
+            directory,
+            sinks,
+            machine.collectives,
+            num_steps=data.num_steps,
+            rollout_every=0,
+            rollouts_kept=0,
+            seconds_before=progress.seconds,
+        ),
+        collectives=machine.collectives,
+        data_ranks=spread.data,
+        in_step=spread.in_step,
+        progress=progress,
+        timer=machine.phase_timer(progress),
+        early_stop=early_stop,
+        train_batch_size=chosen.train_batch_size,
+        max_steps=chosen.max_steps,
+        eval_every=max(settings.evaluation.eval_steps, 0),
+        max_refused_in_a_row=settings.run.max_refused_steps,
+        eval_max_sequences=chosen.micro_train_batch_size,
+        eval_max_tokens=chosen.max_tokens_per_micro_batch,
+        resume_command=resume_command,
+        device=machine.device,
+        best=best,
+        averages=spread.averages,
+    )
+
+
+def _updater(settings: SftSettings, machine: Machine, spread: Spread, num_steps: int) -> Updater:
+    """Optimizer steps of the likelihood."""
+    chosen = settings.training
+    return Updater(
+        spread.policy,
+        spread.optimizer,
+        TokenLikelihood(),
+        spread.data,
+        micro_batching=micro_batching(
+            chosen.micro_train_batch_size, chosen.max_tokens_per_micro_batch, chosen.packing_samples
+        ),
+        learning_rate=counting(
+            spread.policy, learning_rate_schedule(settings.optimizer, chosen.learning_rate, num_steps)
+        ),
+        device=machine.device,
+        pin_memory=settings.data.dataloader_pin_memory,
+        balanced=balanced_forward(settings.model, spread.policy, machine),
+        fused=spread.fused,
+        in_step=spread.in_step,
+    )
+
+
+def _best_weights(chosen: SftTrainingSettings, policy: CausalPolicy, restored: Restored | None) -> BestWeights | None:
+    """Kept where patience decides about the end, since the best evaluation is then not the last."""
+    if not chosen.patience:
+        return None
+    best = BestWeights(policy.trainable_parameters() if policy.adapters else policy.named_parameters())
+    if restored is not None:
+        best.load_state_tensors(restored.checkpoint.tensors("best_weights"))
+    return best
+
+
+def train(
+    resolved: Resolved[SftSettings],
+    command: Sequence[str],
+    *,
+    in_place: Path | None = None,
+    front: FrontEnd = SILENT,
+) -> TrainedRun:
+    """Run supervised fine-tuning from its settings to its end; `in_place` continues the run in that directory.
+
+    `command` is what is written into the run directory as the way to start it again.
+    """
+    settings = resolved.settings
+    limits, debug = settings.watch, settings.run.debug
+    with (
+        StopSignals() as signals,
+        open_machine(
+            settings.model.device,
+            Preflight(resolved, in_place),
+            limits,
+            debug=debug,
+            command=command,
+            show_error=front.show_error,
+        ) as machine,
+    ):
+        codec = codec_with_images(settings.model, settings.images)
+        data = sft_data(settings, codec, model_facts(settings.model.pretrain).max_positions)
+        path = in_place or choose_path(settings.checkpoint, settings.run, resolved.recipe_name or "sft", machine)
+        if machine.is_first:
+            front.show_plan(resolved, data, machine)
+        started = start(resolved, command, path, machine, in_place=in_place is not None, front=front)
+        sinks = make_sinks(started.directory, settings.run, data.num_steps, front) if machine.is_first else []
+        training = build_sft(
+            settings,
+            machine,
+            started.directory,
+            codec,
+            data,
+            sinks,
+            metadata=metadata(resolved, data.training.data_hash),
+            resume_command=started.resume_command,
+            restored=started.restored,
+        )
+        carry_out(training, started, resolved, sinks, signals, is_first=machine.is_first)
+        return trained_run(started, machine)
