@@ -47,18 +47,18 @@ def main() -> None:
 
 def measured(path: Path, task: str, seed: int, draws: int) -> dict[str, Any]:
     """One run, trained if it is not there, and its evaluations."""
-    from rft_cli.commands import quickstart
+    from rft_cli.commands.quickstart import command
     from rft_cli.commands.sft import final_model
 
     row: dict[str, Any] = {"task": task, "seed": seed}
     if not (path / "summary.json").exists():
         started = time.monotonic()
-        quickstart.run(["--task", task, "--seed", str(seed), "--save_path", str(path)])
+        command.run(["--task", task, "--seed", str(seed), "--save_path", str(path)])
         (path / "seconds.json").write_text(json.dumps(time.monotonic() - started))
     row["seconds"] = json.loads((path / "seconds.json").read_text())
     rewards = [json.loads(line)["reward/mean"] for line in (path / "metrics.jsonl").read_text().splitlines()]
     row["steps"], row["trained"] = len(rewards), [fmean(rewards[:WINDOW]), fmean(rewards[-WINDOW:])]
-    for name, model in (("before", final_model(path / quickstart.WARM_START)), ("after", final_model(path))):
+    for name, model in (("before", final_model(path / command.WARM_START)), ("after", final_model(path))):
         row[name] = {
             "greedy": evaluation(path, model, task, []),
             "sampled": pooled(
@@ -73,7 +73,7 @@ def evaluation(path: Path, model: Path, task: str, more: Sequence[str]) -> dict[
     """One conversation for each held-out prompt."""
     from rft.process.machine import open_machine
     from rft_cli.commands import eval as eval_command
-    from rft_cli.commands.quickstart_tasks import TASKS as CHOICES
+    from rft_cli.commands.quickstart.tasks import TASKS as CHOICES
     from rft_cli.config.resolve import resolve
 
     words = ["--pretrain", str(model), "--eval_data", str(path / "data" / "heldout.jsonl")]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from rft_cli.reward_probe import main
+from rft_cli.commands.reward_probe import main
 from rft_core.errors import RftError
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from rft_cli import bundle
+from rft_cli.diagnostics import bundle
 from rft_cli.main import main
 from rft_models.tiny_models.text import CHAT_TEMPLATE, build_character_tokenizer, build_decoder, draw_weights
 

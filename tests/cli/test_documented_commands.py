@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from rft_cli.command_table import COMMANDS
-from rft_cli.commands import export, plan, quickstart, recipes
+from rft_cli.commands import export, plan, recipes
+from rft_cli.commands.quickstart import command
+from rft_cli.commands.table import COMMANDS
+from rft_cli.config import recipes as catalog
 from rft_cli.config.resolve import resolve
-from rft_cli.recipes import catalog
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -56,7 +57,7 @@ def test_a_documented_command_is_understood(line: str, rft_train: Callable[..., 
     if "-h" in words or "--help" in words:
         assert rft_train(verb, *words).code == 0
     elif verb == "quickstart":
-        quickstart.parse(words)
+        command.parse(words)
     elif verb == "recipes" and words[:1] == ["run"]:
         assert words[1] in catalog.names()
         assert [word for word in words[2:] if word.startswith("--") and word not in recipes.USAGE] == []

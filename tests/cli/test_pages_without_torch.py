@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rft_cli.command_table import COMMANDS
+from rft_cli.commands.table import COMMANDS
 
 PROGRAM = """
 import sys

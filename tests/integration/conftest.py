@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from support.trainer_task import TrainerTask, custom_reward_fn, make_trainer_task
 
-from rft_cli import bundle
-from rft_cli.lightrft_api import SPMDPPOTrainer
+from rft_cli.diagnostics import bundle
+from rft_cli.lightrft.trainer import SPMDPPOTrainer
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from support.compare import differing_tensors, read_rows, tensors
 from support.trainer_task import TrainerTask, custom_reward_fn, same_model
 from torch import Tensor
 
-from rft_cli.lightrft_api import RolloutBatch, SPMDPPOTrainer, TrajectorySaver, register_patch, unregister_patch
+from rft_cli.lightrft.trainer import RolloutBatch, SPMDPPOTrainer, TrajectorySaver, register_patch, unregister_patch
 from rft_cli.main import main
 from rft_core.errors import OptionsError, ServiceError
 

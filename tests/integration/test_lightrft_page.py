@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.trainer_task import TrainerTask
 
-from rft_cli.lightrft_api import SPMDPPOTrainer, Strategy, TrajectorySaver
+from rft_cli.lightrft.trainer import SPMDPPOTrainer, Strategy, TrajectorySaver
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrating-from-lightrft.md").read_text()
 CODE = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)

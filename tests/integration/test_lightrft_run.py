@@ -15,7 +15,7 @@ import pytest
 from support.compare import read_rows
 from support.trainer_task import TrainerTask, custom_reward_fn, same_model
 
-from rft_cli.lightrft_api import SPMDPPOTrainer
+from rft_cli.lightrft.trainer import SPMDPPOTrainer
 from rft_cli.main import main
 from rft_core.errors import CheckpointError, OptionsError, SavedAfterSignal
 from rft_trainer.runs.directory import RunDirectory
@@ -152,7 +152,7 @@ def test_a_ppo_train_without_a_step_ends_instead_of_turning_forever(trainer_task
 
 SCRIPT = """
 from support.trainer_task import custom_reward_fn
-from rft_cli.lightrft_api import SPMDPPOTrainer, TrajectorySaver
+from rft_cli.lightrft.trainer import SPMDPPOTrainer, TrajectorySaver
 
 class Custom(SPMDPPOTrainer):
     def compute_advantages(self, batch):

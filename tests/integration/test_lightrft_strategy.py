@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.trainer_task import TrainerTask, custom_reward_fn, same_model
 
-from rft_cli.lightrft_api import SPMDPPOTrainer
+from rft_cli.lightrft.trainer import SPMDPPOTrainer
 from rft_core.errors import OptionsError
 
 pytestmark = [pytest.mark.xdist_group("lightrft_api"), pytest.mark.usefixtures("script")]

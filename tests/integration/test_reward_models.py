@@ -12,9 +12,9 @@ import torch
 from support.compare import read_rows
 from support.reward_bench import RewardServers
 
-from rft_cli import bundle
 from rft_cli.commands.rl import prepared
 from rft_cli.config.resolve import resolve
+from rft_cli.diagnostics import bundle
 from rft_cli.main import main
 from rft_core.errors import OptionsError
 from rft_models.reward_model.loading import load_reward_model, new_reward_model

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft.build.parallelize import Spread, spread_policy
 from rft.build.shared_parts import trainable_policy
 from rft.checkpoints.writer import Restored, StoreWriter
+from rft.parallel.parallelize import Spread, spread_policy
 from rft.process.machine import Machine
 from rft_dist.checkpoints.reader import Checkpoint, open_verified
 from rft_dist.checkpoints.store import CheckpointStore

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rft.build.lora import adapt
-from rft.build.parallelize import Spread, spread_policy
 from rft.build.shared_parts import trainable_policy
+from rft.parallel.parallelize import Spread, spread_policy
 from rft.process.machine import Machine
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings

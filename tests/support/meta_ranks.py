@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft.build.parallelize import Spread, spread_policy
 from rft.build.shared_parts import trainable_policy
+from rft.parallel.parallelize import Spread, spread_policy
 from rft.process.machine import Machine
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings

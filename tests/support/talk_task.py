@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rft_cli.commands import sft
-from rft_cli.commands.quickstart_dialogues import _TEMPLATE, _texts
+from rft_cli.commands.quickstart.dialogues import _TEMPLATE, _texts
 from rft_cli.config.resolve import resolve
 from rft_models.tiny_models.text import build_bpe_tokenizer, build_character_tokenizer, build_decoder
 from rft_trainer.tasks import calculator_dialogues

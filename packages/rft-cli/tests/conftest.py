@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rft_cli import bundle
-from rft_cli.recipes import catalog
+from rft_cli.config import recipes as catalog
+from rft_cli.diagnostics import bundle
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rft.conformance import EngineResult, as_record, compare, draws
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
-from rft_cli.conformance_page import facts, failure, page
+from rft_cli.pages.conformance import facts, failure, page
 from rft_core.errors import OptionsError, PreflightError, RftError, ServiceError
 from rft_trainer.evaluation.logprob_mismatch import FULL, Draw, Measured, measure_gap
 from rft_trainer.records.rollouts import Prompt

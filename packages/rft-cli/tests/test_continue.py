@@ -10,7 +10,7 @@ import torch
 
 from rft import run_lifecycle
 from rft.checkpoints.writer import Restored, open_store
-from rft_cli.commands import quickstart
+from rft_cli.commands.quickstart import command as quickstart
 from rft_cli.commands.resume import command_of
 from rft_core.errors import CheckpointError, OptionsError
 from rft_dist.checkpoints.store import CheckpointStore

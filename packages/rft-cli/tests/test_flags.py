@@ -12,10 +12,10 @@ from rft.build.algorithm import algorithm_record
 from rft.settings import COMMANDS, RlSettings
 from rft_cli.config.command_line import ALIASES, OPPOSITES
 from rft_cli.config.errors import SettingsError
-from rft_cli.config.nearest import edit_distance, nearest
+from rft_cli.config.refused_flags import REFUSED_FLAGS
 from rft_cli.config.resolve import resolve
 from rft_cli.config.schema import schema
-from rft_cli.refused_flags import REFUSED_FLAGS
+from rft_cli.config.suggestions import edit_distance, nearest
 from rft_core.errors import Problem
 
 NAMED = sorted(set((Path(__file__).parent / "named_flags.txt").read_text().replace("--", "").split()))

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rft_cli import lightrft_keywords
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
-from rft_cli.lightrft_api import SPMDPPOTrainer
+from rft_cli.lightrft import keywords as lightrft_keywords
+from rft_cli.lightrft.trainer import SPMDPPOTrainer
 from rft_core.errors import OptionsError
 
 MODEL = {"pretrain": "MODEL"}
@@ -137,7 +137,7 @@ def test_nothing_is_built_or_written_by_the_constructor(tmp_path: Path) -> None:
 
 
 def test_the_names_of_the_guide_are_there() -> None:
-    import rft_cli.lightrft_api as api
+    import rft_cli.lightrft.trainer as api
 
     assert set(api.__all__) >= {"SPMDPPOTrainer", "TrajectorySaver", "register_patch"}
     assert all(hasattr(api, name) for name in api.__all__)

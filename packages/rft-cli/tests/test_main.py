@@ -15,9 +15,10 @@ from types import ModuleType
 import pytest
 
 from rft.settings import COMMANDS
-from rft_cli import bundle, command_table, debug_mode, fault_hook
+from rft_cli.commands import table
 from rft_cli.config.resolve import resolve
 from rft_cli.config.schema import schema
+from rft_cli.diagnostics import bundle, debug_mode, fault_injection
 from rft_cli.main import main
 from rft_core import errors
 from rft_core.errors import ExitCode, RftError, SavedAfterSignal
@@ -35,7 +36,7 @@ sys.exit(code)
 BREAKING = """
 import sys, types
 from pathlib import Path
-from rft_cli import bundle, command_table
+from rft_cli.diagnostics import bundle; from rft_cli.commands import table as command_table
 from rft_cli.main import main
 def run(argv):
     if "--in_run" in argv:
@@ -54,7 +55,7 @@ def command(monkeypatch: pytest.MonkeyPatch, run: Callable[[list[str]], int]) ->
     module = ModuleType("a_command")
     module.run = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "a_command", module)
-    monkeypatch.setitem(command_table.COMMANDS, "try", command_table.Command("try", "a_command", ""))
+    monkeypatch.setitem(table.COMMANDS, "try", table.Command("try", "a_command", ""))
 
 
 def failing(kind: type[RftError]) -> Callable[[list[str]], int]:
@@ -90,7 +91,7 @@ def test_help_shows_the_values_of_a_recipe(recipes: Path, capsys: pytest.Capture
 def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == main(["--help"]) == main(["help"]) == 0
     shown = capsys.readouterr().out
-    assert all(f"  {name} " in shown for name in command_table.COMMANDS)
+    assert all(f"  {name} " in shown for name in table.COMMANDS)
 
 
 def test_settings_are_refused_before_torch_is_imported(python: Program) -> None:
@@ -116,7 +117,7 @@ def test_an_unknown_command_names_the_nearest(word: str, nearest: str, capsys: p
     assert f"do      rft-train {nearest}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("word", command_table.REFUSED_COMMANDS)
+@pytest.mark.parametrize("word", table.REFUSED_COMMANDS)
 def test_a_command_of_a_later_version_is_refused_by_name(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word, "--json_errors"]) == 2
     problem = json.loads(capsys.readouterr().err)["problem"]
@@ -248,7 +249,7 @@ def test_debug_sets_only_what_the_person_has_not_set() -> None:
 FAULTY = """
 import os, sys
 from rft_algos import fault_points
-from rft_cli import fault_hook
+from rft_cli.diagnostics import fault_injection as fault_hook
 point = fault_points.declare("test.point", "a test")
 fault_hook.install_from(os.environ)
 for i in range(3):
@@ -260,12 +261,12 @@ for i in range(3):
 @pytest.mark.parametrize(
     ("text", "passes", "status"),
     [
-        ("test.point", 1, fault_hook.EXIT_STATUS),
-        ("test.point:2", 2, fault_hook.EXIT_STATUS),
+        ("test.point", 1, fault_injection.EXIT_STATUS),
+        ("test.point:2", 2, fault_injection.EXIT_STATUS),
         ("test.point:3:kill", 3, -signal.SIGKILL),
         ("test.point:1:raise", 1, 1),
         ("other.point", 3, 0),
-        ("other.point,test.point:2:exit", 2, fault_hook.EXIT_STATUS),
+        ("other.point,test.point:2:exit", 2, fault_injection.EXIT_STATUS),
         ("", 3, 0),
     ],
 )

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rft_cli.charts import amount, duration, shares, sparkline
 from rft_cli.main import main
-from rft_cli.panel import LivePanel, outcome_line, plain_line
+from rft_cli.pages.charts import amount, duration, shares, sparkline
+from rft_cli.pages.live_panel import LivePanel, outcome_line, plain_line
 from rft_trainer.runs.reader import read_run
 
 RECORD: dict[str, object] = {

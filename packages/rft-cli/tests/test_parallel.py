@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rft.build.parallelize import sharing_words, spreads_weights, strategy_line
+from rft.parallel.parallelize import spreads_weights, strategy_line
+from rft.parallel.shared_samples import sharing_words
 from rft_cli.commands import plan
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rft.build.engines import EngineChoice
-from rft.build.parallelize import held_dtype, strategy_line
-from rft_cli import plan_page
+from rft.parallel.parallelize import held_dtype, strategy_line
+from rft_cli.pages import run_plan
 from rft_dist.settings import StrategySettings
 from rft_engine.settings import EngineSettings, ReplicaSettings
 from rft_trainer.settings.rollouts import AsyncSettings
@@ -18,8 +18,8 @@ from rft_trainer.settings.rollouts import AsyncSettings
 
 def engine_line(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], **engine: Any) -> str:
     """On a GPU of this capability, with vLLM installed."""
-    monkeypatch.setattr(plan_page, "choose_device", lambda *_: "cuda:0")
-    monkeypatch.setattr(plan_page, "choose_engine", lambda *_: EngineChoice("vllm", "as asked"))
+    monkeypatch.setattr(run_plan, "choose_device", lambda *_: "cuda:0")
+    monkeypatch.setattr(run_plan, "choose_engine", lambda *_: EngineChoice("vllm", "as asked"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     chosen = EngineSettings(engine_type="vllm", **engine)
     settings: Any = SimpleNamespace(
@@ -29,7 +29,7 @@ def engine_line(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], **
         ahead=AsyncSettings(),
         replicas=ReplicaSettings(),
     )
-    return plan_page._engine_line(settings)  # pyright: ignore[reportPrivateUsage]
+    return run_plan._engine_line(settings)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_the_plan_says_when_eight_bits_would_help(monkeypatch: pytest.MonkeyPatch) -> None:

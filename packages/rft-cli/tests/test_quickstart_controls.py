@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from rft_cli.commands import quickstart, rl
-from rft_cli.commands.quickstart_tasks import TASKS
+from rft_cli.commands import rl
+from rft_cli.commands.quickstart import command as quickstart
+from rft_cli.commands.quickstart.tasks import TASKS
 from rft_core.errors import OptionsError
 from rft_trainer.environments.registry import NAMES
 

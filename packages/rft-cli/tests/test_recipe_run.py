@@ -13,9 +13,9 @@ import pytest
 
 from rft_cli.commands import build, rl
 from rft_cli.commands import eval as eval_command
+from rft_cli.config import recipes
+from rft_cli.config.recipe_stages import final_model, option, read_stage
 from rft_cli.main import main
-from rft_cli.recipes import catalog
-from rft_cli.recipes.stages import final_model, option, read_stage
 from rft_core import fault_points
 from rft_core.errors import DataError
 
@@ -270,12 +270,12 @@ def test_places_are_filled_word_by_word(tmp_path: Path) -> None:
     assert (option(words, "pretrain"), option(words, "x"), option(words, "y")) == (newest, "/with space/b", "")
 
 
-@pytest.mark.parametrize("name", [name for name in catalog.names() if catalog.load(name).stages])
+@pytest.mark.parametrize("name", [name for name in recipes.names() if recipes.load(name).stages])
 def test_the_stages_of_the_installed_recipes_can_be_resolved(name: str, tmp_path: Path) -> None:
     from rft_cli.config.resolve import resolve
 
     values = {"run": str(tmp_path), "data": "data", "seed": "4", "recipe": name}
-    for stage in catalog.load(name).stages:
+    for stage in recipes.load(name).stages:
         for quick in (False, True):
             words = stage.words(values, quick=quick)
             assert resolve(stage.command, words[1:]).notes == ()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rft_cli.reward_probe import main
+from rft_cli.commands.reward_probe import main
 from rft_core.errors import DataError, OptionsError, PreflightError
 from rft_models.reward_model.loading import new_reward_model
 from rft_models.reward_model.spec import RewardSpec

@@ -12,9 +12,9 @@ from rft import settings
 from rft.build.algorithm import algorithm_record
 from rft.settings import COMMANDS, EvalSettings, RlSettings, SftSettings
 from rft_algos.algorithms.published import Grpo
+from rft_cli.config.refused_flags import REFUSED_FLAGS
 from rft_cli.config.resolve import resolve
 from rft_cli.config.schema import REQUIRED, schema
-from rft_cli.refused_flags import REFUSED_FLAGS
 
 
 def required(command: str) -> list[str]:

@@ -14,8 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rft_cli import command_table, debug_mode
-from rft_cli.command_table import COMMANDS, Command
+from rft_cli.commands import table
+from rft_cli.commands.table import COMMANDS, Command
+from rft_cli.diagnostics import debug_mode
 from rft_core.errors import OptionsError, Problem, RftError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     if words[0] == "--version":
         print(f"rft-train {version('rft-cli')}")
         return 0
-    from rft_cli import problems
+    from rft_cli.diagnostics import problems
 
     as_json = problems.wants_json(words)
     sys.excepthook = _last_resort(words, as_json=as_json)
@@ -85,9 +86,9 @@ def _run(words: list[str]) -> int:
         code = _started_as_ranks(name, argv, _refuse_early(command, argv))
         if code is not None:
             return code
-    from rft_cli import fault_hook, notices
+    from rft_cli.diagnostics import fault_injection, notices
 
-    fault_hook.install_from(os.environ)
+    fault_injection.install_from(os.environ)
     notices.show_notices()
     return int(importlib.import_module(command.module).run(argv))
 
@@ -129,9 +130,9 @@ def _print_config(command: Command, argv: list[str]) -> int:
 
 
 def _unknown(name: str) -> OptionsError:
-    from rft_cli.config.nearest import nearest
+    from rft_cli.config.suggestions import nearest
 
-    refusal = command_table.REFUSED_COMMANDS.get(name)
+    refusal = table.REFUSED_COMMANDS.get(name)
     near = nearest(name, COMMANDS)
     if refusal:
         what, why, do = (
@@ -148,7 +149,7 @@ def _unknown(name: str) -> OptionsError:
 
 def _with_bundle(error: RftError, words: list[str]) -> RftError:
     """A failure inside a run leaves its diagnostics with the run."""
-    from rft_cli import bundle
+    from rft_cli.diagnostics import bundle
 
     if not bundle.has_run_directory() or error.problem.bundle:
         return error
@@ -160,7 +161,7 @@ def _last_resort(words: list[str], *, as_json: bool) -> ExceptHook:
     """What nobody foresaw: the traceback goes into a file, the person reads a few lines; Python then exits with 1."""
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        from rft_cli import problems
+        from rft_cli.diagnostics import problems
 
         problems.show_problem(_unexpected(error, words), UNEXPECTED, as_json=as_json)
 
@@ -170,7 +171,7 @@ def _last_resort(words: list[str], *, as_json: bool) -> ExceptHook:
 def _unexpected(error: BaseException, words: list[str]) -> Problem:
     import traceback
 
-    from rft_cli import bundle
+    from rft_cli.diagnostics import bundle
     from rft_core.secrets import scrub_text
 
     path = bundle.write(error, words)

@@ -20,7 +20,6 @@ from rft.build.environment import ChosenEnvironment, enter_environment, opened_d
 from rft.build.images import codec_with_images
 from rft.build.lora import adapt, weights_directory
 from rft.build.models import head_chunk_size
-from rft.build.parallelize import Spread, held_dtype, spread_policy, spread_reference, spreads_weights
 from rft.build.replicas import make_replicas, wants_replicas
 from rft.build.rewards import build_reward
 from rft.build.rl_data import RlData, response_limits, rl_data, step_rules
@@ -37,6 +36,7 @@ from rft.checkpoints.ema_weights import averaged_evaluator
 from rft.checkpoints.initial_weights import engine_source, take_weights
 from rft.checkpoints.writer import Restored
 from rft.front_end import SILENT, FrontEnd
+from rft.parallel.parallelize import Spread, held_dtype, spread_policy, spread_reference, spreads_weights
 from rft.process.launching import Preflight
 from rft.process.machine import Machine, open_machine
 from rft.resolved import Resolved

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rft.build.images import codec_with_images, refuse_beside_images, row_images
 from rft.build.lora import adapt, counting, weights_directory
-from rft.build.parallelize import Spread, spread_policy
 from rft.build.prompt_data import Prepared, demonstrations, hold_out, read_held_out, read_training
 from rft.build.shared_parts import (
     balanced_forward,
@@ -21,6 +20,7 @@ from rft.build.shared_parts import (
 from rft.checkpoints.initial_weights import engine_source, take_weights
 from rft.checkpoints.writer import Restored
 from rft.front_end import SILENT, FrontEnd
+from rft.parallel.parallelize import Spread, spread_policy
 from rft.process.launching import Preflight
 from rft.process.machine import Machine, open_machine
 from rft.resolved import Resolved

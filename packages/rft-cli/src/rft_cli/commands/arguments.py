@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rft_cli.config.nearest import nearest
+from rft_cli.config.suggestions import nearest
 from rft_core.errors import OptionsError
 
 

@@ -61,7 +61,7 @@ def _check_rl(resolved: Resolved[RlSettings], machine: object) -> None:
     from rft.build.rewards import check_reward
     from rft.build.rl_data import rl_data
     from rft.process.machine import Machine
-    from rft_cli import plan_page
+    from rft_cli.pages import run_plan
     from rft_models.loading.context_length import model_facts
 
     assert isinstance(machine, Machine)
@@ -71,7 +71,7 @@ def _check_rl(resolved: Resolved[RlSettings], machine: object) -> None:
     with ExitStack() as opened:
         enter_environment(settings.conversation, codec, opened)
         data = rl_data(settings, codec, machine.ranks.world_size)
-    plan_page.show_rl(resolved, data, machine)
+    run_plan.show_rl(resolved, data, machine)
     check_reward(settings)
     _check_save_path(settings.checkpoint.save_path)
     prompt = data.prompts[0]
@@ -84,7 +84,7 @@ def _check_sft(resolved: Resolved[SftSettings], machine: object) -> None:
     from rft.build.images import codec_with_images
     from rft.process.machine import Machine
     from rft.sft import sft_data
-    from rft_cli import plan_page
+    from rft_cli.pages import run_plan
     from rft_models.loading.context_length import model_facts
     from rft_trainer.batches.packing import pack
 
@@ -93,7 +93,7 @@ def _check_sft(resolved: Resolved[SftSettings], machine: object) -> None:
     codec = codec_with_images(settings.model, settings.images)
     model_facts(settings.model.pretrain)
     data = sft_data(settings, codec, model_facts(settings.model.pretrain).max_positions)
-    plan_page.show_sft(resolved, data, machine)
+    run_plan.show_sft(resolved, data, machine)
     _check_save_path(settings.checkpoint.save_path)
     sample = data.samples[0]
     print(f"demonstration {sample.sample_id} as the model sees it ({sample.num_tokens} tokens):")

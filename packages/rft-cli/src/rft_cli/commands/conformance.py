@@ -13,15 +13,16 @@ import torch
 from rich.console import Console
 
 from rft.build.engines import choose_engine, make_engine
-from rft.build.models import codec_of, weights_dtype
+from rft.build.models import codec_of
 from rft.build.prompt_data import renderer_for
 from rft.conformance import ClosingEngine, EngineResult, as_record, compare, draws, next_token_logits
+from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine, open_machine
 from rft.run_lifecycle import environment
 from rft.settings import ConformanceSettings
 from rft_cli.commands.generate import prompts_of
 from rft_cli.config.resolve import resolve
-from rft_cli.conformance_page import facts, failure, page
+from rft_cli.pages.conformance import facts, failure, page
 from rft_core.errors import DataError, OptionsError
 from rft_core.keyed_random import derive_key, integers
 from rft_engine.settings import ComparedEnginesSettings, DecodingEngineSettings

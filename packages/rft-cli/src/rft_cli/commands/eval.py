@@ -9,16 +9,16 @@ from pathlib import Path
 from rft.build.engines import make_engine
 from rft.build.environment import enter_environment
 from rft.build.images import codec_with_images, row_images
-from rft.build.models import weights_dtype
 from rft.build.prompt_data import as_prompts, read_held_out
 from rft.build.rewards import build_reward
 from rft.build.rl_data import response_limits
+from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine, open_machine
 from rft.resolved import Resolved
 from rft.settings import EvalSettings
 from rft_algos.statistics import mean_interval, wilson_interval
 from rft_cli.config.resolve import resolve
-from rft_cli.run_values import as_words, read_values
+from rft_cli.config.stored_run import as_words, read_values
 from rft_core.errors import OptionsError
 from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_models.policy.load import load_policy

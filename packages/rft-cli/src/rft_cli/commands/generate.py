@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rft.build.engines import make_engine
 from rft.build.images import codec_with_images, given_images, row_images
-from rft.build.models import weights_dtype
 from rft.build.prompt_data import as_prompts, renderer_for
+from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import open_machine
 from rft_cli.commands.eval import words_of_run
 from rft_cli.config.resolve import resolve

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from rft.settings import COMMANDS
 from rft_cli.commands import arguments
+from rft_cli.config import recipes
 from rft_cli.config.errors import SettingsError
-from rft_cli.config.nearest import nearest
+from rft_cli.config.recipes import Recipe
 from rft_cli.config.render import config_yaml
 from rft_cli.config.resolve import merge
-from rft_cli.recipes import catalog
-from rft_cli.recipes.catalog import Recipe
+from rft_cli.config.suggestions import nearest
 from rft_core.errors import DataError, OptionsError
 
 USAGE = """usage: rft-train recipes                                  list the recipes
@@ -46,10 +46,10 @@ def run(argv: list[str]) -> int:
         recipe = _recipe(given.word(0))
         _copy(recipe, Path(given.word(1, f"{recipe.name}.yaml")))
     elif verb == "run":
-        from rft_cli.commands import recipe_run
+        from rft_cli.commands import recipes_run
 
         given = arguments.parse("recipes run", rest, most=1, switches=["quick"], options=["data", "save_path", "seed"])
-        return recipe_run.run(_recipe_or_file(given.word(0)), given)
+        return recipes_run.run(_recipe_or_file(given.word(0)), given)
     elif verb == "list":
         arguments.parse("recipes", rest, most=0)
         _list()
@@ -72,8 +72,8 @@ def _list() -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for column in ("recipe", "command", "task", "hardware", "minutes", "expected"):
         table.add_column(column, justify="right" if column == "minutes" else "left")
-    for name in catalog.names():
-        recipe = catalog.load(name)
+    for name in recipes.names():
+        recipe = recipes.load(name)
         expected = f"{recipe.expected} ({recipe.date})" if recipe.date else recipe.expected
         cells = (recipe.command, recipe.task, recipe.hardware, recipe.minutes, expected)
         table.add_row(Text(name, "bold"), *(Text(cell) for cell in cells))
@@ -82,13 +82,13 @@ def _list() -> None:
 
 def _recipe_or_file(name: str) -> Recipe:
     path = Path(name).expanduser()
-    return catalog.read(path) if path.suffix in catalog.SUFFIXES and path.is_file() else _recipe(name)
+    return recipes.read(path) if path.suffix in recipes.SUFFIXES and path.is_file() else _recipe(name)
 
 
 def _recipe(name: str) -> Recipe:
-    known = catalog.names()
+    known = recipes.names()
     if name in known:
-        return catalog.load(name)
+        return recipes.load(name)
     near = nearest(name, known) or known
     raise DataError(
         code="recipe.not_found",

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from rft_cli.commands import quickstart
+from rft_cli.commands.quickstart import command as quickstart
 from rft_core.errors import OptionsError
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.reader import as_object, read_text

@@ -8,9 +8,9 @@ from pathlib import Path
 from rft import rl
 from rft.resolved import Resolved
 from rft.settings import RlSettings
-from rft_cli import end_page
 from rft_cli.config.resolve import resolve
-from rft_cli.terminal import terminal
+from rft_cli.pages import run_summary
+from rft_cli.pages.terminal import terminal
 
 
 def run(argv: list[str]) -> int:
@@ -25,5 +25,5 @@ def train(
     """Train, then show the end page; returns the run directory. `in_place` continues the run in that directory."""
     trained = rl.train(resolved, command, in_place=in_place, front=terminal())
     if trained.summary is not None and show_end:
-        end_page.show(trained.directory, trained.summary, end_page.after_training(trained.directory.path))
+        run_summary.show(trained.directory, trained.summary, run_summary.after_training(trained.directory.path))
     return trained.directory.path

@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.console import Console
 
 from rft_cli.commands import arguments
-from rft_cli.config.nearest import nearest
-from rft_cli.runs_page import find_runs, page_of_run, table_of_runs
+from rft_cli.config.suggestions import nearest
+from rft_cli.pages.runs import find_runs, page_of_run, table_of_runs
 from rft_core.errors import DataError
 from rft_trainer.runs.reader import is_run, read_run
 

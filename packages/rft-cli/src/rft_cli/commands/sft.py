@@ -9,9 +9,9 @@ from rft import sft
 from rft.resolved import Resolved
 from rft.run_lifecycle import final_model
 from rft.settings import SftSettings
-from rft_cli import end_page
 from rft_cli.config.resolve import resolve
-from rft_cli.terminal import terminal
+from rft_cli.pages import run_summary
+from rft_cli.pages.terminal import terminal
 
 
 def run(argv: list[str]) -> int:
@@ -26,7 +26,7 @@ def train(
     """Train, then show the end page; returns the run directory. `in_place` continues the run in that directory."""
     trained = sft.train(resolved, command, in_place=in_place, front=terminal())
     if trained.summary is not None and show_end:
-        end_page.show(trained.directory, trained.summary, _next(trained.directory.path))
+        run_summary.show(trained.directory, trained.summary, _next(trained.directory.path))
     return trained.directory.path
 
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from rft.resolved import Origin
-from rft_cli.config.nearest import nearest
 from rft_cli.config.origins import Given
+from rft_cli.config.refused_flags import REFUSED_FLAGS, Refusal
 from rft_cli.config.schema import Required, Setting, commands_with, schema
+from rft_cli.config.suggestions import nearest
 from rft_cli.config.values import allowed, as_text, example
-from rft_cli.refused_flags import REFUSED_FLAGS, Refusal
 from rft_core.errors import OptionsError, Problem
 from rft_core.secrets import HIDDEN, looks_like_key
 

@@ -19,14 +19,14 @@ from rft.settings import (
     RlSettings,
     SftSettings,
 )
-from rft_cli.config import command_line, errors, rules, yaml_file
+from rft_cli.config import command_line, errors, recipes, yaml_file
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.origins import DEFAULT, Given
+from rft_cli.config.refused_flags import REFUSED_FLAGS
 from rft_cli.config.render import config_yaml
+from rft_cli.config.rules import contradictions
 from rft_cli.config.schema import REQUIRED, Setting, build, schema
 from rft_cli.config.values import NotAllowed, convert
-from rft_cli.recipes import catalog
-from rft_cli.refused_flags import REFUSED_FLAGS
 from rft_core.errors import Problem
 from rft_core.secrets import looks_like_key
 
@@ -83,7 +83,7 @@ def settled(merged: Merged) -> Resolved[Any]:
     command = merged.command
     problems = merged.problems + [errors.missing_setting(command, setting) for setting in merged.missing]
     if not problems:
-        problems = rules.contradictions(command, merged.values, merged.origins)
+        problems = contradictions.contradictions(command, merged.values, merged.origins)
     if problems:
         raise SettingsError(problems=problems)
     return Resolved(
@@ -95,7 +95,9 @@ def settled(merged: Merged) -> Resolved[Any]:
         recipe_name=merged.recipe_name,
         sources=tuple(merged.sources),
         notes=tuple(
-            rules.notes(merged.values, merged.origins, {name: row.default for name, row in merged.schema.items()})
+            contradictions.notes(
+                merged.values, merged.origins, {name: row.default for name, row in merged.schema.items()}
+            )
         ),
     )
 
@@ -115,12 +117,12 @@ def merge(command: str, argv: Sequence[str], keywords: Sequence[Given] = ()) -> 
         else:
             merged.problems.append(errors.missing_value(table[given.name], given))
     merged.problems += [errors.negated_with_value(given) for given in words.negated_with_value]
-    merged.problems += [errors.unexpected_argument(text, catalog.names()) for text in words.strays]
+    merged.problems += [errors.unexpected_argument(text, recipes.names()) for text in words.strays]
     return merged
 
 
 def _read_config(merged: Merged, reference: str) -> None:
-    source, problem = catalog.find(reference)
+    source, problem = recipes.find(reference)
     if source is None:
         merged.problems += [problem] if problem else []
         return

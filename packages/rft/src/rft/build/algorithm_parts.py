@@ -14,7 +14,7 @@ from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
 from rft.build.lora import adapt_critic
 from rft.checkpoints.writer import Restored
-from rft.build.parallelize import SpreadCritic, spread_critic
+from rft.parallel.critic import (SpreadCritic, spread_critic)
 from rft.process.machine import Machine
 from rft.build.models import checkpointing_of
 from rft.reward_names import weights_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from rft.build.engines import native_engine
 from rft.process.machine import Machine
-from rft.build.models import weights_dtype
+from rft.parallel.parallelize import (weights_dtype)
 from rft.build.reward_checks import sees_images
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import DataError, OptionsError

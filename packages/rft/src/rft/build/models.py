@@ -18,9 +18,6 @@ def codec_of(settings: WeightsSettings) -> HfTextCodec:
     return load_codec(settings.pretrain)
 
 
-def weights_dtype(bf16: bool) -> torch.dtype:
-    """The type that weights are held in."""
-    return torch.bfloat16 if bf16 else torch.float32
 
 
 def head_chunk_size(settings: ModelSettings) -> int | None:

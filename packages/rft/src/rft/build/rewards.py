@@ -11,7 +11,7 @@ import torch
 
 from rft.build.judge import judge_line, make_judge, remote_judge
 from rft.process.machine import Machine, choose_device
-from rft.build.models import weights_dtype
+from rft.parallel.parallelize import (weights_dtype)
 from rft.decoder_sizes import model_sizes
 from rft.reward_names import NamedPlace, function_name, heads_of, model_places, server_places, weights_of
 from rft.build.reward_checks import refuse_blind_rewards, sees_images

@@ -11,7 +11,7 @@ from rft.build.lora import quantization
 from rft.checkpoints.writer import Restored, make_writer, save_schedule
 from rft.process.machine import Machine
 from rft.build.models import checkpointing_of, freezing_of, head_chunk_size
-from rft.build.parallelize import held_dtype
+from rft.parallel.parallelize import held_dtype
 from rft_dist.settings import AdamSettings, CheckpointSettings, StrategySettings
 from rft_models.files.divisibility import refuse_uneven_model
 from rft_models.policy.causal_policy import CausalPolicy

@@ -28,11 +28,11 @@ from pathlib import Path
 
 from rft.resolved import Origin
 from rft_cli.config import yaml_file
-from rft_cli.config.nearest import nearest
-from rft_cli.recipes.stages import Stage, read_stage
+from rft_cli.config.recipe_stages import Stage, read_stage
+from rft_cli.config.suggestions import nearest
 from rft_core.errors import Problem
 
-DIRECTORY = Path(__file__).parent
+DIRECTORY = Path(__file__).parents[1] / "recipes"
 SUFFIXES = (".yaml", ".yml")
 HEADER_FIELDS = ("command", "task", "hardware", "minutes", "expected", "date")
 

@@ -6,15 +6,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from rft.checkpoints.ema_weights import while_averaged
 from rft.checkpoints.writer import Restored
+from rft.parallel.optimizer_restore import restore_optimizer
+from rft.parallel.shared_samples import (
+    Sharing,
+    cut_reference,
+    sharded_parts,
+    share_samples,
+    sharing_words,
+    tensor_parallel,
+)
 from rft.process.machine import Machine
-from rft.build.models import weights_dtype
 from rft_dist.checkpoint_format.shards import Shard, Wanted, assign_by_bytes
 from rft_dist.collectives import Collectives
 from rft_dist.optim.loss_scaler import LossScaler
@@ -26,38 +34,9 @@ from rft_models.policy.causal_policy import CausalPolicy
 from rft_trainer.evaluation.ema_evaluator import InPlace
 from rft_trainer.protocols import Collectives as DataCollectives
 from rft_trainer.protocols import Optimizer, SavablePolicy
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-import torch
-from torch import Tensor
-from rft.process.machine import Machine
-from rft_dist.settings import StrategySettings
-from rft_models.policy.causal_policy import CausalPolicy
-from rft_trainer.protocols import Collectives as DataCollectives
-from rft_trainer.protocols import Optimizer
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
-import torch
-from torch import Tensor, nn
-from rft.checkpoints.writer import Restored
-from rft.process.machine import Machine
-from rft_dist.checkpoint_format.shards import Shard, Wanted
-from rft_dist.settings import AdamSettings, StrategySettings
-from rft_dist.strategies.data_parallel import ReplicatedOptimizer
-from rft_models.critic.causal_critic import CausalCritic
-from rft_trainer.protocols import Critic, Optimizer
-from rft_trainer.runs.checkpointing import StatefulTensors
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
-from torch import Tensor
-from rft.checkpoints.writer import Restored
-from rft_dist.checkpoint_format.shards import ShardSink, Wanted
-from rft_dist.optim.adamw import is_optional
+
 if TYPE_CHECKING:
-    from rft_dist.strategies.tensor_parallel import TensorGroup
+    pass
 
 WholeWeights = Callable[[], Iterable[tuple[str, Tensor]]]
 """Yields (name, whole tensor) one after another; an exchange where weights are in blocks."""
@@ -373,267 +352,6 @@ def _sizes(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, int]:
     return {name: int(getattr(parameter, "ds_numel", parameter.numel())) for name, parameter in named}
 
 
-_Tensors = Callable[[], Iterable[tuple[str, Tensor]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Sharing:
-    """Who shares samples with this rank."""
-
-    data: DataCollectives
-    """The ranks as those see them that share samples out: a group that computes together is one."""
-    tensor_group: TensorGroup | None = None
-
-
-def share_samples(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> Sharing:
-    """Make the groups; with shared sequences the policy computes with its group from now on."""
-    ranks = machine.collectives
-    if strategy.sp_size == 1 and strategy.tp_size == 1:
-        return Sharing(ranks)
-    from rft_dist.strategies.process_groups import DataRanks
-
-    if strategy.tp_size > 1:
-        from rft_dist.strategies.tensor_parallel import TensorGroup
-
-        tensor_group = TensorGroup(ranks, strategy.tp_size, torch.device(machine.device))
-        return Sharing(DataRanks(ranks, tensor_group), tensor_group)
-    from rft_dist.strategies.sequence_parallel import SequenceGroup
-
-    group = SequenceGroup(ranks, strategy.sp_size)
-    policy.split_sequences(group, strategy.sp_mode)
-    return Sharing(DataRanks(ranks, group))
-
-
-def cut_matrices(policy: CausalPolicy, group: TensorGroup) -> tuple[_Tensors, _Tensors, tuple[str, ...]]:
-    """(provider of whole weights, of this rank's parts, gains of heads) of a policy that is cut over the group."""
-    from rft_dist.strategies.tensor_parallel import TensorParallelModel
-    from rft_models.policy.tensor_parallel_plan import cut_policy, tensor_plan
-
-    plan = tensor_plan(policy, group.size)
-    made: list[TensorParallelModel] = []
-    cut_policy(
-        policy,
-        lambda: made.append(TensorParallelModel(policy.model, plan, group)),
-        group,
-        shares_head=bool(plan.vocabulary),
-    )
-    return made[0].whole_tensors, made[0].held_tensors, plan.of_heads
-
-
-def tensor_parallel(
-    policy: CausalPolicy, group: TensorGroup, options: dict[str, Any]
-) -> tuple[Optimizer, _Tensors, _Tensors]:
-    """(optimizer, provider of whole weights, of this rank's parts) of a policy that is cut over the group."""
-    from rft_dist.strategies.tensor_parallel import TensorParallelOptimizer
-
-    weights, held, of_heads = cut_matrices(policy, group)
-    optimizer = TensorParallelOptimizer(policy.trainable_parameters(), group, of_heads=of_heads, **options)
-    return optimizer, weights, held
-
-
-def sharded_parts(
-    policy: CausalPolicy, group: TensorGroup, shard: Callable[[Any], Any], options: dict[str, Any]
-) -> tuple[Optimizer, _Tensors, _Tensors]:
-    """The same for parts that are spread again, by `shard(ranks that hold the same parts)`."""
-    from rft_dist.strategies.tensor_parallel_fsdp import TensorShardedOptimizer
-
-    _, _, of_heads = cut_matrices(policy, group)
-    sharded = shard(group.data_mesh)
-    optimizer = TensorShardedOptimizer(policy.trainable_parameters(), group, of_heads=of_heads, **options)
-    return optimizer, sharded.whole_tensors, sharded.held_tensors
-
-
-def cut_reference(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> TensorGroup:
-    """Cut weights that are not trained as those of the policy are, over groups of the same ranks."""
-    from rft_dist.strategies.tensor_parallel import TensorGroup
-
-    group = TensorGroup(machine.collectives, strategy.tp_size, torch.device(machine.device))
-    cut_matrices(policy, group)
-    return group
-
-
-def sharing_words(strategy: StrategySettings) -> list[str]:
-    """How ranks compute together, in words."""
-    if strategy.tp_size > 1:
-        return [f"{strategy.tp_size} ranks hold parts of every matrix and compute together (tensor parallel)"]
-    if strategy.sp_size > 1:
-        how = {
-            "auto": "by heads where those divide, else by a ring",
-            "ulysses": "by heads",
-            "ring": "by a ring",
-        }[strategy.sp_mode]
-        return [f"{strategy.sp_size} ranks share each sequence, {how}"]
-    return []
-
-
-@dataclass(frozen=True, slots=True)
-class SpreadCritic:
-    """A critic on the ranks, what trains it, and what a checkpoint holds of its weights."""
-
-    critic: Critic
-    """As the loop calls it."""
-    optimizer: Optimizer
-    weights: StatefulTensors
-    in_step: bool
-    """Whether every forward and backward is an exchange, so that all ranks must make equally many."""
-
-
-def spread_critic(
-    critic: CausalCritic,
-    strategy: StrategySettings,
-    adam: AdamSettings,
-    machine: Machine,
-    restored: Restored | None,
-) -> SpreadCritic:
-    """Lay a loaded critic out as the settings say, continued where a checkpoint is given, however it lay there.
-
-    Its weights are stepped on in the type that they are loaded in.
-    """
-    options: dict[str, Any] = {
-        "betas": adam.adam_betas,
-        "epsilon": adam.adam_epsilon,
-        "weight_decay": adam.l2,
-        "max_norm": adam.max_norm,
-    }
-    if not strategy.fsdp:
-        whole = CriticWeights(critic)
-        if restored is not None:
-            whole.load_state_tensors(restored.checkpoint.tensors("critic"))
-        optimizer = ReplicatedOptimizer(critic.named_parameters(), machine.collectives, **options)
-        restore_optimizer(optimizer, restored, "critic_optimizer")
-        return SpreadCritic(critic, optimizer, whole, in_step=False)
-    from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
-
-    sharded = FullyShardedModel(
-        _AllWeights(critic),
-        [*critic.model.get_decoder().layers, critic.head],  # the head alone: it is float32, whatever the others are
-        machine.collectives,
-        device=torch.device(machine.device),
-        shard_size=strategy.shard_size if strategy.tp_size == 1 else None,
-        cpu_offload=strategy.fsdp_cpu_offload,
-    )
-    critic.gather_always()
-    if critic.tower is not None:
-        critic.tower.runs_always = True  # also for rows without images, so that all ranks gather it
-    blocks = CriticBlocks(critic, machine.ranks.rank)
-    if restored is not None:
-        restored.checkpoint.load("critic", blocks)
-    options["offload"] = strategy.adam_offload
-    optimizer = ShardedOptimizer(critic.named_parameters(), machine.collectives, **options)
-    restore_optimizer(optimizer, restored, "critic_optimizer")
-    return SpreadCritic(GatheredCritic(critic, sharded.compute), optimizer, blocks, in_step=True)
-
-
-class _AllWeights(nn.Module):
-    """Decoder and head as one module."""
-
-    def __init__(self, critic: CausalCritic) -> None:
-        super().__init__()
-        self.model, self.head = critic.model, critic.head
-
-    def forward(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Any use of them."""
-        return function(*arguments)
-
-
-@dataclass(frozen=True, slots=True)
-class GatheredCritic:
-    """A critic whose weights are gathered for every forward; all ranks make equally many."""
-
-    inner: CausalCritic
-    compute: Callable[..., Tensor]
-    """Calls a function with the weights there."""
-
-    def values(self, *row: Any, **media: Any) -> Tensor:
-        """As of the critic."""
-        return self.compute(self.inner.values, *row, **media)
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """In blocks."""
-        return self.inner.named_parameters()
-
-
-@dataclass(frozen=True, slots=True)
-class CriticWeights:
-    """The critic's weights as a part of a checkpoint."""
-
-    critic: CausalCritic
-
-    def state_tensors(self) -> dict[str, Tensor]:
-        """Every weight by name."""
-        return {name: parameter.detach() for name, parameter in self.critic.named_parameters()}
-
-    @torch.no_grad()
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from `state_tensors()`."""
-        for name, parameter in self.critic.named_parameters():
-            parameter.copy_(tensors[name])
-
-
-@dataclass(frozen=True, slots=True)
-class CriticBlocks:
-    """The same in blocks (`ShardSource`, `ShardSink`): a checkpoint of either goes on as the other."""
-
-    critic: CausalCritic
-    rank: int
-
-    def state_tensors(self) -> dict[str, Tensor]:
-        """What this rank holds of each weight; nothing of some, where there are more ranks than rows."""
-        from rft_dist.strategies.dtensor_shards import local
-
-        held = {name: local(parameter.detach()) for name, parameter in self.critic.named_parameters()}
-        return {name: block for name, block in held.items() if block.numel()}
-
-    def shards(self) -> Sequence[Shard]:
-        """This rank's blocks; of what several ranks hold, the lowest gives it."""
-        from rft_dist.strategies.dtensor_shards import is_first_copy, start_of
-
-        whole = dict(self.critic.named_parameters())
-        return [
-            Shard(name, tuple(whole[name].shape), start_of(whole[name]), block.contiguous())
-            for name, block in self.state_tensors().items()
-            if is_first_copy(whole[name], self.rank)
-        ]
-
-    def wanted(self) -> Sequence[Wanted]:
-        """The blocks that this rank holds."""
-        from rft_dist.strategies.dtensor_shards import start_of
-
-        whole = dict(self.critic.named_parameters())
-        return [
-            Wanted(name, tuple(whole[name].shape), block.dtype, start_of(whole[name]), tuple(block.shape))
-            for name, block in self.state_tensors().items()
-        ]
-
-    @torch.no_grad()
-    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
-        """Take one of them."""
-        del start
-        self.state_tensors()[name].copy_(tensor)
-
-
-def restore_optimizer(optimizer: Any, restored: Restored | None, component: str = "optimizer") -> None:
-    """Hand an optimizer its saved state, in blocks where it takes them; without a checkpoint it stays as it is."""
-    if restored is None:
-        return
-    if not hasattr(optimizer, "wanted"):
-        optimizer.load_state_tensors(restored.checkpoint.tensors(component))
-        return
-    saved = restored.checkpoint.blocks(component).table.keys()
-    restored.checkpoint.load(component, _WhatIsThere(optimizer, saved))
-
-
-@dataclass(frozen=True, slots=True)
-class _WhatIsThere:
-    """Asks for everything that is needed, and for what may be missing where it is there."""
-
-    sink: ShardSink
-    saved: Collection[str]
-
-    def wanted(self) -> Sequence[Wanted]:
-        """See `ShardSink`."""
-        return [each for each in self.sink.wanted() if each.name in self.saved or not is_optional(each.name)]
-
-    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
-        """See `ShardSink`."""
-        self.sink.put(name, start, tensor)
+def weights_dtype(bf16: bool) -> torch.dtype:
+    """The type that weights are held in."""
+    return torch.bfloat16 if bf16 else torch.float32

@@ -10,13 +10,13 @@ from typing import Any
 
 from rft.resolved import Origin
 from rft_algos.algorithms.published import PolicyAlgorithm
-from rft_cli.config.adapter_rules import NEEDS_RANK, adapter_problems
-from rft_cli.config.environment_rules import environment_problems, idle_environment_settings
-from rft_cli.config.image_rules import idle_image_settings, image_problems
-from rft_cli.config.nearest import nearest
-from rft_cli.config.reward_rules import idle_reward_settings, reward_problems
+from rft_cli.config.rules.environment import environment_problems, idle_environment_settings
+from rft_cli.config.rules.images import idle_image_settings, image_problems
+from rft_cli.config.rules.lora import NEEDS_RANK, adapter_problems
+from rft_cli.config.rules.rewards import idle_reward_settings, reward_problems
+from rft_cli.config.rules.strategy import strategy_problems
 from rft_cli.config.schema import build
-from rft_cli.config.strategy_rules import strategy_problems
+from rft_cli.config.suggestions import nearest
 from rft_cli.config.values import as_text
 from rft_core.errors import OptionsError, Problem
 from rft_engine.settings import KNOWN_ENGINES, ComparedEnginesSettings

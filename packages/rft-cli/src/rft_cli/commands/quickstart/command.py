@@ -15,8 +15,8 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rft_cli.commands.quickstart_tasks import TASKS, Task
-from rft_cli.config.nearest import nearest
+from rft_cli.commands.quickstart.tasks import TASKS, Task
+from rft_cli.config.suggestions import nearest
 from rft_core.errors import OptionsError
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.names import run_name

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rft.resolved import Origin
-from rft_cli.config.strategy_rules import Complain
+from rft_cli.config.rules.strategy import Complain
 from rft_cli.config.values import as_text
 from rft_core.errors import Problem
 

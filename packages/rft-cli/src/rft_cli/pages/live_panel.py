@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rft_cli.charts import amount, duration, shares, sparkline
+from rft_cli.pages.charts import amount, duration, shares, sparkline
 from rft_trainer.metrics.sink import RunInfo
 from rft_trainer.runs.reader import as_object, is_number
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rft_cli.refused_flags import Refusal
+from rft_cli.config.refused_flags import Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,9 @@ class Command:
 
 _ALL = (
     Command(
-        "quickstart", "rft_cli.commands.quickstart", "see reinforcement fine-tuning work, on a CPU, without a download"
+        "quickstart",
+        "rft_cli.commands.quickstart.command",
+        "see reinforcement fine-tuning work, on a CPU, without a download",
     ),
     Command("sft", "rft_cli.commands.sft", "train a model on demonstrations", "sft"),
     Command("rl", "rft_cli.commands.rl", "train a policy on rewards of its own responses", "rl"),

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rft_cli.command_table import COMMANDS
 from rft_cli.commands.arguments import Arguments
+from rft_cli.commands.table import COMMANDS
+from rft_cli.config.recipe_stages import Stage, option
+from rft_cli.config.recipes import Recipe
 from rft_cli.config.resolve import resolve
-from rft_cli.recipes.catalog import Recipe
-from rft_cli.recipes.stages import Stage, option
 from rft_core.errors import CheckpointError, DataError, OptionsError
 from rft_trainer.runs.reader import as_object
 

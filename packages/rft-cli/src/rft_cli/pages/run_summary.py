@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rft_algos.statistics import paired_difference_interval
-from rft_cli import samples_page
+from rft_cli.pages import samples_html
 from rft_trainer.runs.directory import RunDirectory
 
 _WIDTH = 60
@@ -46,7 +46,7 @@ def show(directory: RunDirectory, summary: Mapping[str, Any], next_commands: Seq
         f"{summary['outcome']} after {summary.get('steps', 0)} steps, {minutes} min {seconds:02d} s", markup=False
     )
     console.print(f"run directory: {directory.path}", markup=False)
-    page = samples_page.write(directory)
+    page = samples_html.write(directory)
     if page is not None:
         console.print(f"sampled answers with their images: {page}", markup=False, soft_wrap=True)
     console.print("\nnext:", markup=False)
@@ -110,7 +110,7 @@ def _last_samples(directory: RunDirectory, number: int) -> list[dict[str, Any]]:
 
 def _samples(rows: Sequence[Mapping[str, Any]], directory: Path) -> Table:
     """Prompts, answers and rewards, and where the images are if there are any."""
-    images = [samples_page.image_words(row, directory) for row in rows]
+    images = [samples_html.image_words(row, directory) for row in rows]
     table = Table(title="sampled answers of the last recorded step", title_justify="left")
     for column in (*(("image",) if any(images) else ()), "prompt", "answer", "wanted", "reward"):
         table.add_column(column, justify="right" if column == "reward" else "left", overflow="fold")

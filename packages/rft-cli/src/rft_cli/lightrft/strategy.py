@@ -10,7 +10,7 @@ from rft.build.engines import choose_engine
 from rft.build.rl_data import response_limits
 from rft.rl import Prepared
 from rft.settings import RlSettings
-from rft_cli.config.nearest import nearest
+from rft_cli.config.suggestions import nearest
 from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key
 from rft_trainer.protocols import Engine

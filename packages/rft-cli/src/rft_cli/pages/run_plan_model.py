@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rft.build.lora import adapter_lines
-from rft.build.models import checkpointing_of, freezing_of, weights_dtype
+from rft.build.models import checkpointing_of, freezing_of
+from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine, bfloat16_arithmetic
 from rft_models.attention.kernels import describe_attention
 from rft_models.layers.moe_router import router_facts

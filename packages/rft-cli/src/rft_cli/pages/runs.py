@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from rft_cli.charts import amount, duration, sparkline
+from rft_cli.pages.charts import amount, duration, sparkline
 from rft_trainer.runs.reader import SAMPLES_PAGE, RunFiles, is_number, is_run, read_run
 
 CURVES = ("reward/mean", "sft/loss", "policy/kl", "policy/entropy", "completion/length_mean", "policy/gradient_norm")

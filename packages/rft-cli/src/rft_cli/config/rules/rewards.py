@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rft_cli.config.strategy_rules import Complain
+from rft_cli.config.rules.strategy import Complain
 from rft_core.errors import Problem
 
 _MODELS = ("reward_pretrain", "remote_rm_url", "judge_pretrain", "judge_url")

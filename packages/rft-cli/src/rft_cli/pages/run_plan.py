@@ -11,14 +11,14 @@ from rft.build.algorithm import lines as algorithm_lines
 from rft.build.async_rollouts import ahead_line
 from rft.build.engines import choose_engine
 from rft.build.environment import environment_line
-from rft.build.parallelize import strategy_line
 from rft.build.rewards import reward_lines
 from rft.build.rl_data import RlData, response_limits
+from rft.parallel.parallelize import strategy_line
 from rft.process.machine import Machine, choose_device
 from rft.resolved import Resolved
 from rft.settings import RlSettings, SftSettings
 from rft.sft import SftData
-from rft_cli.plan_model import model_lines
+from rft_cli.pages.run_plan_model import model_lines
 from rft_dist.launch.environment import environment_report
 
 

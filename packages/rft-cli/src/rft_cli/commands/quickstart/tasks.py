@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rft_cli.commands.quickstart_dialogues import prepare_calculator, prepare_guess_number
+from rft_cli.commands.quickstart.dialogues import prepare_calculator, prepare_guess_number
 
 ALPHABET = "0123456789+="
 NUM_HELD_OUT = 500

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rft_cli.config.strategy_rules import Complain
+from rft_cli.config.rules.strategy import Complain
 from rft_core.errors import Problem
 
 NEEDS_RANK = ("lora_alpha", "lora_dropout", "target_modules", "lora_type")

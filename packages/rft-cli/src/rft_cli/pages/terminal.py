@@ -8,14 +8,15 @@ from typing import Any
 from rft.front_end import FrontEnd
 from rft.process.machine import Machine
 from rft.resolved import Resolved
-from rft_cli import bundle, plan_page, problems
-from rft_cli.notices import show_notices
-from rft_cli.panel import LivePanel, PanelSink
+from rft_cli.diagnostics import bundle, problems
+from rft_cli.diagnostics.notices import show_notices
+from rft_cli.pages import run_plan
+from rft_cli.pages.live_panel import LivePanel, PanelSink
 from rft_core.errors import RftError
 from rft_trainer.metrics.sink import Sink
 from rft_trainer.settings.run import RunSettings
 
-_PLANS = {"rl": plan_page.show_rl, "sft": plan_page.show_sft}
+_PLANS = {"rl": run_plan.show_rl, "sft": run_plan.show_sft}
 
 
 def terminal() -> FrontEnd:

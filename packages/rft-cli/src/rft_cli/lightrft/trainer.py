@@ -1,7 +1,7 @@
 """LightRFT's names in Python, a façade over the one loop that `rft-train rl` runs.
 
 ```python
-from rft_cli.lightrft_api import SPMDPPOTrainer
+from rft_cli.lightrft.trainer import SPMDPPOTrainer
 
 def custom_reward_fn(responses, labels):
     return [float(response == label) for response, label in zip(responses, labels)]
@@ -32,9 +32,9 @@ from torch import Tensor
 
 from rft import rl, run_lifecycle
 from rft_algos.objectives import RolloutBatch
-from rft_cli import lightrft_keywords
-from rft_cli.lightrft_strategy import Generation, Strategy
-from rft_cli.terminal import terminal
+from rft_cli.lightrft import keywords
+from rft_cli.lightrft.strategy import Generation, Strategy
+from rft_cli.pages.terminal import terminal
 from rft_core.errors import OptionsError
 from rft_models.families.custom import any_patch_by_hand
 from rft_models.families.patches import register_patch, unregister_patch
@@ -96,11 +96,11 @@ class SPMDPPOTrainer:
             SettingsError: with every problem of the settings, as on the command line.
             OptionsError: a reward function that cannot be called; a built object.
         """
-        lightrft_keywords.refuse_objects([type(item).__name__ for item in positional])
+        keywords.refuse_objects([type(item).__name__ for item in positional])
         self._reward = None if reward_fn is None else FunctionReward(reward_fn)
         name = None if self._reward is None else f"{IN_PROCESS}{self._reward.name}"
-        self._resolved = lightrft_keywords.resolved(settings, name)
-        self._words = lightrft_keywords.command_words(settings)
+        self._resolved = keywords.resolved(settings, name)
+        self._words = keywords.command_words(settings)
         self._saver = trajectory_saver
         self._stack = ExitStack()
         self._prepared: rl.Prepared | None = None

@@ -1,0 +1,1 @@
+"""`rft-train quickstart` and its tasks."""

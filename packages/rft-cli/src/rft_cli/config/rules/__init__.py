@@ -1,0 +1,1 @@
+"""Contradictions between settings, found before anything is imported. Imports no other room."""

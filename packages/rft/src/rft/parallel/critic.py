@@ -1,0 +1,169 @@
+"""Parallelize a critic: replicated on each rank, or sharded where the policy is (`--fsdp`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rft.checkpoints.writer import Restored
+from rft.parallel.optimizer_restore import restore_optimizer
+from rft.process.machine import Machine
+from rft_dist.checkpoint_format.shards import Shard, Wanted
+from rft_dist.settings import AdamSettings, StrategySettings
+from rft_dist.strategies.data_parallel import ReplicatedOptimizer
+from rft_models.critic.causal_critic import CausalCritic
+from rft_trainer.protocols import Critic, Optimizer
+from rft_trainer.runs.checkpointing import StatefulTensors
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadCritic:
+    """A critic on the ranks, what trains it, and what a checkpoint holds of its weights."""
+
+    critic: Critic
+    """As the loop calls it."""
+    optimizer: Optimizer
+    weights: StatefulTensors
+    in_step: bool
+    """Whether every forward and backward is an exchange, so that all ranks must make equally many."""
+
+
+def spread_critic(
+    critic: CausalCritic,
+    strategy: StrategySettings,
+    adam: AdamSettings,
+    machine: Machine,
+    restored: Restored | None,
+) -> SpreadCritic:
+    """Lay a loaded critic out as the settings say, continued where a checkpoint is given, however it lay there.
+
+    Its weights are stepped on in the type that they are loaded in.
+    """
+    options: dict[str, Any] = {
+        "betas": adam.adam_betas,
+        "epsilon": adam.adam_epsilon,
+        "weight_decay": adam.l2,
+        "max_norm": adam.max_norm,
+    }
+    if not strategy.fsdp:
+        whole = CriticWeights(critic)
+        if restored is not None:
+            whole.load_state_tensors(restored.checkpoint.tensors("critic"))
+        optimizer = ReplicatedOptimizer(critic.named_parameters(), machine.collectives, **options)
+        restore_optimizer(optimizer, restored, "critic_optimizer")
+        return SpreadCritic(critic, optimizer, whole, in_step=False)
+    from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
+
+    sharded = FullyShardedModel(
+        _AllWeights(critic),
+        [*critic.model.get_decoder().layers, critic.head],  # the head alone: it is float32, whatever the others are
+        machine.collectives,
+        device=torch.device(machine.device),
+        shard_size=strategy.shard_size if strategy.tp_size == 1 else None,
+        cpu_offload=strategy.fsdp_cpu_offload,
+    )
+    critic.gather_always()
+    if critic.tower is not None:
+        critic.tower.runs_always = True  # also for rows without images, so that all ranks gather it
+    blocks = CriticBlocks(critic, machine.ranks.rank)
+    if restored is not None:
+        restored.checkpoint.load("critic", blocks)
+    options["offload"] = strategy.adam_offload
+    optimizer = ShardedOptimizer(critic.named_parameters(), machine.collectives, **options)
+    restore_optimizer(optimizer, restored, "critic_optimizer")
+    return SpreadCritic(GatheredCritic(critic, sharded.compute), optimizer, blocks, in_step=True)
+
+
+class _AllWeights(nn.Module):
+    """Decoder and head as one module."""
+
+    def __init__(self, critic: CausalCritic) -> None:
+        super().__init__()
+        self.model, self.head = critic.model, critic.head
+
+    def forward(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """Any use of them."""
+        return function(*arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredCritic:
+    """A critic whose weights are gathered for every forward; all ranks make equally many."""
+
+    inner: CausalCritic
+    compute: Callable[..., Tensor]
+    """Calls a function with the weights there."""
+
+    def values(self, *row: Any, **media: Any) -> Tensor:
+        """As of the critic."""
+        return self.compute(self.inner.values, *row, **media)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """In blocks."""
+        return self.inner.named_parameters()
+
+
+@dataclass(frozen=True, slots=True)
+class CriticWeights:
+    """The critic's weights as a part of a checkpoint."""
+
+    critic: CausalCritic
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Every weight by name."""
+        return {name: parameter.detach() for name, parameter in self.critic.named_parameters()}
+
+    @torch.no_grad()
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Continue from `state_tensors()`."""
+        for name, parameter in self.critic.named_parameters():
+            parameter.copy_(tensors[name])
+
+
+@dataclass(frozen=True, slots=True)
+class CriticBlocks:
+    """The same in blocks (`ShardSource`, `ShardSink`): a checkpoint of either goes on as the other."""
+
+    critic: CausalCritic
+    rank: int
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """What this rank holds of each weight; nothing of some, where there are more ranks than rows."""
+        from rft_dist.strategies.dtensor_shards import local
+
+        held = {name: local(parameter.detach()) for name, parameter in self.critic.named_parameters()}
+        return {name: block for name, block in held.items() if block.numel()}
+
+    def shards(self) -> Sequence[Shard]:
+        """This rank's blocks; of what several ranks hold, the lowest gives it."""
+        from rft_dist.strategies.dtensor_shards import is_first_copy, start_of
+
+        whole = dict(self.critic.named_parameters())
+        return [
+            Shard(name, tuple(whole[name].shape), start_of(whole[name]), block.contiguous())
+            for name, block in self.state_tensors().items()
+            if is_first_copy(whole[name], self.rank)
+        ]
+
+    def wanted(self) -> Sequence[Wanted]:
+        """The blocks that this rank holds."""
+        from rft_dist.strategies.dtensor_shards import start_of
+
+        whole = dict(self.critic.named_parameters())
+        return [
+            Wanted(name, tuple(whole[name].shape), block.dtype, start_of(whole[name]), tuple(block.shape))
+            for name, block in self.state_tensors().items()
+        ]
+
+    @torch.no_grad()
+    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+        """Take one of them."""
+        del start
+        self.state_tensors()[name].copy_(tensor)

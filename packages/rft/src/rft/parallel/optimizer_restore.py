@@ -1,0 +1,43 @@
+"""Continue an optimizer from a checkpoint, also where one of the two lacks averages or a loss scale."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from rft.checkpoints.writer import Restored
+from rft_dist.checkpoint_format.shards import ShardSink, Wanted
+from rft_dist.optim.adamw import is_optional
+
+if TYPE_CHECKING:
+    pass
+
+
+def restore_optimizer(optimizer: Any, restored: Restored | None, component: str = "optimizer") -> None:
+    """Hand an optimizer its saved state, in blocks where it takes them; without a checkpoint it stays as it is."""
+    if restored is None:
+        return
+    if not hasattr(optimizer, "wanted"):
+        optimizer.load_state_tensors(restored.checkpoint.tensors(component))
+        return
+    saved = restored.checkpoint.blocks(component).table.keys()
+    restored.checkpoint.load(component, _WhatIsThere(optimizer, saved))
+
+
+@dataclass(frozen=True, slots=True)
+class _WhatIsThere:
+    """Asks for everything that is needed, and for what may be missing where it is there."""
+
+    sink: ShardSink
+    saved: Collection[str]
+
+    def wanted(self) -> Sequence[Wanted]:
+        """See `ShardSink`."""
+        return [each for each in self.sink.wanted() if each.name in self.saved or not is_optional(each.name)]
+
+    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+        """See `ShardSink`."""
+        self.sink.put(name, start, tensor)
