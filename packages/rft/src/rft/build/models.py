@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 
 from rft_models.families.custom import load_model_code
 from rft_models.layers.gradient_checkpointing import Checkpointing
