@@ -14,10 +14,8 @@ from mutation.operators import Mutant, mutants
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "packages/rft-algos"
 EQUIVALENTS = ROOT / "ci/mutation_equivalents.json"
-NOT_MUTATED = ("errors", "fault_points")
-"""Records of errors and hooks of tests: no equation."""
-NOT_RUN = ("test_package", "test_errors", "test_fault_points")
-"""Tests of texts and of what is not mutated."""
+NOT_RUN = ("test_package",)
+"""Tests of texts."""
 
 
 class Refused(Exception):
@@ -50,11 +48,7 @@ def sources() -> dict[str, Path]:
 
 def mutated_modules() -> dict[str, Path]:
     """Those of them that are mutated."""
-    return {
-        name: path
-        for name, path in sources().items()
-        if name not in NOT_MUTATED and name.rpartition(".")[2] != "__init__"
-    }
+    return {name: path for name, path in sources().items() if name.rpartition(".")[2] != "__init__"}
 
 
 def all_mutants() -> dict[str, list[Mutant]]:
@@ -64,7 +58,7 @@ def all_mutants() -> dict[str, list[Mutant]]:
 
 def test_files() -> list[Path]:
     """Every file of tests that may notice a mutant."""
-    return [path for path in sorted((PACKAGE / "tests").glob("test_*.py")) if path.stem not in NOT_RUN]
+    return [path for path in sorted((PACKAGE / "tests").rglob("test_*.py")) if path.stem not in NOT_RUN]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +79,18 @@ def tests_of(module: str) -> Files:
         module: such as surrogates.ppo.
 
     Returns:
-        test_surrogates_ppo*.py, test_ppo.py and test_surrogates.py first, as far as they are there.
+        surrogates/test_ppo.py, others there that begin with test_ppo_, and surrogates/test_contract.py first, as far
+        as they are there.
     """
-    whole, (package, _, last) = module.replace(".", "_"), module.rpartition(".")
-    names = {f"test_{whole}", f"test_{last}"} | ({f"test_{package.replace('.', '_')}"} if package else set())
-    siblings = {f"test_{other.replace('.', '_')}" for other in sources() if other != module}
+    room, _, last = module.rpartition(".")
+    folder = PACKAGE / "tests" / room.replace(".", "/")
     by_name: list[Path] = []
     rest: list[Path] = []
     for path in test_files():
         if module not in _reached(path):
             continue
-        own = path.stem in names or (path.stem.startswith(f"test_{whole}_") and path.stem not in siblings)
-        (by_name if own else rest).append(path)
+        named = path.stem in (f"test_{last}", "test_contract") or path.stem.startswith(f"test_{last}_")
+        (by_name if named and path.parent == folder else rest).append(path)
     return Files(by_name, rest)
 
 

@@ -1,7 +1,7 @@
 """An engine that was left behind by an update is found before the step ends: six ways, twenty places each.
 
 The runs are real: a policy, AdamW, the loop and its check of the engine. What is planted gets past the
-verification inside a load, which would refuse most of it before (`packages/rft-engine/tests/test_copied.py`).
+verification inside a load, which would refuse most of it before (rft-engine's `native/test_copied_weights.py`).
 """
 
 from __future__ import annotations

@@ -248,10 +248,10 @@ def test_debug_sets_only_what_the_person_has_not_set() -> None:
 
 FAULTY = """
 import os, sys
-from rft_algos import fault_points
-from rft_cli.diagnostics import fault_injection as fault_hook
+from rft_core import fault_points
+from rft_cli.diagnostics import fault_injection
 point = fault_points.declare("test.point", "a test")
-fault_hook.install_from(os.environ)
+fault_injection.install_from(os.environ)
 for i in range(3):
     print(i, flush=True)
     fault_points.fault_point(point)

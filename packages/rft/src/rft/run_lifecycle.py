@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from rft.checkpoints.writer import Restored
-from rft.front_end import FrontEnd
+from rft.front_end import SILENT, FrontEnd
 from rft.process.machine import Machine
 from rft.resolved import Resolved
 from rft_core.errors import CheckpointError
@@ -36,7 +36,7 @@ from rft_trainer.settings.run import RunSettings
 from rft_trainer.sinks.jsonl import JsonlSink
 
 RUNS = Path("runs")
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 _PACKAGES = ("torch", "transformers", "safetensors", "rft-algos", "rft-models", "rft-dist", "rft-engine", "rft-trainer")
 
 
@@ -74,7 +74,7 @@ def start(
     *,
     in_place: bool = False,
     script: str = "",
-    front: FrontEnd,
+    front: FrontEnd = SILENT,
 ) -> Started:
     """The directory, and with a checkpoint to continue from that checkpoint; `begin` makes the first change on disk.
 
@@ -151,7 +151,7 @@ def _cut_back(directory: RunDirectory, step: int) -> None:
     RunDirectory.open(directory.path)
     cut = directory.cut_after(step)
     again = f"; {cut.metrics} later rows are done again" if cut.metrics else ""
-    _log.info("continuing %s from step %d%s", directory.path, step, again)
+    _LOG.info("continuing %s from step %d%s", directory.path, step, again)
 
 
 def _create(
@@ -176,7 +176,7 @@ def _find(source: Path, *, asked_by: str, machine: Machine, origin: str) -> Rest
     if machine.is_first:
         found = resolve_checkpoint(source, asked_by=asked_by, origin=origin)
         for finding in found.findings:
-            _log.warning("passed over a damaged checkpoint: %s", finding)
+            _LOG.warning("passed over a damaged checkpoint: %s", finding)
         machine.collectives.broadcast_bytes(str(found.checkpoint.path).encode())
         return Restored(found.checkpoint)
     chosen = Path(machine.collectives.broadcast_bytes(None).decode())

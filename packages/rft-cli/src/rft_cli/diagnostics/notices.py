@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-_LIBRARY = ("rft", "rft_core", "rft_algos", "rft_models", "rft_dist", "rft_engine", "rft_trainer")
+_LIBRARY = "rft"
 
 
 class _Notices(logging.Handler):
@@ -21,9 +21,12 @@ _NOTICES = _Notices()
 
 
 def show_notices() -> None:
-    """Print what the packages log from now on, once whatever the number of calls."""
-    for name in _LIBRARY:
-        logger = logging.getLogger(name)
-        if _NOTICES not in logger.handlers:
-            logger.addHandler(_NOTICES)
-            logger.setLevel(logging.INFO)
+    """Print what the library logs from now on, once whatever the number of calls.
+
+    Records stop here: the log of a rank gets the printed line, and would have it twice.
+    """
+    logger = logging.getLogger(_LIBRARY)
+    if _NOTICES not in logger.handlers:
+        logger.addHandler(_NOTICES)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False

@@ -8,7 +8,7 @@ checkpoints before it stand. One save is under way at a time: the next waits for
 
 from __future__ import annotations
 
-import sys
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +23,8 @@ from rft_dist.checkpoints.host_copies import RESERVE_BYTES, HostCopies, availabl
 from rft_dist.checkpoints.storage_errors import gib
 from rft_dist.checkpoints.store import CheckpointInfo, CheckpointStore, Tensors
 from rft_dist.checkpoints.writer import encode_record
+
+_LOG = logging.getLogger(__name__)
 
 Copy = Callable[[str, Tensor], Tensor]
 """Name and tensor to a copy of the tensor."""
@@ -135,7 +137,7 @@ class BackgroundSaves:
             return True
         if not self._told:
             self._told = True
-            print(f"saves wait for the disk: a copy needs {gib(need)} of memory, {gib(free)} are free", file=sys.stderr)
+            _LOG.warning("saves wait for the disk: a copy needs %s of memory, %s are free", gib(need), gib(free))
         return False
 
 

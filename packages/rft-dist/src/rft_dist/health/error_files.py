@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +12,14 @@ from pathlib import Path
 from rft_core.errors import RftError
 from rft_dist.health.failure import Cause
 
+_LOG = logging.getLogger(__name__)
+
 ERROR_FILE = "error.json"
 PAGE_FILE = "stopped.txt"
 
 
 def _show(error: RftError) -> None:
-    print(f"error  {error}", file=sys.stderr)
+    _LOG.error("error  %s", error)
 
 
 class RunFolder:

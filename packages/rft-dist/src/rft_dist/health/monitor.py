@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -315,7 +314,7 @@ class Watch:
         text = page(cause, seen, time.monotonic())
         self.folder.write_page(text)
         self.folder.write_error(cause)
-        print(text, end="", file=sys.stderr, flush=True)
+        _LOG.warning("%s", text.rstrip("\n"))
 
     def _linger(self) -> None:
         """The rank that serves the store stays until the others know, or for two seconds."""

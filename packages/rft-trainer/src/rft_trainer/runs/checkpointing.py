@@ -18,6 +18,9 @@ from rft_core.errors import CheckpointError, PeerError, RftError
 from rft_trainer.update.nonfinite_checks import refuse_non_finite_weights
 from rft_trainer.protocols import CheckpointWriter, Collectives, Optimizer, SavablePolicy
 from rft_trainer.runs.stop_signals import agree
+import logging
+
+_LOG = logging.getLogger(__name__)
 
 
 class StatefulTensors(Protocol):
@@ -166,7 +169,7 @@ class Saver:
             try:
                 self.wait()
             except RftError as late:
-                print(f"besides, the last save failed: {late}", file=sys.stderr)
+                _LOG.error("besides, the last save failed: %s", late)
 
     def save_again(self, *, episode: int) -> None:
         """Save the restored step once more, so that it comes after every other checkpoint in the order of saving."""

@@ -24,7 +24,7 @@ from rft_models.policy.load import load_policy
 from rft_trainer.evaluation.ema_evaluator import AveragedEvaluator, InPlace
 from rft_trainer.evaluation.evaluator import Evaluator
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 
 class WeightsOrAverages:
@@ -99,7 +99,7 @@ def averaged_evaluator(
         return None
     if runs_ahead:
         if tells:
-            _log.info(
+            _LOG.info(
                 "the moving averages are not evaluated: rollouts that run ahead (--max_staleness) are drawn meanwhile; "
                 "rft-train export RUN DIR --ema, then rft-train eval --pretrain DIR"
             )

@@ -18,7 +18,7 @@ from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import names_of
 from rft_models.policy.load import load_policy
 
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 
 _SHOWN = 3
 
@@ -84,7 +84,7 @@ def take_weights(policy: CausalPolicy, settings: CheckpointSettings, *, show: bo
             raise _names_nothing(prefix, source, str(checkpoint.model_directory))
     taken = copy_weights(target, source, prefixes or [""])
     if show:
-        _log.info("weights of step %d from %s: %s", checkpoint.step, checkpoint.path, taken)
+        _LOG.info("weights of step %d from %s: %s", checkpoint.step, checkpoint.path, taken)
 
 
 def copy_weights(target: Mapping[str, Tensor], source: Mapping[str, Tensor], prefixes: list[str]) -> Taken:

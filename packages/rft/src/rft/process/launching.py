@@ -21,7 +21,7 @@ from rft_dist.preflight.rank_facts import file_facts, machine_facts, model_facts
 from rft_dist.preflight.reachability import KeyValueStore, gloo_problem
 
 RUNS = Path("runs")
-_log = logging.getLogger(__name__)
+_LOG = logging.getLogger(__name__)
 _DATA = ("prompt_data", "eval_data")
 _MODELS = ("pretrain", "critic_pretrain", "judge_pretrain")
 
@@ -41,13 +41,13 @@ def spawned(resolved: Resolved[Any], program: Sequence[str], *, run: Path | None
         _compare_with_launcher(resolved, nproc)
         return None
     folder = _log_folder(resolved, run)
-    _log.info("starting %d ranks; ranks 1 to %d write to %s/output_rank_N.log", nproc, nproc - 1, folder)
+    _LOG.info("starting %d ranks; ranks 1 to %d write to %s/output_rank_N.log", nproc, nproc - 1, folder)
     ended = spawn_ranks(program, nproc, log_folder=folder)
     if ended.rank is not None:
-        _log.warning("\nrank %d ended with exit code %d; of all ranks: %s", ended.rank, ended.code, ended.codes)
+        _LOG.warning("\nrank %d ended with exit code %d; of all ranks: %s", ended.rank, ended.code, ended.codes)
         if ended.rank > 0:
             log = ended.logs[ended.rank - 1]
-            _log.warning("the end of %s:\n%s", log, last_lines(log))
+            _LOG.warning("the end of %s:\n%s", log, last_lines(log))
     return ended.code
 
 

@@ -16,7 +16,7 @@ from rft_models.reward_model.loading import new_reward_model
 from rft_models.reward_model.spec import RewardSpec
 from rft_models.tiny_models.text import build_character_model
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")

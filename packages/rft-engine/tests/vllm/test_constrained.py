@@ -25,7 +25,7 @@ PROMPTS = [[1], [2, 3, 4], [5, 1, 2, 2, 9, 8, 7, 6, 5, 4, 3], [0, 3]]
 KEYS = [[100 * p + s for s in range(n)] for p, n in enumerate([3, 1, 4, 2])]
 WORKER = f"""
 import sys, torch
-sys.path.insert(0, {str(Path(__file__).parent / "doubles")!r})
+sys.path.insert(0, {str(Path(__file__).parents[1] / "doubles")!r})
 torch.set_num_threads(1)
 from rft_engine.vllm import worker as vllm_worker
 from fake_vllm import FakeVllm

@@ -29,7 +29,7 @@ from rft_engine.weight_sync.logprob_probe import check_in_step
 PROMPTS, KEYS = [[1, 2], [3]], [list(range(10)), list(range(50, 60))]
 ASKED = {"temperature": 1.0, "max_new_tokens": 6}
 
-DOUBLES = str(Path(__file__).parent / "doubles")
+DOUBLES = str(Path(__file__).parents[1] / "doubles")
 
 
 def worker(make: str = "FakeVllm()", before: str = "") -> list[str]:

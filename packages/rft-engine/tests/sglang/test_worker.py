@@ -28,7 +28,7 @@ from rft_engine.weight_sync.logprob_probe import check_in_step
 PROMPTS, KEYS = [[1, 2], [3]], [list(range(10)), list(range(50, 60))]
 ASKED = {"temperature": 1.0, "max_new_tokens": 6}
 
-DOUBLES = str(Path(__file__).parent / "doubles")
+DOUBLES = str(Path(__file__).parents[1] / "doubles")
 
 
 def worker(make: str = "FakeSglang()", before: str = "") -> list[str]:
@@ -228,7 +228,7 @@ def test_ten_thousand_sequences_of_operations(model_dir: Path, tmp_path: Path) -
 
 
 def test_the_snapshot_is_of_the_release_in_the_lock_file() -> None:
-    lock = Path(__file__).parents[3] / "uv.lock"
+    lock = Path(__file__).parents[4] / "uv.lock"
     found = re.search(r'name = "sglang"\nversion = "([^"]+)"', lock.read_text())
     assert found is not None
     assert found[1] == version(), "python ci/sglang_surface.py"

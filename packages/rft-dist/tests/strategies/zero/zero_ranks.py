@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the model and the share of the other strategies' scripts
 from sharded_ranks import ADAM, CPU, NUM_STEPS, WIDTH, Tiny, directly, share
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint

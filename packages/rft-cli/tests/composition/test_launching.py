@@ -40,9 +40,10 @@ def rl(*words: str) -> Resolved[Any]:
 
 def test_nproc_starts_that_many_ranks_of_the_same_words(calls: list[Any]) -> None:
     words = ["rl", "--pretrain", "m", "--nproc", "3", "--save_path", "here"]
-    assert spawned(rl("--nproc", "3", "--save_path", "here"), words) == 0
+    program = ["python", "-m", "rft_cli.main", *words]
+    assert spawned(rl("--nproc", "3", "--save_path", "here"), program) == 0
     ((command, nproc, folder),) = calls
-    assert command[1:] == ["-m", "rft_cli.main", *words]
+    assert command == program
     assert (nproc, folder) == (3, Path("here/logs"))
 
 
