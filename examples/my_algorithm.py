@@ -17,7 +17,7 @@ from rft_algos.algorithms.components import Clipped, Surrogate
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.objectives import implements
 from rft_algos.objectives.surrogate_equations import Tokens
-from rft_algos.packed import importance_ratio
+from rft_algos.packed.importance_ratio import ratio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ def tanh_shoulder(choice: TanhShoulder, tokens: Tokens) -> Tensor:
 
     e is `high` where A > 0, else `low`. At r = 1 value and slope are those of the ratio itself.
     """
-    change = importance_ratio(tokens.log_ratio) - 1.0
+    change = ratio(tokens.log_ratio) - 1.0
     high, low = change.new_full((), choice.high), change.new_full((), choice.low)
     reach = torch.where(tokens.advantages > 0, high, low)
     gains = tokens.advantages * change > 0

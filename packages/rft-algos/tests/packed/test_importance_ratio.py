@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos.packed import importance_ratio
+from rft_algos.packed.importance_ratio import ratio
 from rft_algos.surrogates import LOG_RATIO_LIMIT, is_clamped, ppo_clip, ppo_clipped
 
 TOKENS = st.lists(st.tuples(st.floats(-30, 30), st.floats(-3, 3)), min_size=1, max_size=20)
@@ -81,11 +81,11 @@ def test_extreme_log_ratios_give_finite_values_and_zero_gradients(extreme: float
 
 
 def test_a_nan_is_not_hidden_by_the_clamp():
-    assert bool(importance_ratio(torch.tensor([math.nan])).isnan().all())
+    assert bool(ratio(torch.tensor([math.nan])).isnan().all())
 
 
 def test_the_clamp_is_at_exactly_twenty():
     log_ratios = doubles(-LOG_RATIO_LIMIT - 1e-9, -LOG_RATIO_LIMIT, 0.0, LOG_RATIO_LIMIT, LOG_RATIO_LIMIT + 1e-9)
     assert LOG_RATIO_LIMIT == 20.0
     assert is_clamped(log_ratios).tolist() == [True, False, False, False, True]
-    assert importance_ratio(log_ratios).tolist() == [math.exp(-20), math.exp(-20), 1.0, math.exp(20), math.exp(20)]
+    assert ratio(log_ratios).tolist() == [math.exp(-20), math.exp(-20), 1.0, math.exp(20), math.exp(20)]
