@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rft_algos.algorithms.components import Advantage
 from rft_algos.algorithms.published import PolicyAlgorithm
-from rft_algos.objectives import RolloutBatch, credit
+from rft_algos.objectives import RolloutBatch, compute_advantages
 from rft_core import keyed_random
 
 GROUP_SIZE = 8
@@ -124,7 +124,7 @@ class Batch:
 
     @cached_property
     def rollouts(self) -> RolloutBatch:
-        """The batch as `objectives.credit` takes it."""
+        """The batch as `objectives.compute_advantages` takes it."""
         return RolloutBatch(
             rewards_N=self.rewards_N,
             group_ids_N=self.group_ids_N,
@@ -144,7 +144,7 @@ class Batch:
         record = PolicyAlgorithm(advantage=advantage, normalise_advantages=normalise)
 
         def run() -> Results:
-            made = credit(record, self.rollouts)
+            made = compute_advantages(record, self.rollouts)
             return made.advantages_T, made.returns_T
 
         return run

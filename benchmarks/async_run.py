@@ -18,15 +18,15 @@ from rft.build.replicas import WORKER
 from rft_algos.algorithms.published import Grpo
 from rft_core.keyed_random import derive_key, permutation
 from rft_dist.collectives import SingleProcess
-from rft_dist.strategies.data_parallel import ReplicatedOptimizer
+from rft_dist.strategies.data_parallel import DataParallelOptimizer
 from rft_engine.replicas.engine import ReplicaEngine
 from rft_engine.replicas.process import ProcessReplica
-from rft_engine.weight_sync.shared_memory import WeightShelf
+from rft_engine.weight_sync.shared_memory import SharedWeightStore
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
-from rft_trainer.async_rollouts.queue import AheadRules, RolloutQueue
+from rft_trainer.async_rollouts.queue import AsyncConfig, RolloutQueue
 from rft_trainer.batches.prompt_ledger import Ledger
-from rft_trainer.loops.rl import Reinforcement, StepRules
+from rft_trainer.loops.rl import RlLoop, StepConfig
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.records.rollouts import Prompt, Sampling
 from rft_trainer.records.scores import RewardItem, Score
@@ -35,7 +35,7 @@ from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
-from rft_trainer.scoring.advantages import CreditAssigner, ScoreRules
+from rft_trainer.scoring.advantages import AdvantageEstimator, RewardShapingConfig
 from rft_trainer.testing.bigram import DigitDecoder, MemoryWriter
 from rft_trainer.update.optimizer_step import MicroBatching, Updater
 from rft_trainer.update.policy_objective import PolicyObjective
@@ -126,7 +126,7 @@ def replicas(model: Path, policy: CausalPolicy, work: Workload, logs: Path, *, i
     ]  # fmt: skip
     for replica in started:
         replica.ready()
-    engine = GivenLengths(started, WeightShelf(policy.named_parameters, torch.float32), max_len=room)
+    engine = GivenLengths(started, SharedWeightStore(policy.named_parameters, torch.float32), max_len=room)
     engine.length = cache(work.length)
     engine.refresh()
     return engine
@@ -144,7 +144,7 @@ def run(model: Path, work: Workload, staleness: int, num_steps: int, seed: int, 
             (loop.ahead or engine).close()
 
 
-def _measured(loop: Reinforcement, work: Workload, num_steps: int) -> Measured:
+def _measured(loop: RlLoop, work: Workload, num_steps: int) -> Measured:
     seconds: list[float] = []
     rewards: list[float] = []
     lags: list[float] = []
@@ -185,7 +185,7 @@ def _loop(
     num_steps: int,
     seed: int,
     deterministic: bool,
-) -> Reinforcement:
+) -> RlLoop:
     one, progress, record = SingleProcess(), Progress(), Grpo(kl_place="none", kl_coef=0.0)
     directory = RunDirectory.create(path, config_text="", command=["benchmark"], environment={})
     prompts = [
@@ -195,12 +195,12 @@ def _loop(
         len(prompts), num_steps, lambda epoch: permutation(derive_key(seed, "order", epoch), len(prompts)).tolist(),
         data_hash="d", seed=seed,
     )  # fmt: skip
-    optimizer = ReplicatedOptimizer(
+    optimizer = DataParallelOptimizer(
         policy.trainable_parameters(), one, betas=(0.9, 0.98), epsilon=1e-8, weight_decay=0.0, max_norm=1.0
     )
     sampling = Sampling(temperature=1.0, max_new_tokens=work.longest, stop_token_ids=())
-    credit = CreditAssigner(record, ScoreRules(longest_response=work.longest), seed=seed)
-    rules = AheadRules(staleness, deterministic, work.prompts_per_step, num_steps, work.group_size, seed)
+    credit = AdvantageEstimator(record, RewardShapingConfig(longest_response=work.longest), seed=seed)
+    rules = AsyncConfig(staleness, deterministic, work.prompts_per_step, num_steps, work.group_size, seed)
     queue = None
     if staleness:
         queue = RolloutQueue(engine, DigitDecoder(), judge, ledger, prompts, sampling=sampling, rules=rules)
@@ -209,7 +209,7 @@ def _loop(
     )
     reporter = TimedReporter(directory, [], one, num_steps=num_steps, rollout_every=0, rollouts_kept=0)
     reporter.times = []
-    return Reinforcement(
+    return RlLoop(
         ledger=ledger,
         prompts=prompts,
         engine=queue or engine,
@@ -242,8 +242,8 @@ def _loop(
     )
 
 
-def _rules(work: Workload, staleness: int, num_steps: int) -> StepRules:
-    return StepRules(
+def _rules(work: Workload, staleness: int, num_steps: int) -> StepConfig:
+    return StepConfig(
         prompts_per_rollout=work.prompts_per_step,
         rollouts_per_step=1,
         train_batch_size=work.samples_per_step,

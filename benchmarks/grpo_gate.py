@@ -24,7 +24,7 @@ from torch import Tensor
 from rft_algos.advantages import group_norm
 from rft_core.keyed_random import uniforms
 from rft_dist.collectives import SingleProcess
-from rft_dist.strategies.data_parallel import ReplicatedOptimizer, StepOutcome
+from rft_dist.strategies.data_parallel import DataParallelOptimizer, StepOutcome
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_trainer.batches.packing import pack
@@ -54,7 +54,7 @@ class Agreement:
         return max(self.loss, self.gradient, self.entropy) <= TOLERANCE and self.clip_fraction > 0
 
 
-class GradientKeeper(ReplicatedOptimizer):
+class GradientKeeper(DataParallelOptimizer):
     """The optimizer of a run that keeps the summed gradients instead of stepping on them."""
 
     gradients: dict[str, Tensor]

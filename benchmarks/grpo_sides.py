@@ -33,13 +33,13 @@ from grpo_case import (
 from rft_algos.algorithms.components import GroupNorm, PpoClip
 from rft_algos.algorithms.published import Grpo
 from rft_dist.collectives import SingleProcess
-from rft_dist.strategies.data_parallel import ReplicatedOptimizer, StepOutcome
+from rft_dist.strategies.data_parallel import DataParallelOptimizer, StepOutcome
 from rft_engine.native.engine import NativeEngine
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_trainer.batches.prompt_ledger import Ledger
-from rft_trainer.loops.rl import Reinforcement, StepRules
+from rft_trainer.loops.rl import RlLoop, StepConfig
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.records.rollouts import Prompt, Sampling
 from rft_trainer.records.scores import RewardItem, Score
@@ -48,7 +48,7 @@ from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
-from rft_trainer.scoring.advantages import CreditAssigner, ScoreRules
+from rft_trainer.scoring.advantages import AdvantageEstimator, RewardShapingConfig
 from rft_trainer.sinks.jsonl import JsonlSink
 from rft_trainer.update.optimizer_step import MicroBatching, Updater
 from rft_trainer.update.policy_objective import PolicyObjective
@@ -100,7 +100,7 @@ def peak_mib() -> float:
 # --- this project -----------------------------------------------------------------------------------
 
 
-class GatedOptimizer(ReplicatedOptimizer):
+class GatedOptimizer(DataParallelOptimizer):
     """The optimizer of a run, with the time of its two calls noted."""
 
     gate: Gate
@@ -158,7 +158,7 @@ def record() -> Grpo:
     )
 
 
-def make_optimizer(policy: CausalPolicy, kind: type[ReplicatedOptimizer]) -> ReplicatedOptimizer:
+def make_optimizer(policy: CausalPolicy, kind: type[DataParallelOptimizer]) -> DataParallelOptimizer:
     return kind(
         policy.named_parameters(),
         SingleProcess(),
@@ -169,7 +169,7 @@ def make_optimizer(policy: CausalPolicy, kind: type[ReplicatedOptimizer]) -> Rep
     )
 
 
-def make_updater(policy: CausalPolicy, optimizer: ReplicatedOptimizer, micro_batch: int = MICRO_BATCH) -> Updater:
+def make_updater(policy: CausalPolicy, optimizer: DataParallelOptimizer, micro_batch: int = MICRO_BATCH) -> Updater:
     return Updater(
         policy,
         optimizer,
@@ -188,7 +188,7 @@ def our_prompts(case: Case, policy: CausalPolicy, num_prompts: int) -> list[Prom
     ]
 
 
-def our_run(case: Case, directory: Path, num_steps: int, gate: Gate) -> Reinforcement:
+def our_run(case: Case, directory: Path, num_steps: int, gate: Gate) -> RlLoop:
     """The loop of `rft-train rl` with the collaborators that its composition makes."""
     policy = load_policy(directory).train()
     assert policy.codec is not None
@@ -200,7 +200,7 @@ def our_run(case: Case, directory: Path, num_steps: int, gate: Gate) -> Reinforc
     prompts = our_prompts(case, policy, num_steps * PROMPTS_PER_STEP)
     progress = Progress()
     run_directory = RunDirectory.create(directory / "run", config_text="", command=[], environment={})
-    return Reinforcement(
+    return RlLoop(
         ledger=Ledger(len(prompts), 1, lambda epoch: range(len(prompts)), data_hash="benchmark", seed=0),
         prompts=prompts,
         engine=engine,
@@ -218,7 +218,7 @@ def our_run(case: Case, directory: Path, num_steps: int, gate: Gate) -> Reinforc
             group_size=GROUP_SIZE,
             seed=0,
         ),
-        assign_credit=CreditAssigner(record(), ScoreRules(longest_response=NEW_TOKENS), seed=0),
+        assign_credit=AdvantageEstimator(record(), RewardShapingConfig(longest_response=NEW_TOKENS), seed=0),
         reference=None,
         old_policy=None,
         critic=None,
@@ -243,7 +243,7 @@ def our_run(case: Case, directory: Path, num_steps: int, gate: Gate) -> Reinforc
             rollouts_kept=0,
         ),
         collectives=collectives,
-        rules=StepRules(
+        rules=StepConfig(
             prompts_per_rollout=PROMPTS_PER_STEP,
             rollouts_per_step=1,
             train_batch_size=PROMPTS_PER_STEP * GROUP_SIZE,

@@ -39,10 +39,10 @@ from torch import Tensor
 from rft.build.engines import native_engine
 from rft_core.keyed_random import derive_key
 from rft_engine.weight_sync.weight_file import read_weight_file, write_weight_file
-from rft_models.decode.fast_decoder import FunctionalDecoder, _fuse, _rms_norm, decoder_for
+from rft_models.decode.fast_decoder import FastDecoder, _fuse, _rms_norm, decoder_for
 from rft_models.layers.fast_linear import linear
-from rft_models.lora.adapters import AdapterRules, WithoutAdapters
-from rft_models.lora.merge import ADAPTER, own_layer
+from rft_models.lora.adapters import AdapterRules, BaseModelView
+from rft_models.lora.merge import ADAPTER, base_layer
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy, load_reference
 from rft_models.tiny_models.text import build_character_tokenizer, build_decoder
@@ -135,7 +135,7 @@ def reference_row(directory: Path, given: argparse.Namespace) -> dict[str, Any]:
     """The policy without its adapters beside a second copy of the model."""
     policy, apart = trained(directory, given), load_reference(directory)
     batch = _batch(given.vocab)
-    found, expected = WithoutAdapters(policy).token_logprobs(*batch)[0], apart.token_logprobs(*batch)[0]
+    found, expected = BaseModelView(policy).token_logprobs(*batch)[0], apart.token_logprobs(*batch)[0]
     held = sum(parameter.numel() * parameter.element_size() for _, parameter in apart.named_parameters())
     return {"tokens": len(found), "largest": float((found - expected).abs().max()), "bytes_saved": held}
 
@@ -143,7 +143,7 @@ def reference_row(directory: Path, given: argparse.Namespace) -> dict[str, Any]:
 def decode_table(directory: Path, given: argparse.Namespace) -> list[dict[str, Any]]:
     """Steps of 1, 8 and 32 rows, folded and with the factors beside the matrices."""
     policy = trained(directory, given)
-    ways = {"folded": FunctionalDecoder(policy), "factors": FactoredDecoder(policy)}
+    ways = {"folded": FastDecoder(policy), "factors": FactoredDecoder(policy)}
     rows: list[dict[str, Any]] = []
     steps = 8 if given.quick else 24
     for num_rows in (1, 8, 32):
@@ -165,7 +165,7 @@ def decode_table(directory: Path, given: argparse.Namespace) -> list[dict[str, A
     return rows
 
 
-class FactoredDecoder(FunctionalDecoder):
+class FactoredDecoder(FastDecoder):
     """The fast decoder on the model's own matrices, with s B A x added beside each."""
 
     def refresh(self) -> None:
@@ -200,8 +200,8 @@ class FactoredDecoder(FunctionalDecoder):
 def _unfolded(module: Any) -> Any:
     """A layer's matrices laid one after another, without their adapters."""
     attention, mlp = module.self_attn, module.mlp
-    qkv = [own_layer(part).weight for part in (attention.q_proj, attention.k_proj, attention.v_proj)]
-    gate_up = [own_layer(part).weight for part in (mlp.gate_proj, mlp.up_proj)]
+    qkv = [base_layer(part).weight for part in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    gate_up = [base_layer(part).weight for part in (mlp.gate_proj, mlp.up_proj)]
     return replace(
         _fuse(module), qkv=torch.cat(qkv).detach(), gate_up=torch.cat(gate_up).detach(), output=None, down=None
     )

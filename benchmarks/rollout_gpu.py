@@ -19,11 +19,11 @@ from rollout_case import PROMPT_TOKENS
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from rft_engine.completions import Completion
-from rft_engine.native.copied_weights import CopiedNativeEngine
+from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_engine.native.engine import NativeEngine
 from rft_models.attention.hf_interface import IMPLEMENTATION
 from rft_models.decode.fast_decoder import decoder_for
-from rft_models.decode.weight_copy import EngineCopy
+from rft_models.decode.weight_copy import GenerationCopy
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import make_policy
 from rft_models.tiny_models.text import draw_weights
@@ -117,7 +117,7 @@ def main() -> None:
     print(f"  native {tokens / ours:12,.0f} tokens/s   {ours:.2f} s")
     print(f"  native, without CUDA graphs {tokens / plain:12,.0f} tokens/s   {plain:.2f} s")
     print(f"  hf     {tokens / theirs:12,.0f} tokens/s   {theirs:.2f} s")
-    copied = CopiedNativeEngine(EngineCopy(policy), policy.named_parameters, max_rows=8, max_len=64, device=device)
+    copied = NativeEngineOnCopy(GenerationCopy(policy), policy.named_parameters, max_rows=8, max_len=64, device=device)
     copied.refresh()
     update = timed(lambda version: copied.load_weights(version + 1), arguments.rounds, device)
     print(f"  an update of the engine's own copy, verified: {1e3 * update:.0f} ms")

@@ -16,7 +16,7 @@ from strategies_cases import CASES, Case
 from torch import Tensor
 
 from rft.build.shared_parts import trainable_policy
-from rft.parallel.parallelize import Spread, spread_policy
+from rft.parallel.parallelize import ParallelModel, parallelize
 from rft.process.machine import Machine
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings
@@ -95,18 +95,18 @@ def _measure(case: Case, source: Path, machine: Machine, steps: int) -> dict[str
     return told | {"loading": loading, "norm": norm, "milliseconds": statistics.median(times)}
 
 
-def _spread(case: Case, source: Path, machine: Machine) -> Spread:
+def _spread(case: Case, source: Path, machine: Machine) -> ParallelModel:
     """As `rft-train` does."""
     settings = ModelSettings(pretrain=str(source), **case.model)
     strategy = StrategySettings(**case.strategy)
     policy = trainable_policy(settings, strategy, source, machine, load_tokenizer(source), AdapterSettings())
-    return spread_policy(policy, strategy, AdamSettings(), machine, None)
+    return parallelize(policy, strategy, AdamSettings(), machine, None)
 
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def _own_batches(spread: Spread, device: str) -> list[Batch]:
+def _own_batches(spread: ParallelModel, device: str) -> list[Batch]:
     """This rank's micro-batches; all ranks together have the same ones in every case."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(2, VOCABULARY, (NUM_MICRO_BATCHES, ROWS * LENGTH), generator=generator)
@@ -117,18 +117,18 @@ def _own_batches(spread: Spread, device: str) -> list[Batch]:
     return [tuple(part.to(device) for part in (row, places, segments, wanted)) for row in own]  # pyright: ignore[reportReturnType]
 
 
-def _loss(spread: Spread, batch: Batch) -> Tensor:
+def _loss(spread: ParallelModel, batch: Batch) -> Tensor:
     logprobs_T, _ = spread.policy.token_logprobs(*batch)
     return -logprobs_T.sum() / (NUM_MICRO_BATCHES * ROWS * LENGTH)
 
 
-def _step(spread: Spread, batches: list[Batch]) -> float:
+def _step(spread: ParallelModel, batches: list[Batch]) -> float:
     for number, batch in enumerate(batches, start=1):
         spread.optimizer.backward(_loss(spread, batch), last=number == len(batches))
     return float(spread.optimizer.step(RATE).gradient_norm)
 
 
-def _bytes_of_a_step(spread: Spread, batches: list[Batch], live: LiveBytes) -> dict[str, float]:
+def _bytes_of_a_step(spread: ParallelModel, batches: list[Batch], live: LiveBytes) -> dict[str, float]:
     """What stays, what a forward keeps, what the backward passes leave, and the most at once."""
     resident = live.now
     parameters = _held(spread, live)
@@ -151,7 +151,7 @@ def _bytes_of_a_step(spread: Spread, batches: list[Batch], live: LiveBytes) -> d
     }
 
 
-def _held(spread: Spread, live: LiveBytes) -> int:
+def _held(spread: ParallelModel, live: LiveBytes) -> int:
     """Bytes of the weights that this rank keeps between two steps, on the device that is counted."""
     parts: list[Tensor] = []
     for _, parameter in spread.policy.named_parameters():

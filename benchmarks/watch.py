@@ -31,7 +31,7 @@ def rank(side: str, exchanges: int) -> None:
 
     from rft_dist.health.activity import Activity
     from rft_dist.launch.process_group import (
-        Watched,
+        HealthConfig,
         ranks_from_environment,
         start_process_group,
         start_watch,
@@ -42,7 +42,7 @@ def rank(side: str, exchanges: int) -> None:
     torch.set_num_threads(1)
     info = ranks_from_environment()
     settings = WatchSettings(fingerprint_steps=1 if side == "compared" else 0)
-    watched = None if side == "without" else Watched(Activity(), settings)
+    watched = None if side == "without" else HealthConfig(Activity(), settings)
     ranks = start_process_group(info, torch.device("cpu"), watched=watched)
     watch = start_watch(info, watched) if watched else None
     tensor = torch.ones(1024)

@@ -19,7 +19,7 @@ from typing import Any, get_type_hints
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from module_tables import module_table
+from module_tables import module_table, room_list
 from names import CONCEPTS
 
 from rft.build.algorithm import words as choice_words
@@ -211,12 +211,25 @@ def environment() -> str:
     return "\n".join(lines + [f"| `{name}` | {effect.rpartition('; set by')[0]} |" for name, _, effect in rows])
 
 
+LAYERS = ("core", "algos", "models", "dist", "engine", "trainer", "", "cli", "kernels")
+"""Packages from the bottom to the top, the kernels last."""
+
+
+def all_rooms() -> str:
+    """The rooms of every package."""
+    names = [f"rft_{layer}".rstrip("_") for layer in LAYERS]
+    sources = {path.name: path for path in [*ROOT.glob("packages/*/src/rft*"), *ROOT.glob("kernels/src/rft*")]}
+    assert sources.keys() == set(names), "a package is missing in LAYERS"
+    return room_list(sources[name] for name in names)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "algorithms": algorithms,
     "lightrft-flags": lightrft_flags,
     "names": names_elsewhere,
     "exit-codes": exit_codes,
     "environment": environment,
+    "rooms": all_rooms,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -15,6 +16,17 @@ def first_sentence(path: Path) -> str:
 def rooms(source: Path) -> list[Path]:
     """Folders of a package that hold modules, the package's root first."""
     return sorted({path.parent for path in source.rglob("*.py")})
+
+
+def room_list(packages: Iterable[Path]) -> str:
+    """A row for each package and for each of its rooms, in the order given; `packages` are import folders."""
+    lines = ["| room | what is in it |", "|---|---|"]
+    for source in packages:
+        lines.append(f"| **`{source.name}`** | *{first_sentence(source / '__init__.py')}* |")
+        for room in rooms(source)[1:]:
+            name = ".".join((source.name, *room.relative_to(source).parts))
+            lines.append(f"| `{name}` | {first_sentence(room / '__init__.py')} |")
+    return "\n".join(lines)
 
 
 def module_table(source: Path) -> str:

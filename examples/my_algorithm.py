@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rft_algos.algorithms.components import Clipped, Surrogate
 from rft_algos.algorithms.published import PolicyAlgorithm
-from rft_algos.objectives import implements
+from rft_algos.objectives import register_equation
 from rft_algos.objectives.surrogate_equations import Tokens
 from rft_algos.packed.importance_ratio import ratio
 
@@ -25,7 +25,7 @@ class TanhShoulder(Clipped):
     """PPO's clipped surrogate with a round shoulder; `low` and `high` say how far the ratio counts beyond 1."""
 
 
-@implements(TanhShoulder)
+@register_equation(TanhShoulder)
 def tanh_shoulder(choice: TanhShoulder, tokens: Tokens) -> Tensor:
     """[T] loss -A (1 + s(r - 1)): s(x) = e tanh(x / e) where x gains, A x > 0, and s(x) = x where it loses.
 

@@ -15,8 +15,8 @@ import torch
 from support.stale_runs import PROMPTS, KeptPrefixes, StaleRun, untie, unverified_load
 
 from rft_core.errors import ServiceError
-from rft_engine.native.copied_weights import CopiedNativeEngine
-from rft_models.decode.weight_copy import EngineCopy
+from rft_engine.native.copied_weights import NativeEngineOnCopy
+from rft_models.decode.weight_copy import GenerationCopy
 
 PLACES = range(20)
 LIMIT = 1e-4
@@ -81,7 +81,7 @@ def old_weights_again(run: StaleRun) -> Planted:
 
 def prefixes_kept(run: StaleRun) -> Planted:
     """Keys and values of prompts that were read before the update answer after it. Every tensor is right."""
-    before = EngineCopy(run.policy)
+    before = GenerationCopy(run.policy)
     before.begin()
     for name, tensor in run.copy.named_tensors():
         before.write(name, tensor)
@@ -99,11 +99,11 @@ def one_replica_missed(run: StaleRun) -> Planted:
     return set(run.names), 0 if hears else 1
 
 
-def replace_load(engine: CopiedNativeEngine, load: Callable[[int], None]) -> None:
+def replace_load(engine: NativeEngineOnCopy, load: Callable[[int], None]) -> None:
     engine.load_weights = load  # type: ignore[method-assign]
 
 
-def probes_of(engine: CopiedNativeEngine) -> set[tuple[int, ...]]:
+def probes_of(engine: NativeEngineOnCopy) -> set[tuple[int, ...]]:
     """What the check has asked this engine."""
     from rft_engine.weight_sync.logprob_probe import _probes
 

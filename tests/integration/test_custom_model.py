@@ -36,7 +36,7 @@ def block(name: str, end: str) -> str:
 def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(patches, "_PATCHES", {})
     monkeypatch.setattr(custom, "_FROM_FILES", {})
-    monkeypatch.setattr(registry, "OWN_FAMILIES", {})
+    monkeypatch.setattr(registry, "CUSTOM_FAMILIES", {})
     yield
     transformers: Any = importlib.import_module("transformers")
     transformers.CONFIG_MAPPING._extra_content.pop("toy", None)
@@ -115,7 +115,7 @@ def test_without_the_file_the_family_is_refused_with_the_flag(
     model = toy_directory(example, trainer_task.folder / "model", tmp_path / "toy")
     transformers: Any = importlib.import_module("transformers")
     transformers.CONFIG_MAPPING._extra_content.pop("toy")
-    registry.OWN_FAMILIES.clear()
+    registry.CUSTOM_FAMILIES.clear()
     words = [*trainer_task.words(), "--pretrain", str(model), "--save_path", str(tmp_path / "run"), "--json_errors"]
     assert main(["rl", *words]) == 4
     assert "--model_code" in capsys.readouterr().err

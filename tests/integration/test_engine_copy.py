@@ -17,7 +17,7 @@ from rft.build import engines
 from rft.build.engines import engine_check, native_engine
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import ServiceError
-from rft_engine.native.copied_weights import CopiedNativeEngine
+from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_engine.native.engine import NativeEngine
 from rft_engine.settings import DecodingEngineSettings
 from rft_models.decode.fast_decoder import decoder_for
@@ -62,7 +62,7 @@ def test_the_same_tokens_and_log_probs_to_the_bit(family: str) -> None:
             each.load_weights(version)
         for options in OPTIONS:
             assert engine.generate(PROMPTS, KEYS, **options) == shared.generate(PROMPTS, KEYS, **options)
-        assert isinstance(engine, CopiedNativeEngine)
+        assert isinstance(engine, NativeEngineOnCopy)
         assert engine.beam_search(PROMPTS, trie, num_beams=2) == shared.beam_search(PROMPTS, trie, num_beams=2)
         change(policy)
 
@@ -72,7 +72,7 @@ def test_an_engine_that_computes_in_another_type_is_a_copy() -> None:
     assert type(native_engine(policy, 4, MAX_LEN, "cpu")) is NativeEngine
     assert type(native_engine(policy, 4, MAX_LEN, "cpu", dtype=torch.float32)) is NativeEngine
     engine = native_engine(policy, 4, MAX_LEN, "cpu", dtype=torch.bfloat16)
-    assert isinstance(engine, CopiedNativeEngine)
+    assert isinstance(engine, NativeEngineOnCopy)
     assert engine.facts.dtype == "bfloat16"
     check = engine_check(DecodingEngineSettings(engine_type="native"), MACHINE, policy, engine)
     assert check is not None

@@ -12,18 +12,18 @@ from PIL import Image
 
 from rft_engine.completions import Completion
 from rft_engine.hf_engine import HfEngine
-from rft_engine.native.copied_weights import CopiedNativeEngine
+from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_engine.native.engine import NativeEngine
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.decode.hf_generate import HfGenerator
-from rft_models.decode.weight_copy import EngineCopy
+from rft_models.decode.weight_copy import GenerationCopy
 from rft_models.families.vision import VISION_FAMILIES
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_models.tiny_models.text import build_character_tokenizer
 from rft_models.tiny_models.vision import VisionSizes, build_vision_model
 from rft_models.vision.media import Media
-from rft_models.vision.processor import HfVisionCodec
+from rft_models.vision.processor import HfProcessor
 
 SIZES = VisionSizes(hidden=32, ffn=48, vision_hidden=32, max_positions=256)
 KEYS = [[10, 11], [20], [30, 31, 32], [40]]
@@ -41,7 +41,7 @@ def policy_of(path: Path, model_type: str) -> CausalPolicy:
 
 def prompts_of(policy: CausalPolicy) -> tuple[list[list[int]], list[Media | None]]:
     codec = policy.codec
-    assert isinstance(codec, HfVisionCodec)
+    assert isinstance(codec, HfProcessor)
     generator = torch.Generator().manual_seed(7)
     images = [
         Image.fromarray(torch.randint(0, 256, (h, w, 3), generator=generator, dtype=torch.uint8).numpy())
@@ -76,7 +76,7 @@ def packed_logprobs(
 def test_engines_draw_the_same_and_score_as_the_packed_forward(tmp_path: Path, model_type: str) -> None:
     policy = policy_of(tmp_path / "model", model_type)
     prompts, media = prompts_of(policy)
-    copied = CopiedNativeEngine(EngineCopy(policy), policy.named_parameters, max_rows=8, max_len=200)
+    copied = NativeEngineOnCopy(GenerationCopy(policy), policy.named_parameters, max_rows=8, max_len=200)
     copied.refresh()
     engines = {
         "one by one": NativeEngine(decoder_for(policy), max_rows=2, max_len=200),

@@ -21,7 +21,7 @@ from rft import rl
 from rft.build.engines import engine_check, native_engine
 from rft_cli.main import main
 from rft_core.errors import ServiceError
-from rft_engine.native.copied_weights import CopiedNativeEngine
+from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_engine.settings import DecodingEngineSettings
 from rft_models.lora.adapters import AdapterRules
 from rft_models.policy.causal_policy import CausalPolicy
@@ -125,7 +125,7 @@ def test_the_reference_is_the_policy_without_its_adapters(
         loaded.append(Path(policy.where))
         return load_policy(policy.where).eval()
 
-    monkeypatch.setattr(rl, "WithoutAdapters", apart_from)
+    monkeypatch.setattr(rl, "BaseModelView", apart_from)
     apart = run("lora_apart_reference", *kl)
     assert len(loaded) == 1
     for ours, theirs in zip(read_rows(free / "metrics.jsonl"), read_rows(apart / "metrics.jsonl"), strict=True):
@@ -217,7 +217,7 @@ def test_an_engine_on_a_copy_serves_the_merged_weights_and_a_stale_one_is_found(
     policy = load_policy(trainer_task.folder / "model")
     adapters = policy.adapt(AdapterRules(rank=3), seed=0)
     engine = native_engine(policy, 4, 24, "cpu", dtype=dtype, weights=policy.served)
-    assert isinstance(engine, CopiedNativeEngine)
+    assert isinstance(engine, NativeEngineOnCopy)
     machine: Any = type("Machine", (), {"device": "cpu", "ranks": type("Ranks", (), {"rank": 0})})
     check = engine_check(DecodingEngineSettings(engine_type="native"), machine, policy, engine)
     assert check is not None

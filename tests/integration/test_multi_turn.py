@@ -16,7 +16,7 @@ from rft_cli.commands import eval as eval_command
 from rft_cli.commands import rl
 from rft_cli.config.resolve import resolve
 from rft_core.errors import DataError, ServiceError
-from rft_models.tokenization.chat_template import TurnRenderer
+from rft_models.tokenization.chat_template import ChatTurnTemplate
 from rft_models.tokenization.tokenizer import load_tokenizer
 
 pytestmark = pytest.mark.xdist_group("multi_turn")
@@ -73,7 +73,7 @@ def test_an_environment_of_ones_own_trains_in_a_process(run: Callable[..., Path]
 
 def test_contexts_are_the_rendered_conversations(run: Callable[..., Path], folder: Path) -> None:
     codec = load_tokenizer(folder / "model")
-    text = TurnRenderer(codec)
+    text = ChatTurnTemplate(codec)
     path = run("--environment", f"{folder}/own.py:Echo", "--max_steps", 1, "--num_trajectories_to_save", 12)
     rows = [json.loads(line) for line in (path / "rollouts" / "step_000001.jsonl").read_text().splitlines()]
     for row in rows:

@@ -20,7 +20,7 @@ from rft_models.settings import WeightsSettings
 from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
 from rft_trainer.records.scores import RewardStatus
 from rft_trainer.runs.reader import read_run
-from rft_trainer.scoring.logprobs import LogprobAnnotator
+from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.settings.data import EvalDataSettings
 from rft_trainer.settings.images import ControlledImageSettings
 from rft_trainer.testing.bigram import OneRank
@@ -127,7 +127,7 @@ def test_text_rows_are_not_changed_by_the_images_beside_them(task: VisionTask) -
         for n, prompt in enumerate(prompts)
     ]  # fmt: skip
     policy = load_policy(task.model).eval()
-    annotate = LogprobAnnotator(policy, OneRank(), max_sequences=9, max_tokens=0, temperature=1.0)
+    annotate = LogprobScorer(policy, OneRank(), max_sequences=9, max_tokens=0, temperature=1.0)
     together = annotate(groups)
     alone = annotate([group for group in groups if group.prompt.media is None])
     beside = [row for group, row in zip(groups, together, strict=True) if group.prompt.media is None]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rft.checkpoints.export import export
 from rft_dist.testing.ranks import run_ranks
-from rft_models.files.checkpoint_names import as_saved
+from rft_models.files.checkpoint_names import to_checkpoint_names
 from rft_models.policy.load import load_policy
 from rft_models.tiny_models.text import build_character_tokenizer
 from rft_models.tiny_models.vision import VisionSizes, build_vision_model
@@ -126,7 +126,7 @@ def test_checkpoints_with_the_names_of_memory_still_open_and_export(
     assert_same({name: p.detach() for name, p in again.named_parameters()}, tensors)
     again.save_pretrained(tmp_path / "exported")
     exported = load_file(tmp_path / "exported" / "model.safetensors")
-    assert_same(exported, {name: p.detach() for name, p in as_saved(again.model, again.named_parameters)()})
+    assert_same(exported, {name: p.detach() for name, p in to_checkpoint_names(again.model, again.named_parameters)()})
 
 
 @pytest.mark.parametrize("family", FAMILIES)

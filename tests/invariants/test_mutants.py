@@ -88,7 +88,7 @@ FAULTS = {
     ],
     "y = torch.clamp(a, min=1)": [("clamp", "y = (a)"), ("constant", "y = torch.clamp(a, min=2)")],
     '"""1 + 1"""': [],
-    "Number = int | float": [],
+    "SourcedNumber = int | float": [],
     "y = cast('1 + 1', x)": [],
     "assert a < b, f'{a - b}' + str(1)": [("comparison", "assert a <= b, f'{a - b}' + str(1)")],
     "raise Error(1 + 1)": [],

@@ -16,7 +16,7 @@ from rft_core.errors import OptionsError
 from rft_engine.sglang.engine import SglangEngine
 from rft_engine.sglang.pinned_api import signature, surface
 from rft_engine.sglang.settings import SglangSettings
-from rft_engine.weight_sync.logprob_probe import check_in_step
+from rft_engine.weight_sync.logprob_probe import check_logprob_parity
 
 pytestmark = pytest.mark.gpu
 
@@ -70,7 +70,7 @@ def test_an_update_agrees_with_the_policy_and_changes_the_text(engine: SglangEng
     for version in (1, 2):
         policy.change(version)
         engine.load_weights(version)
-        assert check_in_step(engine, policy.logprobs).maximum < 0.25
+        assert check_logprob_parity(engine, policy.logprobs).maximum < 0.25
         seen.append(tokens(engine.generate(PROMPTS, KEYS, **ASKED)))
     assert seen[0] != seen[1]
 
@@ -136,6 +136,6 @@ def test_two_gpus_share_the_model(model_dir: Path, policy: CudaPolicy) -> None:
     try:
         policy.change(5)
         engine.load_weights(1)
-        assert check_in_step(engine, policy.logprobs).maximum < 0.25
+        assert check_logprob_parity(engine, policy.logprobs).maximum < 0.25
     finally:
         engine.close()

@@ -13,7 +13,7 @@ from rft_dist.strategies.sequence_parallel import SequenceGroup
 from rft_dist.strategies.tensor_parallel import TensorGroup, TensorParallelModel
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import make_policy
-from rft_models.policy.tensor_parallel_plan import cut_policy, tensor_plan
+from rft_models.policy.tensor_parallel_plan import apply_tensor_parallel, tensor_plan
 
 SIZES: dict[str, Any] = {
     "vocab_size": 49,
@@ -45,7 +45,7 @@ def distances(ranks: Collectives) -> dict[str, float]:
         cut, group = made(family), TensorGroup(ranks, 2, torch.device("cpu"))
         plan = tensor_plan(cut, 2)
         shares_head = bool(plan.vocabulary)
-        cut_policy(cut, lambda: TensorParallelModel(cut.model, plan, group), group, shares_head=shares_head)  # noqa: B023
+        apply_tensor_parallel(cut, lambda: TensorParallelModel(cut.model, plan, group), group, shares_head=shares_head)  # noqa: B023
         found[f"{family}/parts"] = distance(computed(cut), expected)
     return found
 

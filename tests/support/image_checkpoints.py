@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from rft.build.shared_parts import trainable_policy
-from rft.checkpoints.writer import Restored, StoreWriter
-from rft.parallel.parallelize import Spread, spread_policy
+from rft.checkpoints.writer import ResumePoint, StoreWriter
+from rft.parallel.parallelize import ParallelModel, parallelize
 from rft.process.machine import Machine
 from rft_dist.checkpoints.reader import Checkpoint, open_verified
 from rft_dist.checkpoints.store import CheckpointStore
@@ -42,21 +42,21 @@ def one_process() -> Machine:
     return Machine("cpu", ranks_from_environment({}), SingleProcess())
 
 
-def open_spread(source: Path, machine: Machine, restored: Restored | None, **strategy: Any) -> Spread:
+def open_spread(source: Path, machine: Machine, restored: ResumePoint | None, **strategy: Any) -> ParallelModel:
     """The policy of a directory, or of a checkpoint with its optimizer, laid out."""
     settings, chosen = ModelSettings(pretrain=str(source)), StrategySettings(enable_ema=True, **strategy)
     place = source if restored is None else restored.model_directory
     policy = trainable_policy(settings, chosen, place, machine, load_vision_codec(source), AdapterSettings())
-    return spread_policy(policy, chosen, AdamSettings(), machine, restored)
+    return parallelize(policy, chosen, AdamSettings(), machine, restored)
 
 
-def take_a_step(spread: Spread) -> None:
+def take_a_step(spread: ParallelModel) -> None:
     """On rows with an image and one without."""
     spread.optimizer.backward(-loss_of(spread.policy, segments_of(spread.policy, 0)) / 20, last=True)
     spread.optimizer.step(1e-2)
 
 
-def save(spread: Spread, machine: Machine, folder: Path) -> Path:
+def save(spread: ParallelModel, machine: Machine, folder: Path) -> Path:
     """A checkpoint of what is held now; all ranks call it."""
     optimizer: Any = spread.optimizer
     parts = optimizer.shards() if hasattr(optimizer, "shards") else optimizer.state_tensors()
@@ -71,7 +71,7 @@ def save(spread: Spread, machine: Machine, folder: Path) -> Path:
 
 def passed_on(source: Path, checkpoint: Path, machine: Machine, folder: Path, **strategy: Any) -> Path:
     """Open a checkpoint, change nothing, save it."""
-    restored = Restored(open_verified(checkpoint))
+    restored = ResumePoint(open_verified(checkpoint))
     return save(open_spread(source, machine, restored, **strategy), machine, folder)
 
 

@@ -19,7 +19,7 @@ from rft_dist.strategies.sequence_parallel import SequenceGroup
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_models.vision.media import Media
-from rft_models.vision.processor import HfVisionCodec
+from rft_models.vision.processor import HfProcessor
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ Segments = list[tuple[list[int], int, Media | None]]
 def segments_of(policy: CausalPolicy, rank: int) -> Segments:
     """Rank 0: two samples with one image and a row of text; rank 1: text alone."""
     codec = policy.codec
-    assert isinstance(codec, HfVisionCodec)
+    assert isinstance(codec, HfProcessor)
     pixels = torch.arange(16 * 24 * 3, dtype=torch.int64).mul(7).remainder(251).to(torch.uint8).view(16, 24, 3)
     seen, media = codec.encode_media("<image>what is it? ", [Image.fromarray(pixels.numpy())])
     text = codec.encode("without one ")

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from rft.build.lora import adapt
 from rft.build.shared_parts import trainable_policy
-from rft.parallel.parallelize import Spread, spread_policy
+from rft.parallel.parallelize import ParallelModel, parallelize
 from rft.process.machine import Machine
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_models.lora import files
-from rft_models.lora.adapters import WithoutAdapters
+from rft_models.lora.adapters import BaseModelView
 from rft_models.policy.load import load_policy
 from rft_models.settings import AdapterKind, AdapterSettings, ModelSettings
 
@@ -59,7 +59,7 @@ CASES: dict[str, Case] = {
 }
 
 
-def lay_out(source: Path, machine: Machine, case: Case, saved: Path | None = None) -> Spread:
+def lay_out(source: Path, machine: Machine, case: Case, saved: Path | None = None) -> ParallelModel:
     """A policy with adapters on the ranks; `saved`: their values."""
     model, strategy = ModelSettings(pretrain=str(source), **case.model), StrategySettings(**case.strategy)
     settings = AdapterSettings(lora_rank=3, lora_type=case.kind)
@@ -69,7 +69,7 @@ def lay_out(source: Path, machine: Machine, case: Case, saved: Path | None = Non
     if saved is not None:
         assert policy.adapters is not None
         files.load(policy.adapters, saved)
-    return spread_policy(policy, strategy, ADAM, machine, None)
+    return parallelize(policy, strategy, ADAM, machine, None)
 
 
 def row(number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -77,7 +77,7 @@ def row(number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return tokens, torch.arange(LENGTH), torch.zeros_like(tokens), torch.ones(LENGTH, dtype=torch.bool)
 
 
-def step(spread: Spread, number: int) -> float:
+def step(spread: ParallelModel, number: int) -> float:
     """Of four rows, shared out over the ranks that do not compute together."""
     mine = list(range(ROWS))[spread.data.rank :: spread.data.world_size]
     for place in mine:
@@ -86,7 +86,7 @@ def step(spread: Spread, number: int) -> float:
     return float(spread.optimizer.step(RATE).gradient_norm)
 
 
-def adapters_of(spread: Spread) -> dict[str, Tensor]:
+def adapters_of(spread: ParallelModel) -> dict[str, Tensor]:
     """Whole, under the names of files."""
     adapters = spread.policy.adapters
     assert adapters is not None
@@ -94,7 +94,7 @@ def adapters_of(spread: Spread) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in adapters.tensors(alone()).items()}
 
 
-def served(spread: Spread) -> dict[str, Tensor]:
+def served(spread: ParallelModel) -> dict[str, Tensor]:
     """What an engine gets."""
     given = spread.whole_weights or spread.policy.served
     return {name: tensor.detach().clone() for name, tensor in given()}
@@ -109,7 +109,7 @@ def run(source: Path, machine: Machine, case: Case, out: Path, name: str) -> dic
     assert policy.adapters is not None
     files.save(policy.adapters, folder, before)
     state = {key: tensor.clone() for key, tensor in spread.optimizer.state_tensors().items()}
-    reference_T, _ = WithoutAdapters(policy).token_logprobs(*row(99))
+    reference_T, _ = BaseModelView(policy).token_logprobs(*row(99))
     norms.append(step(spread, 2))
     after, whole = adapters_of(spread), served(spread)
     save_file(after, out / f"{name}_adapters_{rank}.safetensors")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rft.build.shared_parts import trainable_policy
-from rft.parallel.parallelize import Spread, spread_policy
+from rft.parallel.parallelize import ParallelModel, parallelize
 from rft.process.machine import Machine
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings
@@ -29,24 +29,24 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def lay_out(source: Path, machine: Machine, **strategy: Any) -> tuple[Spread, int]:
+def lay_out(source: Path, machine: Machine, **strategy: Any) -> tuple[ParallelModel, int]:
     """A policy on the ranks, and the most bytes that were alive on the way there."""
     settings, chosen = ModelSettings(pretrain=str(source)), StrategySettings(fsdp=True, **strategy)
     codec: Any = object()
     with LiveBytes(whole=True) as live:
         policy = trainable_policy(settings, chosen, source, machine, codec, AdapterSettings())
-        spread = spread_policy(policy, chosen, AdamSettings(), machine, None)
+        spread = parallelize(policy, chosen, AdamSettings(), machine, None)
         del policy
     return spread, live.peak
 
 
-def held(spread: Spread) -> dict[str, Tensor]:
+def held(spread: ParallelModel) -> dict[str, Tensor]:
     model = spread.policy.model
     found = {name: local(parameter.detach()).clone() for name, parameter in model.named_parameters()}
     return found | {f"buffer {name}": buffer.clone() for name, buffer in model.named_buffers()}
 
 
-def step(spread: Spread, rank: int) -> tuple[Tensor, float]:
+def step(spread: ParallelModel, rank: int) -> tuple[Tensor, float]:
     tokens = torch.randint(0, 40, (12,), generator=torch.Generator().manual_seed(rank))
     places, segments = torch.arange(6).repeat(2), torch.arange(2).repeat_interleave(6)
     logprobs_T, _ = spread.policy.token_logprobs(tokens, places, segments, torch.ones(12, dtype=torch.bool))

@@ -14,17 +14,17 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rft_algos.algorithms.published import Grpo
 from rft_core.keyed_random import derive_key, permutation
 from rft_dist.collectives import SingleProcess
-from rft_dist.strategies.data_parallel import ReplicatedOptimizer
+from rft_dist.strategies.data_parallel import DataParallelOptimizer
 from rft_engine.completions import Completion
-from rft_engine.native.copied_weights import CopiedNativeEngine
+from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_engine.native.copy_check import check_copy
-from rft_models.decode.weight_copy import EngineCopy
+from rft_models.decode.weight_copy import GenerationCopy
 from rft_models.families.registry import PACKED_FAMILIES
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import make_policy
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.evaluation.logprob_mismatch import scored_tokens
-from rft_trainer.loops.rl import Reinforcement, StepRules
+from rft_trainer.loops.rl import RlLoop, StepConfig
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.records.rollouts import Prompt, Sampling
 from rft_trainer.records.scores import RewardItem, Score
@@ -33,7 +33,7 @@ from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
-from rft_trainer.scoring.advantages import CreditAssigner, ScoreRules
+from rft_trainer.scoring.advantages import AdvantageEstimator, RewardShapingConfig
 from rft_trainer.testing.bigram import DigitDecoder, MemoryWriter
 from rft_trainer.update.optimizer_step import MicroBatching, Updater
 from rft_trainer.update.policy_objective import PolicyObjective
@@ -50,7 +50,7 @@ _GPT2: dict[str, Any] = {
     **{"vocab_size": VOCAB, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32},
     **{"bos_token_id": 1, "eos_token_id": 2},
 }
-_RULES = StepRules(
+_RULES = StepConfig(
     prompts_per_rollout=2,
     rollouts_per_step=1,
     train_batch_size=6,
@@ -84,9 +84,9 @@ class Replicas:
     """Engines that share the prompts of a call between them, each with a copy of the weights."""
 
     def __init__(self, policy: CausalPolicy, number: int) -> None:
-        self.copies = [EngineCopy(policy) for _ in range(number)]
+        self.copies = [GenerationCopy(policy) for _ in range(number)]
         self.engines = [
-            CopiedNativeEngine(twin, policy.named_parameters, max_rows=6, max_len=MAX_LEN) for twin in self.copies
+            NativeEngineOnCopy(twin, policy.named_parameters, max_rows=6, max_len=MAX_LEN) for twin in self.copies
         ]
         for engine in self.engines:
             engine.refresh()
@@ -149,14 +149,14 @@ def _spread(items: Sequence[RewardItem]) -> list[Score]:
     return [Score(sum(map(int, item.response_text.split())) / 100) for item in items]
 
 
-def _loop(path: Path, policy: CausalPolicy, engine: Replicas, seed: int) -> Reinforcement:
+def _loop(path: Path, policy: CausalPolicy, engine: Replicas, seed: int) -> RlLoop:
     one, progress, record = SingleProcess(), Progress(), Grpo(kl_place="none", kl_coef=0.0)
     directory = RunDirectory.create(path, config_text="recipe: {command: rl}\n", command=["rft-train"], environment={})
-    optimizer = ReplicatedOptimizer(
+    optimizer = DataParallelOptimizer(
         policy.trainable_parameters(), one, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_norm=1.0
     )
-    credit = CreditAssigner(record, ScoreRules(longest_response=5), seed=seed)
-    return Reinforcement(
+    credit = AdvantageEstimator(record, RewardShapingConfig(longest_response=5), seed=seed)
+    return RlLoop(
         ledger=Ledger(
             len(PROMPTS),
             4,
@@ -208,7 +208,7 @@ def _loop(path: Path, policy: CausalPolicy, engine: Replicas, seed: int) -> Rein
     )
 
 
-def unverified_load(twin: EngineCopy, tensors: Iterable[tuple[str, Tensor]]) -> None:
+def unverified_load(twin: GenerationCopy, tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Some tensors into a copy, and nobody looks whether they are all."""
     twin.begin()
     for name, tensor in tensors:
@@ -216,7 +216,7 @@ def unverified_load(twin: EngineCopy, tensors: Iterable[tuple[str, Tensor]]) -> 
     twin.refresh()
 
 
-def untie(twin: EngineCopy) -> None:
+def untie(twin: GenerationCopy) -> None:
     """Let the output matrix be a tensor of its own, with the values of now."""
     head = twin._twin.head.layer  # type: ignore[reportPrivateUsage]
     assert isinstance(head.weight, Tensor)
@@ -229,7 +229,7 @@ class KeptPrefixes:
     They are had by reading with the weights of that time, `before`, which gives the same numbers.
     """
 
-    def __init__(self, twin: EngineCopy, before: EngineCopy, seen: set[tuple[int, ...]]) -> None:
+    def __init__(self, twin: GenerationCopy, before: GenerationCopy, seen: set[tuple[int, ...]]) -> None:
         self._twin, self._before, self._seen = twin, before, seen
         before.new_cache(1, MAX_LEN)  # it makes its table of rotations for this length
 

@@ -20,20 +20,20 @@ from rft_core.keyed_random import integers, uniforms
 from rft_dist.collectives import Collectives
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import SequenceMode
-from rft_dist.strategies.data_parallel import ReplicatedOptimizer
+from rft_dist.strategies.data_parallel import DataParallelOptimizer
 from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
-from rft_dist.strategies.process_groups import DataRanks
+from rft_dist.strategies.process_groups import DataParallelRanks
 from rft_dist.strategies.sequence_parallel import SequenceGroup
 from rft_dist.strategies.tensor_parallel import TensorGroup, TensorParallelModel, TensorParallelOptimizer
 from rft_dist.strategies.tensor_parallel_fsdp import TensorShardedOptimizer
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
-from rft_models.policy.tensor_parallel_plan import cut_policy, tensor_plan
+from rft_models.policy.tensor_parallel_plan import apply_tensor_parallel, tensor_plan
 from rft_models.testing.activation_bytes import held_for_backward
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup, TrainingSample
 from rft_trainer.records.scores import RewardStatus
-from rft_trainer.scoring.logprobs import LogprobAnnotator
+from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.update.optimizer_step import MicroBatching, Updater
 from rft_trainer.update.policy_objective import PolicyObjective
 from support import family_ranks
@@ -137,27 +137,29 @@ def groups() -> list[RolloutGroup]:
 Weights = Callable[[], Iterable[tuple[str, Tensor]]]
 
 
-def distributed(policy: CausalPolicy, case: Case, ranks: Collectives) -> tuple[Any, Weights, DataRanks]:
+def distributed(policy: CausalPolicy, case: Case, ranks: Collectives) -> tuple[Any, Weights, DataParallelRanks]:
     """(optimizer, provider of whole weights, who shares samples) of a policy laid out as the case says."""
     if case.tp_size > 1:
         group = TensorGroup(ranks, case.tp_size, CPU)
         plan, cut = tensor_plan(policy, case.tp_size), list[TensorParallelModel]()
-        cut_policy(policy, lambda: cut.append(TensorParallelModel(policy.model, plan, group)), group, shares_head=True)
+        apply_tensor_parallel(
+            policy, lambda: cut.append(TensorParallelModel(policy.model, plan, group)), group, shares_head=True
+        )
         if case.fsdp:
             spread = FullyShardedModel(policy.model, policy.layers, ranks, device=CPU, mesh=group.data_mesh)
             policy.compute_through(spread.compute)
             optimizer = TensorShardedOptimizer(policy.trainable_parameters(), group, of_heads=plan.of_heads, **ADAM)
-            return optimizer, spread.whole_tensors, DataRanks(ranks, group)
+            return optimizer, spread.whole_tensors, DataParallelRanks(ranks, group)
         optimizer = TensorParallelOptimizer(policy.trainable_parameters(), group, of_heads=plan.of_heads, **ADAM)
-        return optimizer, cut[0].whole_tensors, DataRanks(ranks, group)
+        return optimizer, cut[0].whole_tensors, DataParallelRanks(ranks, group)
     sequence = SequenceGroup(ranks, case.sp_size)
     policy.split_sequences(sequence, case.sp_mode)
-    data = DataRanks(ranks, sequence)
+    data = DataParallelRanks(ranks, sequence)
     if case.fsdp:
         spread = FullyShardedModel(policy.model, policy.layers, ranks, device=CPU, shard_size=case.shard_size)
         policy.compute_through(spread.compute)
         return ShardedOptimizer(policy.trainable_parameters(), ranks, **ADAM), spread.whole_tensors, data
-    return ReplicatedOptimizer(policy.trainable_parameters(), ranks, **ADAM), policy.named_parameters, data
+    return DataParallelOptimizer(policy.trainable_parameters(), ranks, **ADAM), policy.named_parameters, data
 
 
 def gradients_of(policy: CausalPolicy, optimizer: Any) -> dict[str, Tensor]:
@@ -180,7 +182,7 @@ def run(case: Case, model: Path, ranks: Collectives, out: Path) -> dict[str, Any
     policy = load_policy(model, codec=object()).train()  # type: ignore[arg-type]
     optimizer, weights, data = distributed(policy, case, ranks)
     in_step = case.fsdp or case.zero_stage > 0
-    annotator = LogprobAnnotator(policy, data, max_sequences=2, max_tokens=0, temperature=0.9, in_step=in_step)
+    annotator = LogprobScorer(policy, data, max_sequences=2, max_tokens=0, temperature=0.9, in_step=in_step)
     scored = annotator(groups())
     updater = Updater(
         policy,

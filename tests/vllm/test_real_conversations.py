@@ -11,7 +11,7 @@ import pytest
 from support.talk_task import TalkTask, make_talk_task
 
 from rft_cli.main import main
-from rft_models.tokenization.chat_template import TurnRenderer
+from rft_models.tokenization.chat_template import ChatTurnTemplate
 from rft_models.tokenization.tokenizer import load_tokenizer
 
 
@@ -48,7 +48,7 @@ def test_conversations_are_those_of_the_native_engine(run: Callable[..., Path], 
         assert row["turn/count_mean"] > 1.5
         assert row["environment/ok_share"] == 1.0
         assert row["engine/logprob_gap_max"] < 1e-3, "what was sampled is trained, token for token"
-    text = TurnRenderer(load_tokenizer(task.root / "model"))
+    text = ChatTurnTemplate(load_tokenizer(task.root / "model"))
     for turns in told(vllm, 1):
         for turn in turns[2:]:
             if turn["who"] == "environment":  # masked, and as the template writes it

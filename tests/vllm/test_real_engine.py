@@ -14,7 +14,7 @@ from rft_core.errors import OptionsError
 from rft_engine.native.engine import NativeEngine
 from rft_engine.vllm.engine import VllmEngine
 from rft_engine.vllm.settings import VllmSettings
-from rft_engine.weight_sync.logprob_probe import check_in_step
+from rft_engine.weight_sync.logprob_probe import check_logprob_parity
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.load import load_policy
 
@@ -125,7 +125,7 @@ def test_after_an_update_text_changes_and_the_probe_agrees_again(pair: Pair) -> 
         pair.policy.change(seed)
         version = pair.engine.weight_version + 1
         pair.engine.load_weights(version)
-        gap = check_in_step(pair.engine, pair.policy.logprobs)
+        gap = check_logprob_parity(pair.engine, pair.policy.logprobs)
         print(f"version {version}: largest gap of the probe {gap.maximum:.2e}")
         assert gap.maximum < GAP
         assert gap.weight_version == version

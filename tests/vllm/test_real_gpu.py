@@ -12,7 +12,7 @@ from policy_side import MAX_LEN, Policy
 from rft_engine.vllm.engine import VllmEngine
 from rft_engine.vllm.process import VllmProcessEngine
 from rft_engine.vllm.settings import VllmSettings
-from rft_engine.weight_sync.logprob_probe import check_in_step
+from rft_engine.weight_sync.logprob_probe import check_logprob_parity
 
 pytestmark = pytest.mark.gpu
 
@@ -63,7 +63,7 @@ def test_an_update_between_processes_agrees_with_the_policy(model_dir: Path, tra
         for version in (1, 2):
             policy.change(version)
             engine.load_weights(version)
-            assert check_in_step(engine, policy.logprobs).maximum < 0.25
+            assert check_logprob_parity(engine, policy.logprobs).maximum < 0.25
     finally:
         engine.close()
 
@@ -75,7 +75,7 @@ def test_eight_bit_weights_are_rounded_anew_at_every_update(model_dir: Path) -> 
         before = tokens(engine.generate(PROMPTS, KEYS, **ASKED))
         policy.change(1)
         engine.load_weights(1)
-        assert check_in_step(engine, policy.logprobs, limit=1.0).mean < 0.3
+        assert check_logprob_parity(engine, policy.logprobs, limit=1.0).mean < 0.3
         assert tokens(engine.generate(PROMPTS, KEYS, **ASKED)) != before
     finally:
         engine.close()
@@ -89,6 +89,6 @@ def test_weights_are_broadcast_to_another_gpu(model_dir: Path) -> None:
     try:
         policy.change(1)
         engine.load_weights(1)
-        assert check_in_step(engine, policy.logprobs).maximum < 0.25
+        assert check_logprob_parity(engine, policy.logprobs).maximum < 0.25
     finally:
         engine.close()

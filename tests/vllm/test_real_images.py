@@ -14,11 +14,11 @@ from rft_engine.native.engine import NativeEngine
 from rft_engine.vllm.engine import VllmEngine
 from rft_engine.vllm.settings import VllmSettings
 from rft_models.decode.fast_decoder import decoder_for
-from rft_models.files.checkpoint_names import as_saved
+from rft_models.files.checkpoint_names import to_checkpoint_names
 from rft_models.policy.load import load_policy
 from rft_models.tiny_models.text import build_character_tokenizer
 from rft_models.tiny_models.vision import VisionSizes, build_vision_model
-from rft_models.vision.processor import HfVisionCodec
+from rft_models.vision.processor import HfProcessor
 
 KEYS = [[1, 2], [3], [4, 5], [6]]
 
@@ -38,7 +38,7 @@ def test_prompts_with_images_are_continued_as_by_the_native_engine(tmp_path: Pat
     tokenizer = build_character_tokenizer("abcdefghijklmnopqrstuvwxyz ?")
     path = build_vision_model(tmp_path / "model", tokenizer, sizes=sizes, seed=4, init_std=0.1)
     policy = load_policy(path)
-    assert isinstance(policy.codec, HfVisionCodec)
+    assert isinstance(policy.codec, HfProcessor)
     images = drawn_images(generator)
     pairs = [
         policy.codec.encode_media("<image>what is it? ", images[:1]),
@@ -49,7 +49,7 @@ def test_prompts_with_images_are_continued_as_by_the_native_engine(tmp_path: Pat
     prompts, media = [ids for ids, _ in pairs], [one for _, one in pairs]
     native = NativeEngine(decoder_for(policy), max_rows=8, max_len=200)
     settings = VllmSettings(model_dir=path, max_rows=8, max_len=200, enforce_eager=True)
-    engine = VllmEngine(settings, as_saved(policy.model, policy.named_parameters))
+    engine = VllmEngine(settings, to_checkpoint_names(policy.model, policy.named_parameters))
     for version in (1, 2):
         engine.load_weights(version)
         native.load_weights(version)

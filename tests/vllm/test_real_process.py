@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 from rft_engine.vllm.process import VllmProcessEngine
 from rft_engine.vllm.settings import VllmSettings
-from rft_engine.weight_sync.logprob_probe import check_in_step
+from rft_engine.weight_sync.logprob_probe import check_logprob_parity
 from rft_engine.weight_sync.weight_file import read_weight_file, write_weight_file
 
 GAP = 1e-4
@@ -47,7 +47,7 @@ def test_an_update_reaches_the_other_process(pair: Pair) -> None:
     before = tokens(pair.engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=16))
     pair.policy.change(1)
     pair.engine.load_weights(1)
-    gap = check_in_step(pair.engine, pair.policy.logprobs)
+    gap = check_logprob_parity(pair.engine, pair.policy.logprobs)
     print(f"largest gap of the probe {gap.maximum:.2e}")
     assert gap.maximum < GAP
     assert tokens(pair.engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=16)) != before
@@ -66,7 +66,7 @@ def test_a_process_killed_in_the_middle_is_replaced_and_the_tokens_are_the_same(
     assert pair.engine.num_restarts == 1
     assert tokens(answers) == wanted
     assert {c.weight_version for row in answers for c in row} == {pair.engine.weight_version}
-    assert check_in_step(pair.engine, pair.policy.logprobs).maximum < GAP
+    assert check_logprob_parity(pair.engine, pair.policy.logprobs).maximum < GAP
 
 
 def test_the_file_is_safetensors(tmp_path: Path) -> None:

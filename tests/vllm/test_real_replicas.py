@@ -17,17 +17,17 @@ from PIL import Image
 from rft_engine.completions import Completion
 from rft_engine.native.engine import NativeEngine
 from rft_engine.replicas.engine import ReplicaEngine
-from rft_engine.replicas.external_engine import EngineReplica
+from rft_engine.replicas.external_engine import ExternalEngineReplica
 from rft_engine.vllm.process import VllmProcessEngine
 from rft_engine.vllm.settings import VllmSettings
-from rft_engine.weight_sync.shared_memory import WeightShelf
+from rft_engine.weight_sync.shared_memory import SharedWeightStore
 from rft_models.decode.fast_decoder import decoder_for
-from rft_models.files.checkpoint_names import as_saved
+from rft_models.files.checkpoint_names import to_checkpoint_names
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_models.tiny_models.text import build_character_tokenizer
 from rft_models.tiny_models.vision import VisionSizes, build_vision_model
-from rft_models.vision.processor import HfVisionCodec
+from rft_models.vision.processor import HfProcessor
 
 KEYS = [[1, 2, 3, 4], [5, 6], [7, 8, 9], [10, 11, 12]]
 MAX_LEN = 200
@@ -47,11 +47,11 @@ class Replicas:
         self.engines: list[VllmProcessEngine] = []
         with ThreadPoolExecutor(2) as pool:
             started = list(pool.map(lambda number: self._started(folder, number), range(2)))
-        shelf = WeightShelf(as_saved(self.policy.model, self.policy.named_parameters), torch.float32)
+        shelf = SharedWeightStore(to_checkpoint_names(self.policy.model, self.policy.named_parameters), torch.float32)
         self.pool = ReplicaEngine(started, shelf, max_len=MAX_LEN)
         self.native = NativeEngine(decoder_for(self.policy), max_rows=8, max_len=MAX_LEN)
         codec = self.policy.codec
-        assert isinstance(codec, HfVisionCodec)
+        assert isinstance(codec, HfProcessor)
         generator = torch.Generator().manual_seed(7)
         images = [
             Image.fromarray(torch.randint(0, 256, (56, side, 3), generator=generator, dtype=torch.uint8).numpy())
@@ -65,7 +65,7 @@ class Replicas:
         ]
         self.prompts, self.media = [ids for ids, _ in pairs], [one for _, one in pairs]
 
-    def _started(self, folder: Path, number: int) -> EngineReplica:
+    def _started(self, folder: Path, number: int) -> ExternalEngineReplica:
         def start(provider: Any) -> VllmProcessEngine:
             environment = {"OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
             log = folder / f"replica-{number}.log"
@@ -73,7 +73,7 @@ class Replicas:
             self.engines.append(engine)
             return engine
 
-        return EngineReplica(number, start)
+        return ExternalEngineReplica(number, start)
 
     def drawn(self, engine: Any, length: int = 12) -> list[Completion]:
         answers: Sequence[Sequence[Completion]] = engine.generate(

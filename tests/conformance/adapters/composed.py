@@ -1,4 +1,4 @@
-"""This project's equations as a run calls them: a record of choices, `credit` over the batch, `policy_loss`."""
+"""This project's equations as a run calls them: an algorithm, `compute_advantages` over the batch, `policy_loss`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conformance.adapters.base import Case, Compute, Key, leaf, numbers, slope
 from conformance.adapters.packed import layout, packed, unpacked
 from rft_algos.algorithms import components
 from rft_algos.algorithms.published import PolicyAlgorithm
-from rft_algos.objectives import RolloutBatch, credit, policy_loss
+from rft_algos.objectives import RolloutBatch, compute_advantages, policy_loss
 
 COMPUTE: dict[Key, Compute] = {}
 REFUSED: dict[Key, str] = {}
@@ -30,11 +30,11 @@ OF_SEQUENCES = {
     "reinforce_pp_baseline": components.GroupCentred,
 }
 CORRECTIONS = {
-    "truncate_tokens": components.TruncateTokens,
-    "truncate_sequences": components.TruncateSequences,
-    "mask_tokens": components.MaskTokens,
-    "mask_sequences": components.MaskSequences,
-    "mask_sequences_geometric": components.MaskGeometric,
+    "truncate_tokens": components.TokenTis,
+    "truncate_sequences": components.SequenceTis,
+    "mask_tokens": components.TokenMis,
+    "mask_sequences": components.SequenceMis,
+    "mask_sequences_geometric": components.GeometricMis,
 }
 BOUNDS = {"clip_low": "low", "clip_high": "high", "limit_low": "low", "limit_high": "high"}
 SURROGATES: dict[str, Any] = {
@@ -85,7 +85,7 @@ def advantage(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     record = PolicyAlgorithm(advantage=OF_SEQUENCES[name](**options), normalise_advantages=whitened)
     more = {"greedy_rewards_N": numbers(inputs["greedy_rewards"], dtype)} if "greedy_rewards" in inputs else {}
     rollouts = batch(case, dtype, **more)
-    found_T = credit(record, rollouts).advantages_T
+    found_T = compute_advantages(record, rollouts).advantages_T
     if "mask" in inputs:
         return {"advantages": unpacked(found_T, inputs["mask"])}
     firsts = [int((rollouts.segment_ids_T == i).nonzero()[0]) for i in range(len(inputs["rewards"]))]
@@ -105,7 +105,7 @@ def over_time(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     )
     more = {"reference_logprobs_T": packed(inputs["token_rewards"], dtype)}
     more |= {"values_T": packed(inputs["values"], dtype)} if "values" in inputs else {}
-    found = credit(record, batch(case, dtype, **more))
+    found = compute_advantages(record, batch(case, dtype, **more))
     if name != "gae":
         key = "returns" if name == "discounted_returns" else "advantages"
         return {key: unpacked(found.advantages_T, mask)}
@@ -125,7 +125,7 @@ def gdpo(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     }
     rollouts = batch(case, dtype, **columns)
     firsts = [int((rollouts.segment_ids_T == i).nonzero()[0]) for i in range(len(inputs["components"]))]
-    return {"advantages": credit(record, rollouts).advantages_T[firsts].tolist()}
+    return {"advantages": compute_advantages(record, rollouts).advantages_T[firsts].tolist()}
 
 
 def process(case: Case, dtype: torch.dtype) -> dict[str, Any]:
@@ -136,7 +136,9 @@ def process(case: Case, dtype: torch.dtype) -> dict[str, Any]:
         "step_rewards_T": packed(inputs["step_rewards"], dtype),
         "step_mask_T": packed(inputs["step_mask"], torch.bool),
     }
-    return {"advantages": unpacked(credit(record, batch(case, dtype, **columns)).advantages_T, inputs["mask"])}
+    return {
+        "advantages": unpacked(compute_advantages(record, batch(case, dtype, **columns)).advantages_T, inputs["mask"])
+    }
 
 
 def correction(case: Case, dtype: torch.dtype) -> dict[str, Any]:
@@ -144,7 +146,7 @@ def correction(case: Case, dtype: torch.dtype) -> dict[str, Any]:
     inputs = case["inputs"]
     columns = {f"{key}_T": packed(inputs[key], dtype) for key in ("old_logprobs", "behaviour_logprobs")}
     record = PolicyAlgorithm(correction=CORRECTIONS[case["name"]](**case["params"]))
-    found_T = credit(record, batch(case, dtype, **columns)).weights_T
+    found_T = compute_advantages(record, batch(case, dtype, **columns)).weights_T
     assert found_T is not None
     mask_T, _ = layout(case)
     return {"weights": unpacked(torch.where(mask_T, found_T, 0.0), inputs["mask"])}

@@ -99,7 +99,7 @@ def test_defaults_are_the_published_setting(name: str):
     assert record.dynamic_sampling == (name == "dapo")
     assert record.overlong_buffer_share == (0.2 if name == "dapo" else 0.0)
     assert record.drift_coef == (0.01 if name == "cpgd" else 0.0)
-    assert repr(record.correction) == ("TruncateTokens(cap=5.0)" if name == "decoupled_ppo" else "NoCorrection()")
+    assert repr(record.correction) == ("TokenTis(cap=5.0)" if name == "decoupled_ppo" else "NoCorrection()")
     assert (record.entropy_coef, record.high_entropy_fraction, record.advantage_clip) == (0.0, 1.0, 0.0)
     assert record.off_policy_delta is None
 
@@ -180,11 +180,11 @@ def test_a_value_that_cannot_be_used_is_refused_with_one_remedy(field: str, valu
         (components.KlCov, {"coefficient": 0.0}, "coefficient=1.0"),
         (components.KlCov, {"fraction": 1.0}, "fraction=0.2"),
         (components.Dro, {"tau": 0.0}, "tau=1.0"),
-        (components.TruncateTokens, {"cap": 0.9}, "cap=2.0"),
-        (components.TruncateSequences, {"cap": NAN}, "cap=2.0"),
-        (components.MaskTokens, {"low": 1.1}, "low=0.5"),
-        (components.MaskSequences, {"high": 0.9}, "high=5.0"),
-        (components.MaskGeometric, {"low": -0.1}, "low=0.5"),
+        (components.TokenTis, {"cap": 0.9}, "cap=2.0"),
+        (components.SequenceTis, {"cap": NAN}, "cap=2.0"),
+        (components.TokenMis, {"low": 1.1}, "low=0.5"),
+        (components.SequenceMis, {"high": 0.9}, "high=5.0"),
+        (components.GeometricMis, {"low": -0.1}, "low=0.5"),
     ],
 )
 def test_a_number_of_a_choice_outside_its_range_is_refused(choice: type, numbers: dict[str, object], remedy: str):
@@ -201,9 +201,9 @@ def test_a_number_of_a_choice_outside_its_range_is_refused(choice: type, numbers
         components.Gae(lambd=0.0),
         components.Gae(lambd=1.0),
         components.PassAtK(k=1),
-        components.TruncateTokens(cap=1.0),
-        components.MaskTokens(low=0.0, high=1.0),
-        components.MaskTokens(low=1.0),
+        components.TokenTis(cap=1.0),
+        components.TokenMis(low=0.0, high=1.0),
+        components.TokenMis(low=1.0),
     ],
 )
 def test_a_number_at_the_edge_of_its_range_is_taken(choice: object):
@@ -212,11 +212,11 @@ def test_a_number_at_the_edge_of_its_range_is_taken(choice: object):
 
 def test_published_numbers_of_choices_that_no_record_shows():
     assert components.DualClip() == components.DualClip(low=0.2, high=0.2, dual=3.0)
-    assert components.TruncateTokens() == components.TruncateTokens(cap=2.0)
-    assert components.TruncateSequences() == components.TruncateSequences(cap=2.0)
-    assert components.MaskTokens() == components.MaskTokens(low=0.5, high=5.0)
-    assert components.MaskSequences() == components.MaskSequences(low=0.0, high=3.0)
-    assert components.MaskGeometric() == components.MaskGeometric(low=0.999, high=1.001)
+    assert components.TokenTis() == components.TokenTis(cap=2.0)
+    assert components.SequenceTis() == components.SequenceTis(cap=2.0)
+    assert components.TokenMis() == components.TokenMis(low=0.5, high=5.0)
+    assert components.SequenceMis() == components.SequenceMis(low=0.0, high=3.0)
+    assert components.GeometricMis() == components.GeometricMis(low=0.999, high=1.001)
 
 
 def test_fixed_length_takes_its_length():
@@ -253,7 +253,7 @@ def test_what_an_algorithm_needs_follows_from_its_choices():
     assert not plain.has_other_terms
     assert Grpo(entropy_coef=0.01).needs_entropy
     assert Grpo(high_entropy_fraction=0.2).needs_old_entropy
-    assert Grpo(correction=components.MaskTokens()).needs_old_logprobs
+    assert Grpo(correction=components.TokenMis()).needs_old_logprobs
     assert Grpo(kl_place="reward", kl_coef=0.1).has_other_terms is False
     others = (
         Grpo(),

@@ -14,12 +14,12 @@ from rft_algos import advantages, surrogates
 from rft_algos.algorithms import components
 from rft_algos.algorithms.published import PUBLISHED, Grpo, PolicyAlgorithm, by_name
 from rft_algos.objectives import (
-    Credit,
+    AdvantageOutput,
     RolloutBatch,
-    credit,
-    implements,
+    compute_advantages,
     is_by_token,
     policy_loss,
+    register_equation,
     token_losses,
     token_weights,
 )
@@ -83,7 +83,7 @@ def batch_for(name: str) -> RolloutBatch:
 
 def test_pass_at_k_refuses_rewards_that_are_not_0_or_1():
     with pytest.raises(OptionsError, match=r"0\.5"):
-        credit(Grpo(advantage=components.PassAtK(), kl_place="none"), batch())
+        compute_advantages(Grpo(advantage=components.PassAtK(), kl_place="none"), batch())
 
 
 COMPARISONS = {
@@ -102,7 +102,7 @@ COMPARISONS = {
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_an_advantage_of_sequences_stands_at_each_of_their_loss_tokens(name: str):
     b = batch()
-    found = credit(replace(published(name), kl_place="none"), b)
+    found = compute_advantages(replace(published(name), kl_place="none"), b)
     assert torch.equal(found.advantages_T, spread(COMPARISONS[name](b), b))
     assert found.advantages_T.dtype == D
     assert found.returns_T is None
@@ -115,7 +115,7 @@ def test_pass_at_k_takes_its_k():
     for k in (1, 2):
         record = Grpo(advantage=components.PassAtK(k=k), kl_place="none")
         expected = advantages.pass_at_k(b.rewards_N, b.group_ids_N, k=k)
-        assert torch.equal(credit(record, b).advantages_T, spread(expected, b))
+        assert torch.equal(compute_advantages(record, b).advantages_T, spread(expected, b))
 
 
 @pytest.mark.parametrize("epsilon", [1e-6, 0.5])
@@ -138,14 +138,16 @@ def test_epsilon_of_the_choice_is_used(epsilon: float):
         ),
     )
     for choice, expected in pairs:
-        assert torch.equal(credit(Grpo(advantage=choice, kl_place="none"), b).advantages_T, spread(expected, b))
+        assert torch.equal(
+            compute_advantages(Grpo(advantage=choice, kl_place="none"), b).advantages_T, spread(expected, b)
+        )
 
 
 def test_gdpo_weighs_the_parts_after_each_is_normalised():
     b = batch(component_weights_K=torch.tensor([0.9, 0.1], dtype=D))
     record = Grpo(advantage=components.Gdpo(over_batch=False), kl_place="none")
     parts = [advantages.group_norm(b.components_NK[:, k], GROUPS) for k in (0, 1)]  # type: ignore[index]
-    torch.testing.assert_close(credit(record, b).advantages_T, spread(0.9 * parts[0] + 0.1 * parts[1], b))
+    torch.testing.assert_close(compute_advantages(record, b).advantages_T, spread(0.9 * parts[0] + 0.1 * parts[1], b))
 
 
 def test_gdpo_normalises_the_sum_over_sequences_however_long_they_are():
@@ -153,7 +155,7 @@ def test_gdpo_normalises_the_sum_over_sequences_however_long_they_are():
     assert len(set(b.lengths_N.tolist())) > 1
     sums_N = advantages.gdpo(b.components_NK, b.group_ids_N, torch.ones(2, dtype=D))  # type: ignore[arg-type]
     expected_N = (sums_N - sums_N.mean()) / (sums_N.std() + 1e-6)
-    torch.testing.assert_close(credit(published("gdpo"), b).advantages_T, spread(expected_N, b))
+    torch.testing.assert_close(compute_advantages(published("gdpo"), b).advantages_T, spread(expected_N, b))
 
 
 def test_cpgd_takes_its_largest_weight():
@@ -161,7 +163,7 @@ def test_cpgd_takes_its_largest_weight():
     record = Grpo(advantage=components.CpgdWeighted(max_weight=1.5), kl_place="none")
     b = batch(rewards_N=rewards)
     expected = advantages.cpgd(rewards, GROUPS, weighting="clip_filter", max_weight=1.5)
-    assert torch.equal(credit(record, b).advantages_T, spread(expected, b))
+    assert torch.equal(compute_advantages(record, b).advantages_T, spread(expected, b))
     assert not torch.equal(expected, advantages.cpgd(rewards, GROUPS, weighting="clip_filter", max_weight=3.0))
 
 
@@ -176,17 +178,17 @@ def test_the_penalty_comes_before_the_comparison_of_groups(estimator: str):
     spent = torch.zeros(6, dtype=D).index_add_(0, b.segment_ids_T, torch.where(b.loss_mask_T, kl, 0.0))
     expected = advantages.leave_one_out(REWARDS - 0.3 * spent, GROUPS)
     record = replace(published("rloo"), kl_coef=0.3, kl_estimator=estimator)
-    torch.testing.assert_close(credit(record, b).advantages_T, spread(expected, b), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(compute_advantages(record, b).advantages_T, spread(expected, b), rtol=1e-12, atol=1e-14)
 
 
 def test_a_controlled_coefficient_replaces_the_record_s():
     b = batch()
     record = published("rloo")
-    given = credit(record, b, kl_coef=0.3).advantages_T
-    assert torch.equal(given, credit(replace(record, kl_coef=0.3), b).advantages_T)
-    assert not torch.equal(given, credit(record, b).advantages_T)
+    given = compute_advantages(record, b, kl_coef=0.3).advantages_T
+    assert torch.equal(given, compute_advantages(replace(record, kl_coef=0.3), b).advantages_T)
+    assert not torch.equal(given, compute_advantages(record, b).advantages_T)
     assert torch.equal(
-        credit(record, b, kl_coef=0.0).advantages_T, spread(advantages.leave_one_out(REWARDS, GROUPS), b)
+        compute_advantages(record, b, kl_coef=0.0).advantages_T, spread(advantages.leave_one_out(REWARDS, GROUPS), b)
     )
 
 
@@ -194,12 +196,12 @@ def test_a_controlled_coefficient_replaces_the_record_s():
 def test_no_penalty_where_the_record_places_it_elsewhere(place: str):
     b = batch(reference_logprobs_T=None)
     record = Grpo(kl_place=place, kl_coef=0.5)  # type: ignore[arg-type]
-    assert torch.equal(credit(record, b).advantages_T, spread(advantages.group_norm(REWARDS, GROUPS), b))
+    assert torch.equal(compute_advantages(record, b).advantages_T, spread(advantages.group_norm(REWARDS, GROUPS), b))
 
 
 def test_the_penalty_needs_the_reference():
     with pytest.raises(AssertionError, match="reference"):
-        credit(published("rloo"), batch(reference_logprobs_T=None))
+        compute_advantages(published("rloo"), batch(reference_logprobs_T=None))
 
 
 # credit over time
@@ -208,7 +210,7 @@ def test_the_penalty_needs_the_reference():
 def test_returns_sum_penalties_and_the_reward_at_the_end():
     b = batch()
     record = replace(published("reinforce++"), advantage=components.Returns(gamma=0.9), normalise_advantages=False)
-    found = credit(replace(record, kl_coef=0.2), b).advantages_T
+    found = compute_advantages(replace(record, kl_coef=0.2), b).advantages_T
     x = (b.old_logprobs_T - b.reference_logprobs_T).tolist()
     # the second sequence: tokens 2, 3 and a masked 4, reward 0
     assert found[3].item() == pytest.approx(-0.2 * x[3])
@@ -216,7 +218,7 @@ def test_returns_sum_penalties_and_the_reward_at_the_end():
     assert found[4].item() == 0.0
     # the third: one token, reward 0.5
     assert found[5].item() == pytest.approx(0.5 - 0.2 * x[5])
-    assert credit(record, b).returns_T is None
+    assert compute_advantages(record, b).returns_T is None
 
 
 def test_gae_takes_values_gamma_and_lambda_and_gives_returns():
@@ -227,12 +229,12 @@ def test_gae_takes_values_gamma_and_lambda_and_gives_returns():
     for index, place in enumerate((1, 3, 5, 9, 11, 13)):
         rewards[place] = REWARDS[index]
     expected, returns = advantages.gae(rewards, b.values_T, b.loss_mask_T, b.segment_ids_T, gamma=0.9, lambd=0.8)
-    found = credit(record, b)
+    found = compute_advantages(record, b)
     assert torch.equal(found.advantages_T, torch.where(b.loss_mask_T, expected, 0.0))
     assert found.returns_T is not None
     assert torch.equal(found.returns_T, returns)
     with pytest.raises(AssertionError, match="values"):
-        credit(record, batch(values_T=None))
+        compute_advantages(record, batch(values_T=None))
 
 
 def test_rewards_of_steps_take_the_place_of_the_outcome():
@@ -241,16 +243,16 @@ def test_rewards_of_steps_take_the_place_of_the_outcome():
     expected = advantages.process_group_norm(
         b.step_rewards_T, b.step_mask_T, b.loss_mask_T, b.segment_ids_T, b.group_ids_N, epsilon=0.1
     )
-    assert torch.equal(credit(record, b).advantages_T, torch.where(b.loss_mask_T, expected, 0.0))
+    assert torch.equal(compute_advantages(record, b).advantages_T, torch.where(b.loss_mask_T, expected, 0.0))
     for missing in ("step_rewards_T", "step_mask_T"):
         with pytest.raises(AssertionError, match="process rewards"):
-            credit(record, batch(**{missing: None}))
+            compute_advantages(record, batch(**{missing: None}))
 
 
 @pytest.mark.parametrize(("name", "field"), [("gdpo", "components_NK"), ("remax", "greedy_rewards_N")])
 def test_what_an_estimator_needs_must_be_there(name: str, field: str):
     with pytest.raises(AssertionError, match="needs"):
-        credit(published(name), batch(**{field: None}))
+        compute_advantages(published(name), batch(**{field: None}))
 
 
 # scores, normalisation, clips
@@ -264,12 +266,12 @@ def test_running_scale_then_clip_then_metrics():
     after = before.update(scores)
     for minus_mean in (False, True):
         scaled = after.normalise(scores, minus_mean=minus_mean)
-        found = credit(record, b, running=before, minus_mean=minus_mean, score_clip=0.3)
+        found = compute_advantages(record, b, running=before, minus_mean=minus_mean, score_clip=0.3)
         assert found.running == after
         torch.testing.assert_close(found.advantages_T, spread(scaled.clamp(-0.3, 0.3), b))
         total, count = found.metrics["reward/score_clipped"]
         assert (float(total), float(count)) == (float((scaled.abs() > 0.3).sum()), 6.0)
-    plain = credit(record, b)
+    plain = compute_advantages(record, b)
     assert plain.running is None
     assert plain.metrics == {}
 
@@ -277,12 +279,12 @@ def test_running_scale_then_clip_then_metrics():
 def test_advantages_are_normalised_over_all_loss_tokens_and_clipped_after():
     b = batch()
     record = Grpo(kl_place="none", normalise_advantages=True)
-    found = credit(record, b).advantages_T
+    found = compute_advantages(record, b).advantages_T
     chosen = found[b.loss_mask_T]
     assert float(chosen.mean()) == pytest.approx(0.0, abs=1e-12)
     assert float(chosen.std()) == pytest.approx(1.0, rel=1e-6)
     assert float(found[4]) == 0.0
-    clipped = credit(replace(record, advantage_clip=0.7), b)
+    clipped = compute_advantages(replace(record, advantage_clip=0.7), b)
     assert torch.equal(clipped.advantages_T, found.clamp(-0.7, 0.7))
     total, count = clipped.metrics["policy/advantage_clipped"]
     assert (float(total), float(count)) == (float((chosen.abs() > 0.7).sum()), 13.0)
@@ -293,8 +295,8 @@ def test_advantages_are_normalised_over_all_loss_tokens_and_clipped_after():
 
 def test_corrections_use_the_trainer_s_log_probs_over_the_engine_s():
     b = batch()
-    record = Grpo(kl_place="none", correction=components.TruncateTokens(cap=1.1))
-    found = credit(record, b)
+    record = Grpo(kl_place="none", correction=components.TokenTis(cap=1.1))
+    found = compute_advantages(record, b)
     rho = torch.exp(b.old_logprobs_T - b.behaviour_logprobs_T).clamp(max=1.1)
     assert found.weights_T is not None
     torch.testing.assert_close(found.weights_T[b.loss_mask_T], rho[b.loss_mask_T], rtol=1e-12, atol=0)
@@ -308,16 +310,16 @@ def test_corrections_use_the_trainer_s_log_probs_over_the_engine_s():
 @pytest.mark.parametrize(
     "correction",
     [
-        components.TruncateSequences(cap=1.05),
-        components.MaskTokens(low=0.9, high=1.2),
-        components.MaskSequences(low=0.9, high=1.2),
-        components.MaskGeometric(low=0.95, high=1.05),
+        components.SequenceTis(cap=1.05),
+        components.TokenMis(low=0.9, high=1.2),
+        components.SequenceMis(low=0.9, high=1.2),
+        components.GeometricMis(low=0.95, high=1.05),
     ],
 )
 def test_corrections_take_their_bounds(correction: components.Correction):
     b = batch()
     wide = replace(correction, **({"cap": 100.0} if hasattr(correction, "cap") else {"low": 0.0, "high": 100.0}))
-    narrow, open_ = (credit(Grpo(kl_place="none", correction=c), b).weights_T for c in (correction, wide))
+    narrow, open_ = (compute_advantages(Grpo(kl_place="none", correction=c), b).weights_T for c in (correction, wide))
     assert narrow is not None
     assert open_ is not None
     assert not torch.equal(narrow, open_)
@@ -328,34 +330,36 @@ def test_corrections_take_their_bounds(correction: components.Correction):
 
 def test_tokens_of_high_entropy_are_chosen_over_the_whole_batch():
     b = batch()
-    found = credit(Grpo(kl_place="none", high_entropy_fraction=0.25), b)
+    found = compute_advantages(Grpo(kl_place="none", high_entropy_fraction=0.25), b)
     assert found.weights_T is not None
     kept = found.weights_T[b.loss_mask_T] > 0
     entropy = b.entropy_T[b.loss_mask_T]
     assert float(entropy[kept].min()) >= float(entropy[~kept].max())
     assert float(found.metrics["policy/high_entropy"][0]) == float(kept.sum())
-    both = credit(
-        Grpo(kl_place="none", high_entropy_fraction=0.25, correction=components.TruncateTokens(cap=1.1)), b
+    both = compute_advantages(
+        Grpo(kl_place="none", high_entropy_fraction=0.25, correction=components.TokenTis(cap=1.1)), b
     ).weights_T
     rho = torch.exp(b.old_logprobs_T - b.behaviour_logprobs_T).clamp(max=1.1)
     assert both is not None
     torch.testing.assert_close(both[b.loss_mask_T], (rho * (found.weights_T > 0))[b.loss_mask_T])
     with pytest.raises(AssertionError, match="entropy"):
-        credit(Grpo(kl_place="none", high_entropy_fraction=0.25), batch(entropy_T=None))
+        compute_advantages(Grpo(kl_place="none", high_entropy_fraction=0.25), batch(entropy_T=None))
 
 
 def test_selective_surrogates_select_over_the_whole_batch_and_by_key():
     b = batch()
     record = Grpo(kl_place="none", surrogate=components.KlCov(fraction=0.2))
-    found = credit(record, b)
+    found = compute_advantages(record, b)
     assert found.selected_T is not None
     assert int(found.selected_T.sum()) == float(found.metrics["policy/covariance_selected"][0]) >= 1
     covs = components.ClipCov(covariance_low=-100.0, covariance_high=100.0, fraction=0.4)
-    picks = [credit(Grpo(kl_place="none", surrogate=covs), b, key=key).selected_T for key in (1, 1, 2, 3, 4)]
+    picks = [
+        compute_advantages(Grpo(kl_place="none", surrogate=covs), b, key=key).selected_T for key in (1, 1, 2, 3, 4)
+    ]
     assert torch.equal(picks[0], picks[1])  # type: ignore[arg-type]
     assert any(not torch.equal(picks[0], other) for other in picks[2:])  # type: ignore[arg-type]
     narrow = replace(covs, covariance_low=99.0)
-    assert not bool(credit(Grpo(kl_place="none", surrogate=narrow), b).selected_T.any())  # type: ignore[union-attr]
+    assert not bool(compute_advantages(Grpo(kl_place="none", surrogate=narrow), b).selected_T.any())  # type: ignore[union-attr]
 
 
 # a person's own advantages
@@ -365,7 +369,7 @@ def test_selective_surrogates_select_over_the_whole_batch_and_by_key():
 def test_own_advantages_of_sequences_or_tokens(per_token: bool):
     b = batch()
     given = torch.arange(float(len(b.loss_mask_T) if per_token else 6))
-    found = credit(Grpo(kl_place="none"), b, score=lambda seen: given if seen is b else given * 0)
+    found = compute_advantages(Grpo(kl_place="none"), b, score=lambda seen: given if seen is b else given * 0)
     expected = given if per_token else given[b.segment_ids_T]
     assert torch.equal(found.advantages_T, torch.where(b.loss_mask_T, expected.double(), 0.0))
 
@@ -373,14 +377,16 @@ def test_own_advantages_of_sequences_or_tokens(per_token: bool):
 @pytest.mark.parametrize("given", [torch.zeros(5), torch.full((6,), math.nan)])
 def test_own_advantages_that_cannot_be_used_are_refused(given: Tensor):
     with pytest.raises(OptionsError) as caught:
-        credit(Grpo(kl_place="none"), batch(), score=lambda _: given)
+        compute_advantages(Grpo(kl_place="none"), batch(), score=lambda _: given)
     assert "6 sequences" in caught.value.problem.why
 
 
 # properties of all
 
 
-def loss_of(record: PolicyAlgorithm, b: RolloutBatch, found: Credit, logprobs_T: Tensor, keep: Tensor) -> Tensor:
+def loss_of(
+    record: PolicyAlgorithm, b: RolloutBatch, found: AdvantageOutput, logprobs_T: Tensor, keep: Tensor
+) -> Tensor:
     numbers = torch.unique(b.segment_ids_T[keep], return_inverse=True)[1]
     return policy_loss(
         record,
@@ -403,7 +409,7 @@ def loss_of(record: PolicyAlgorithm, b: RolloutBatch, found: Credit, logprobs_T:
 def test_losses_of_tokens_in_any_order_add_up_to_the_loss_with_its_gradient(name: str):
     record = replace(published(name), entropy_coef=0.1, drift_coef=0.2)
     b = batch_for(name)
-    found = credit(record, b, key=3)
+    found = compute_advantages(record, b, key=3)
     now_T = (
         b.old_logprobs_T + 0.4 * torch.randn(b.old_logprobs_T.shape, generator=seeded(2), dtype=D)
     ).requires_grad_()
@@ -486,12 +492,12 @@ def test_no_algorithm_depends_on_the_cut_or_on_what_stands_at_masked_tokens(name
     everything = torch.ones_like(hidden)
     current = clean.old_logprobs_T + torch.linspace(-0.3, 0.3, len(hidden), dtype=D)
     leaf = current.clone().requires_grad_()
-    found = credit(record, clean, key=3)
+    found = compute_advantages(record, clean, key=3)
     whole = loss_of(record, clean, found, leaf, everything)
     (gradient,) = torch.autograd.grad(whole, leaf)
     assert bool((gradient[~hidden] != 0).any())
 
-    of_dirty = credit(record, dirty, key=3)
+    of_dirty = compute_advantages(record, dirty, key=3)
     assert torch.equal(of_dirty.advantages_T, found.advantages_T)
     total = 0.0
     for part in ([0, 4], [1], [2, 3, 5]):
@@ -511,7 +517,7 @@ ON_POLICY = [r.name for r in PUBLISHED if r.name not in ("kimi", "decoupled_ppo"
 def test_on_policy_every_surrogate_has_the_policy_gradient(name: str):
     record = replace(published(name), kl_place="none", correction=components.NoCorrection(), drift_coef=0.0)
     b = batch_for(name)
-    found = credit(record, b, key=3)
+    found = compute_advantages(record, b, key=3)
     leaf = b.old_logprobs_T.clone().requires_grad_()
     everything = torch.ones_like(b.loss_mask_T)
     (gradient,) = torch.autograd.grad(loss_of(record, b, found, leaf, everything), leaf)
@@ -551,14 +557,17 @@ def test_sequences_in_another_order_get_the_same_credit(name: str):
         },
     )
     torch.testing.assert_close(
-        credit(record, moved).advantages_T, credit(record, b).advantages_T[places], rtol=1e-10, atol=1e-13
+        compute_advantages(record, moved).advantages_T,
+        compute_advantages(record, b).advantages_T[places],
+        rtol=1e-10,
+        atol=1e-13,
     )
 
 
 def test_the_off_policy_mask_keeps_the_denominator():
     b = batch()
     record = Grpo(kl_place="none", off_policy_delta=0.1)
-    found = credit(record, b)
+    found = compute_advantages(record, b)
     everything = torch.ones_like(b.loss_mask_T)
     away = (b.behaviour_logprobs_T - 0.5).requires_grad_()  # fell by half a nat everywhere
     (gradient,) = torch.autograd.grad(loss_of(record, b, found, away, everything), away)
@@ -590,7 +599,7 @@ def test_a_choice_of_one_s_own_joins_with_its_equation():
     with pytest.raises(AssertionError, match="no equation"):
         equation_of(Halved())
 
-    @implements(Halved)
+    @register_equation(Halved)
     def halved(choice: Halved, tokens: object) -> Tensor:
         return -0.5 * tokens.advantages * tokens.logprobs  # type: ignore[attr-defined]
 
@@ -598,7 +607,7 @@ def test_a_choice_of_one_s_own_joins_with_its_equation():
     assert clip_indicator_of(Halved()) is None
     b = batch()
     record = Grpo(kl_place="none", surrogate=Halved())
-    found = credit(record, b)
+    found = compute_advantages(record, b)
     leaf = b.old_logprobs_T.clone().requires_grad_()
     everything = torch.ones_like(b.loss_mask_T)
     (gradient,) = torch.autograd.grad(loss_of(record, b, found, leaf, everything), leaf)
@@ -609,7 +618,7 @@ def test_a_choice_of_one_s_own_joins_with_its_equation():
 
 def test_corrections_say_how_far_the_two_policies_are_apart():
     b = batch()
-    found = credit(Grpo(kl_place="none", correction=components.MaskTokens(low=0.9, high=1.2)), b)
+    found = compute_advantages(Grpo(kl_place="none", correction=components.TokenMis(low=0.9, high=1.2)), b)
     log_rho = (b.old_logprobs_T - b.behaviour_logprobs_T)[b.loss_mask_T]
     rho = log_rho.exp()
     kept = (rho >= 0.9) & (rho <= 1.2)
@@ -631,8 +640,8 @@ def test_corrections_say_how_far_the_two_policies_are_apart():
 def test_pitfall_6_masked_log_probs_reach_no_weight():
     b = batch()
     spoiled = torch.where(b.loss_mask_T, b.behaviour_logprobs_T, math.nan)
-    found = credit(
-        Grpo(kl_place="none", correction=components.TruncateTokens(cap=2.0)), batch(behaviour_logprobs_T=spoiled)
+    found = compute_advantages(
+        Grpo(kl_place="none", correction=components.TokenTis(cap=2.0)), batch(behaviour_logprobs_T=spoiled)
     )
     assert found.weights_T is not None
     assert found.weights_T[~b.loss_mask_T].tolist() == [1.0]  # exp(0)
@@ -642,7 +651,11 @@ def test_without_a_key_selections_draw_by_key_zero():
     record = by_name("clip_cov")()
     chosen = replace(record.surrogate, covariance_low=-9.0, covariance_high=9.0, fraction=0.4)
     record = replace(record, surrogate=chosen)
-    plain, zero, one = credit(record, batch()), credit(record, batch(), key=0), credit(record, batch(), key=1)
+    plain, zero, one = (
+        compute_advantages(record, batch()),
+        compute_advantages(record, batch(), key=0),
+        compute_advantages(record, batch(), key=1),
+    )
     assert plain.selected_T is not None
     assert torch.equal(plain.selected_T, zero.selected_T)  # type: ignore[arg-type]
     assert not torch.equal(plain.selected_T, one.selected_T)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rft_algos.advantages import gae
 from rft_algos.algorithms import components
 from rft_algos.algorithms.published import Grpo, Ppo, ReinforceAlgorithm
-from rft_algos.objectives import RolloutBatch, credit
+from rft_algos.objectives import RolloutBatch, compute_advantages
 from rft_core.errors import OptionsError
 
 Token = tuple[bool, float, float]
@@ -78,15 +78,15 @@ def batch(turn_rewards: list[float] | None, total: float, **more: torch.Tensor) 
 
 def test_a_turn_is_credited_for_what_comes_after_it() -> None:
     record = ReinforceAlgorithm(advantage=components.Returns(gamma=0.5), normalise_advantages=False)
-    found = credit(record, batch([0.0, 0.25, 0.0, 1.0], 1.25)).advantages_T
+    found = compute_advantages(record, batch([0.0, 0.25, 0.0, 1.0], 1.25)).advantages_T
     assert found.tolist() == pytest.approx([0.5 * (0.25 + 0.5 * 1.0), 0.25 + 0.5 * 1.0, 0.0, 1.0])
-    at_the_end = credit(record, batch(None, 1.25)).advantages_T
+    at_the_end = compute_advantages(record, batch(None, 1.25)).advantages_T
     assert at_the_end.tolist() == pytest.approx([0.3125, 0.625, 0.0, 1.25])
 
 
 def test_what_the_reward_holds_besides_its_turns_stands_at_the_end() -> None:
     record = ReinforceAlgorithm(advantage=components.Returns(gamma=0.5), normalise_advantages=False)
-    found = credit(record, batch([0.0, 0.25, 0.0, 1.0], 1.05)).advantages_T  # 0.2 taken away for length
+    found = compute_advantages(record, batch([0.0, 0.25, 0.0, 1.0], 1.05)).advantages_T  # 0.2 taken away for length
     assert found.tolist() == pytest.approx([0.5 * (0.25 + 0.5 * 0.8), 0.25 + 0.5 * 0.8, 0.0, 0.8])
 
 
@@ -95,7 +95,7 @@ def test_the_record_says_how_turns_are_discounted() -> None:
     record = Ppo(
         advantage=components.Gae(gamma=1.0, lambd=1.0, turn_gamma=0.5), normalise_advantages=False, kl_coef=0.0
     )
-    found = credit(record, batch([0.0, 0.0, 0.0, 1.0], 1.0, values_T=values))
+    found = compute_advantages(record, batch([0.0, 0.0, 0.0, 1.0], 1.0, values_T=values))
     assert found.returns_T is not None
     assert found.returns_T.tolist() == pytest.approx([0.5, 0.5, 0.0, 1.0])
     with pytest.raises(OptionsError):
@@ -112,7 +112,7 @@ def test_groups_are_compared_by_the_whole() -> None:
         behaviour_logprobs_T=torch.zeros(4, dtype=torch.float64),
         turn_rewards_T=torch.tensor([0.25, 0.0, 1.0, 0.25], dtype=torch.float64),
     )
-    found = credit(Grpo(), two).advantages_T.tolist()
+    found = compute_advantages(Grpo(), two).advantages_T.tolist()
     assert found[0] == found[2] > 0
     assert found[3] == pytest.approx(-found[0])
     assert found[1] == 0.0

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rft_algos.algorithms.published import PUBLISHED, PolicyAlgorithm
 from rft_algos.losses.aggregation import sequence_mean_token_mean, token_mean, weighted_sum
-from rft_algos.objectives import RolloutBatch, credit, policy_loss
-from rft_algos.packed.segments import segment_lengths, segment_mean, segment_sum, slots
+from rft_algos.objectives import RolloutBatch, compute_advantages, policy_loss
+from rft_algos.packed.segments import segment_index, segment_lengths, segment_mean, segment_sum
 
 D = torch.float64
 NAN = math.nan
@@ -50,7 +50,7 @@ def test_sequences_are_summed_alike(mask: list[bool], ids: list[int]) -> None:
         assert found_T.tolist() == function(values_T, mask_T, ids_T).tolist()
     found_T = segment_lengths(elsewhere(mask_T), elsewhere(ids_T))
     assert found_T.tolist() == segment_lengths(mask_T, ids_T).tolist()
-    places = slots(elsewhere(mask_T), elsewhere(ids_T))
+    places = segment_index(elsewhere(mask_T), elsewhere(ids_T))
     assert (places.runs, places.spare) == (None, 7)
     assert places.index_T.tolist() == [i if kept and i >= 0 else 7 for kept, i in zip(mask, ids, strict=True)]
 
@@ -98,7 +98,7 @@ def test_every_algorithm_has_the_same_loss_metrics_and_gradient(kind: type[Polic
         step_rewards_T=noise(1.0),
         step_mask_T=mask_T & torch.tensor([False, False, True, False, True, False, True]),
     )
-    worth = credit(record, batch)
+    worth = compute_advantages(record, batch)
     current_T = old_T + noise(0.3)
     outputs = []
     for place in (elsewhere, lambda tensor: tensor):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.algorithms.published import Grpo, Ppo
-from rft_algos.objectives import RolloutBatch, credit, own_advantages
+from rft_algos.objectives import RolloutBatch, algorithm_advantages, compute_advantages
 from rft_algos.rewards.shaping import RunningMoments
 
 
@@ -28,7 +28,7 @@ def batch() -> RolloutBatch:
 
 def test_they_are_those_of_the_algorithm_before_the_batch_is_normalised_and_clipped() -> None:
     # (1 - 0.5) / (sqrt(0.5) + 1e-6) = 0.70710578 of rewards 1 and 0; 0.125 / (0.17677670 + 1e-6) of 0.5 and 0.25
-    own = own_advantages(Grpo(kl_place="none", normalise_advantages=True, advantage_clip=0.1), batch())
+    own = algorithm_advantages(Grpo(kl_place="none", normalise_advantages=True, advantage_clip=0.1), batch())
     expected = [0.70710578, -0.70710578, -0.70710578, 0.70710278, -0.70710278, 0.0]
     assert own.advantages_T.tolist() == pytest.approx(expected, abs=1e-8)
     assert (own.returns_T, own.weights_T, own.selected_T, own.running, own.metrics) == (None, None, None, None, {})
@@ -49,8 +49,10 @@ RECORDS = {
 def test_given_back_as_a_persons_own_they_give_the_same_credit(name: str) -> None:
     record, given = RECORDS[name]
     b = batch()
-    plain = credit(record, b, **given)  # type: ignore[arg-type]
-    through = credit(record, b, score=lambda seen: own_advantages(record, seen, **given).advantages_T, **given)  # type: ignore[arg-type]
+    plain = compute_advantages(record, b, **given)  # type: ignore[arg-type]
+    through = compute_advantages(
+        record, b, score=lambda seen: algorithm_advantages(record, seen, **given).advantages_T, **given
+    )  # type: ignore[arg-type]
     assert torch.equal(plain.advantages_T, through.advantages_T)
     assert plain.running == through.running
     assert (plain.returns_T is None) == (through.returns_T is None) == (name != "critic")
@@ -63,8 +65,8 @@ def test_given_back_as_a_persons_own_they_give_the_same_credit(name: str) -> Non
 def test_a_persons_own_leave_the_running_scale_and_the_returns_to_the_algorithm() -> None:
     b, zeros = batch(), torch.zeros(4)
     running = RunningMoments()
-    own = own_advantages(Ppo(), b, running=running)
-    found = credit(Ppo(), b, score=lambda _: zeros, running=running)
+    own = algorithm_advantages(Ppo(), b, running=running)
+    found = compute_advantages(Ppo(), b, score=lambda _: zeros, running=running)
     assert not bool(found.advantages_T.any())
     assert own.running is not None
     assert (found.running, own.running.count) == (own.running, 4)
@@ -76,4 +78,4 @@ def test_a_persons_own_leave_the_running_scale_and_the_returns_to_the_algorithm(
 def test_no_gradient_reaches_the_rewards() -> None:
     b = batch()
     b.rewards_N.requires_grad_()
-    assert not own_advantages(Grpo(kl_place="none"), b).advantages_T.requires_grad
+    assert not algorithm_advantages(Grpo(kl_place="none"), b).advantages_T.requires_grad

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rft_algos.packed import reverse_scan as scan
-from rft_algos.packed.reverse_scan import continues, loss_positions, placed, reverse_scan, reverse_scan_, taken
+from rft_algos.packed.reverse_scan import (
+    gather_loss_tokens,
+    loss_positions,
+    reverse_scan,
+    reverse_scan_,
+    same_sequence,
+    scatter_loss_tokens,
+)
 
 LENGTHS = (0, 1, 2, 63, 64, 65, 127, 128, 129, 191, 4095, 4096, 4097, 8192, 8200, 70_001)
 
@@ -135,11 +142,14 @@ def test_taking_and_placing_loss_tokens(tokens: list[tuple[bool, int]]):
     positions = loss_positions(mask)
     kept = [index for index, is_kept in enumerate(mask.tolist()) if is_kept]
     assert (list(range(len(tokens))) if positions is None else positions.tolist()) == kept
-    assert taken(values, positions).tolist() == [index + 1.0 for index in kept]
-    assert placed(taken(values, positions), positions, len(tokens)).tolist() == (values * mask).tolist()
+    assert gather_loss_tokens(values, positions).tolist() == [index + 1.0 for index in kept]
+    assert (
+        scatter_loss_tokens(gather_loss_tokens(values, positions), positions, len(tokens)).tolist()
+        == (values * mask).tolist()
+    )
     following = [ids[a] == ids[b] for a, b in itertools.pairwise(kept)] + [False] * bool(kept)
-    assert continues(ids, positions).tolist() == following
-    assert continues(ids, positions).dtype == torch.bool
+    assert same_sequence(ids, positions).tolist() == following
+    assert same_sequence(ids, positions).dtype == torch.bool
 
 
 def test_all_tokens_taken_need_no_positions():
@@ -151,7 +161,7 @@ def test_all_tokens_taken_need_no_positions():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
 def test_what_is_taken_is_a_float64_copy_without_gradient(positions: Tensor | None, dtype: torch.dtype):
     values = torch.tensor([1, 2], dtype=dtype, requires_grad=dtype.is_floating_point)
-    result = taken(values, positions)
+    result = gather_loss_tokens(values, positions)
     assert result.dtype == torch.float64
     assert not result.requires_grad
     result.zero_()

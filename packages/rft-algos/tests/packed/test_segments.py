@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from rft_algos.packed.segments import (
-    Slots,
-    at_tokens,
+    SegmentIndex,
+    broadcast_to_tokens,
+    segment_counts,
+    segment_index,
     segment_lengths,
     segment_mean,
+    segment_means,
     segment_sum,
-    slot_counts,
-    slot_means,
-    slot_sums,
-    slots,
+    segment_sums,
 )
 
 NAN = math.nan
@@ -51,10 +51,10 @@ def plain_sums(values: list[float], mask: list[bool], ids: list[int]) -> list[fl
     ]
 
 
-def by_index(places: Slots) -> Slots:
+def by_index(places: SegmentIndex) -> SegmentIndex:
     """As off the CPU: one slot for every token there could be, no runs."""
     num_tokens = places.index_T.shape[0]
-    return Slots(torch.where(places.index_T == places.spare, num_tokens, places.index_T), num_tokens, None)
+    return SegmentIndex(torch.where(places.index_T == places.spare, num_tokens, places.index_T), num_tokens, None)
 
 
 def test_hand_computed_values():
@@ -63,15 +63,15 @@ def test_hand_computed_values():
     assert segment_sum(values, mask, ids).tolist() == [4.0, 4.0, 4.0, 5.0, 0.0]
     assert segment_lengths(mask, ids).tolist() == [2.0, 2.0, 2.0, 1.0, 0.0]
     assert segment_mean(values, mask, ids).tolist() == [2.0, 2.0, 2.0, 5.0, 0.0]
-    places = slots(mask, ids)
+    places = segment_index(mask, ids)
     assert places.index_T.tolist() == [2, 3, 2, 0, 3]
     assert places.spare == 3
     assert places.runs is not None
     assert [part.tolist() for part in places.runs] == [[2, 3, 2, 0, 3], [1, 1, 1, 1, 1]]
-    assert slot_sums(values, places).tolist() == [5.0, 0.0, 4.0, 0.0]
-    assert slot_counts(places, dtype=torch.float64).tolist() == [1.0, 0.0, 2.0, 0.0]
-    assert slot_means(values, places).tolist() == [5.0, 0.0, 2.0, 0.0]
-    assert at_tokens(doubles(10.0, 20.0, 30.0, NAN), places).tolist() == [30.0, 0.0, 30.0, 10.0, 0.0]
+    assert segment_sums(values, places).tolist() == [5.0, 0.0, 4.0, 0.0]
+    assert segment_counts(places, dtype=torch.float64).tolist() == [1.0, 0.0, 2.0, 0.0]
+    assert segment_means(values, places).tolist() == [5.0, 0.0, 2.0, 0.0]
+    assert broadcast_to_tokens(doubles(10.0, 20.0, 30.0, NAN), places).tolist() == [30.0, 0.0, 30.0, 10.0, 0.0]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -93,15 +93,15 @@ def test_equals_a_plain_twin(seed: int):
 def test_the_way_of_the_cpu_and_that_of_other_devices_agree(seed: int):
     lists = ragged(seed)
     values, mask, ids = doubles(*lists[0]), torch.tensor(lists[1]), torch.tensor(lists[2])
-    runs = slots(mask, ids)
+    runs = segment_index(mask, ids)
     index = by_index(runs)
     found = [
         [
-            at_tokens(function(places), places)
+            broadcast_to_tokens(function(places), places)
             for function in (
-                lambda p: slot_sums(values, p),
-                lambda p: slot_means(values, p),
-                lambda p: slot_counts(p, dtype=torch.float64),
+                lambda p: segment_sums(values, p),
+                lambda p: segment_means(values, p),
+                lambda p: segment_counts(p, dtype=torch.float64),
             )
         ]
         for places in (runs, index)
@@ -109,23 +109,23 @@ def test_the_way_of_the_cpu_and_that_of_other_devices_agree(seed: int):
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-15)
     for places in (runs, index):
-        assert slot_sums(values, places).shape == (places.spare + 1,)
-        assert float(slot_sums(values, places)[-1]) == 0.0
-        assert float(slot_counts(places, dtype=torch.float64)[-1]) == 0.0
+        assert segment_sums(values, places).shape == (places.spare + 1,)
+        assert float(segment_sums(values, places)[-1]) == 0.0
+        assert float(segment_counts(places, dtype=torch.float64)[-1]) == 0.0
 
 
 def test_long_runs_are_summed_in_rows_and_short_ones_are_not():
     one_run = torch.zeros(128, dtype=torch.int64)
-    assert slots(torch.ones(128, dtype=torch.bool), one_run).rows is not None
-    assert slots(torch.ones(127, dtype=torch.bool), one_run[1:]).rows is None
+    assert segment_index(torch.ones(128, dtype=torch.bool), one_run).rows is not None
+    assert segment_index(torch.ones(127, dtype=torch.bool), one_run[1:]).rows is None
     # the last run has none of the whole rows
     ends_short = torch.tensor([301, 301, 5])
-    rows = slots(torch.ones(607, dtype=torch.bool), torch.arange(3).repeat_interleave(ends_short)).rows
+    rows = segment_index(torch.ones(607, dtype=torch.bool), torch.arange(3).repeat_interleave(ends_short)).rows
     assert rows is not None
     assert rows.whole_2R.tolist() == [0, 9, 1, 8, 0, 0]
     for seed in range(60):
         _, mask, ids = ragged(seed)
-        places = slots(torch.tensor(mask), torch.tensor(ids))
+        places = segment_index(torch.tensor(mask), torch.tensor(ids))
         assert places.runs is not None
         assert (places.rows is not None) == (len(ids) // 32 >= 4 * places.runs[0].shape[0])
         if places.rows is None:
@@ -140,27 +140,27 @@ def test_long_runs_are_summed_in_rows_and_short_ones_are_not():
 def test_counts_keep_the_type_they_are_asked_for():
     mask, ids = torch.tensor([True, True]), torch.tensor([0, 0])
     assert segment_lengths(mask, ids).dtype == torch.float32
-    for places in (slots(mask, ids), by_index(slots(mask, ids))):
+    for places in (segment_index(mask, ids), by_index(segment_index(mask, ids))):
         for dtype in (torch.float32, torch.float64):
-            assert slot_counts(places, dtype=dtype).dtype == dtype
+            assert segment_counts(places, dtype=dtype).dtype == dtype
 
 
 @pytest.mark.parametrize("way", [lambda p: p, by_index])
 def test_gradients_are_right(way: object):
     assert callable(way)
     mask, ids = torch.tensor([True] * 6 + [False, True]), torch.tensor([2, 2, 2, 0, 0, 1, 1, -1])
-    places = way(slots(mask, ids))
+    places = way(segment_index(mask, ids))
     values = torch.linspace(-1, 2, 8, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: slot_sums(x, places), (values,))
-    assert torch.autograd.gradcheck(lambda x: slot_means(x, places), (values,))
+    assert torch.autograd.gradcheck(lambda x: segment_sums(x, places), (values,))
+    assert torch.autograd.gradcheck(lambda x: segment_means(x, places), (values,))
     per_slot = torch.linspace(-1, 2, places.spare + 1, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: at_tokens(x, places), (per_slot,))
-    assert torch.autograd.gradcheck(lambda x: at_tokens(slot_means(x, places).exp(), places), (values,))
-    long = way(slots(torch.arange(300) != 170, torch.arange(300) // 150))
+    assert torch.autograd.gradcheck(lambda x: broadcast_to_tokens(x, places), (per_slot,))
+    assert torch.autograd.gradcheck(lambda x: broadcast_to_tokens(segment_means(x, places).exp(), places), (values,))
+    long = way(segment_index(torch.arange(300) != 170, torch.arange(300) // 150))
     values_T = torch.linspace(-1, 2, 300, dtype=torch.float64, requires_grad=True)
     per_long_slot = torch.linspace(-1, 2, long.spare + 1, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: slot_sums(x, long), (values_T,))
-    assert torch.autograd.gradcheck(lambda x: at_tokens(x, long), (per_long_slot,))
+    assert torch.autograd.gradcheck(lambda x: segment_sums(x, long), (values_T,))
+    assert torch.autograd.gradcheck(lambda x: broadcast_to_tokens(x, long), (per_long_slot,))
     for function in (segment_sum, segment_mean):
         assert torch.autograd.gradcheck(lambda x, f=function: f(x, mask, ids), (values,))
 
@@ -171,9 +171,9 @@ def test_pitfall_6_nan_at_masked_positions_reaches_neither_value_nor_gradient(wa
     for seed in range(20):
         lists = ragged(seed)
         mask = torch.tensor(lists[1])
-        places = way(slots(mask, torch.tensor(lists[2])))
+        places = way(segment_index(mask, torch.tensor(lists[2])))
         leaf = doubles(*lists[0]).requires_grad_()
-        means = at_tokens(slot_means(leaf, places), places)
+        means = broadcast_to_tokens(segment_means(leaf, places), places)
         # the gradient that arrives at masked tokens may be NaN as well
         means.backward(torch.where(mask, 1.0, NAN).double())
         assert leaf.grad is not None
@@ -195,7 +195,7 @@ def test_nan_at_masked_positions_reaches_no_token_of_its_sequence(function: obje
 def test_an_empty_row_a_masked_row_and_padding_alone():
     empty = doubles()
     assert segment_mean(empty, empty.bool(), empty.long()).shape == (0,)
-    assert slots(empty.bool(), empty.long()).spare == 0
+    assert segment_index(empty.bool(), empty.long()).spare == 0
     values, ids = doubles(NAN, NAN), torch.tensor([0, 0])
     assert segment_mean(values, torch.tensor([False, False]), ids).tolist() == [0.0, 0.0]
     assert segment_sum(values, torch.tensor([True, True]), torch.tensor([-1, -1])).tolist() == [0.0, 0.0]
@@ -210,4 +210,4 @@ def test_inputs_that_do_not_fit_are_refused():
     with pytest.raises(AssertionError, match=r"torch.Size\(\[1\]\) values for torch.Size\(\[2\]\) segment ids"):
         segment_sum(x[:1], mask, ids)
     with pytest.raises(AssertionError, match="values for"):
-        slot_sums(x[:1], replace(slots(mask, ids), runs=None))
+        segment_sums(x[:1], replace(segment_index(mask, ids), runs=None))

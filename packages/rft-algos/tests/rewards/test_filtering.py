@@ -9,7 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rft_algos.rewards.filtering import Refill, accuracy_between, has_signal, signal_fraction
+from rft_algos.rewards.filtering import (
+    DynamicSamplingRefill,
+    accuracy_between,
+    fraction_with_variance,
+    has_reward_variance,
+)
 from rft_core.errors import OptionsError
 
 REWARD = st.sampled_from([0.0, 1.0, 0.1, 0.3, -2.0])
@@ -32,10 +37,10 @@ def test_groups_of_one_reward_have_no_signal():
     rewards = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.5, 0.0, 0.0])
     groups = torch.tensor([7, -2, 7, -2, 4, 0, 0])
     # 7: 1, 1; -2: 0, 1; 4: alone; 0: 0, 0
-    signal = has_signal(rewards, groups)
+    signal = has_reward_variance(rewards, groups)
     assert signal.dtype == torch.bool
     assert signal.tolist() == [False, True, False, True, False, False, False]
-    total, count = signal_fraction(rewards, groups)
+    total, count = fraction_with_variance(rewards, groups)
     assert (float(total), float(count)) == (1.0, 4.0)
     assert total.dtype == count.dtype == torch.float64
     assert total.shape == count.shape == ()
@@ -45,9 +50,9 @@ def test_groups_of_one_reward_have_no_signal():
 def test_signal_equals_a_plain_twin(rows: list[tuple[int, float]]):
     expected = [len(set(mates(rows, group))) > 1 for group, _ in rows]
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        assert has_signal(*tensors(rows, dtype)).tolist() == expected
+        assert has_reward_variance(*tensors(rows, dtype)).tolist() == expected
     groups = {g for g, _ in rows}
-    total, count = signal_fraction(*tensors(rows))
+    total, count = fraction_with_variance(*tensors(rows))
     assert float(total) == sum(len(set(mates(rows, group))) > 1 for group in groups)
     assert float(count) == len(groups)
 
@@ -57,42 +62,42 @@ def test_signal_equals_a_plain_twin(rows: list[tuple[int, float]]):
 def test_pitfall_1_identical_rewards_have_no_signal_whatever_their_value(reward: float, dtype: torch.dtype):
     for size in (1, 2, 7, 64):
         rewards = torch.full((size,), reward, dtype=dtype)
-        assert has_signal(rewards, torch.ones(size, dtype=torch.int64)).tolist() == [False] * size
+        assert has_reward_variance(rewards, torch.ones(size, dtype=torch.int64)).tolist() == [False] * size
 
 
 def test_the_smallest_difference_is_a_signal():
     rewards = torch.tensor([1.0, 1.0 + 2**-52], dtype=torch.float64)
-    assert has_signal(rewards, torch.tensor([3, 3])).tolist() == [True, True]
-    assert has_signal(torch.tensor([3, 4]), torch.tensor([0, 0])).tolist() == [True, True]  # integers too
+    assert has_reward_variance(rewards, torch.tensor([3, 3])).tolist() == [True, True]
+    assert has_reward_variance(torch.tensor([3, 4]), torch.tensor([0, 0])).tolist() == [True, True]  # integers too
 
 
 def test_the_order_of_sequences_does_not_matter():
     source = random.Random(2)
     rows = [(source.randrange(6), source.choice([0.0, 0.1, 1.0])) for _ in range(40)]
-    signal = has_signal(*tensors(rows)).tolist()
+    signal = has_reward_variance(*tensors(rows)).tolist()
     between = accuracy_between(*tensors(rows), 0.2, 0.6).tolist()
     order = list(range(40))
     source.shuffle(order)
     shuffled = [rows[i] for i in order]
-    assert has_signal(*tensors(shuffled)).tolist() == [signal[i] for i in order]
+    assert has_reward_variance(*tensors(shuffled)).tolist() == [signal[i] for i in order]
     assert accuracy_between(*tensors(shuffled), 0.2, 0.6).tolist() == [between[i] for i in order]
-    assert [float(x) for x in signal_fraction(*tensors(shuffled))] == [
-        float(x) for x in signal_fraction(*tensors(rows))
+    assert [float(x) for x in fraction_with_variance(*tensors(shuffled))] == [
+        float(x) for x in fraction_with_variance(*tensors(rows))
     ]
 
 
 def test_whole_groups_on_two_ranks_add_up():
     rows = [(0, 1.0), (0, 0.0), (1, 1.0), (1, 1.0), (2, 0.0), (2, 1.0)]
-    parts = [signal_fraction(*tensors(rows[:2])), signal_fraction(*tensors(rows[2:]))]
+    parts = [fraction_with_variance(*tensors(rows[:2])), fraction_with_variance(*tensors(rows[2:]))]
     together = [float(a + b) for a, b in zip(*parts, strict=True)]
-    assert together == [float(x) for x in signal_fraction(*tensors(rows))] == [2.0, 3.0]
+    assert together == [float(x) for x in fraction_with_variance(*tensors(rows))] == [2.0, 3.0]
 
 
 def test_a_penalty_for_length_makes_right_answers_look_informative():
     # the module's advice: filter on rewards before shaping
     right, groups = torch.tensor([1.0, 1.0]), torch.tensor([0, 0])
-    assert has_signal(right, groups).tolist() == [False, False]
-    assert has_signal(right - torch.tensor([0.0, 0.2]), groups).tolist() == [True, True]
+    assert has_reward_variance(right, groups).tolist() == [False, False]
+    assert has_reward_variance(right - torch.tensor([0.0, 0.2]), groups).tolist() == [True, True]
 
 
 # accuracy
@@ -146,32 +151,32 @@ def test_bounds_the_wrong_way_round_are_refused():
 
 def test_no_sequences_give_nothing():
     rewards, groups = torch.empty(0), torch.empty(0, dtype=torch.int64)
-    assert has_signal(rewards, groups).tolist() == []
+    assert has_reward_variance(rewards, groups).tolist() == []
     assert accuracy_between(rewards, groups, 0.0, 1.0).tolist() == []
-    assert [float(x) for x in signal_fraction(rewards, groups)] == [0.0, 0.0]
+    assert [float(x) for x in fraction_with_variance(rewards, groups)] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_pitfall_5_a_reward_that_failed_is_refused(bad: float):
     rewards, groups = torch.tensor([1.0, bad]), torch.tensor([0, 0])
     with pytest.raises(AssertionError, match="must be dropped"):
-        has_signal(rewards, groups)
+        has_reward_variance(rewards, groups)
     with pytest.raises(AssertionError, match="must be dropped"):
         accuracy_between(rewards, groups, 0.0, 1.0)
 
 
 def test_wrong_shapes_are_refused():
     with pytest.raises(AssertionError, match="must be a vector"):
-        has_signal(torch.zeros(2, 2), torch.zeros(2, 2, dtype=torch.int64))
+        has_reward_variance(torch.zeros(2, 2), torch.zeros(2, 2, dtype=torch.int64))
     with pytest.raises(AssertionError, match="group ids"):
-        has_signal(torch.zeros(2), torch.zeros(3, dtype=torch.int64))
+        has_reward_variance(torch.zeros(2), torch.zeros(3, dtype=torch.int64))
 
 
 # how many more
 
 
 def test_the_example_of_refill():
-    refill = Refill(wanted=64, max_rounds=3)
+    refill = DynamicSamplingRefill(wanted=64, max_rounds=3)
     assert refill.prompts_to_sample(0, 0) == 64
     assert refill.prompts_to_sample(50, 1) == 14
     assert refill.prompts_to_sample(60, 2) == 4
@@ -180,7 +185,7 @@ def test_the_example_of_refill():
 
 
 def test_enough_is_enough_and_more_is_no_debt():
-    refill = Refill(wanted=8, max_rounds=2)
+    refill = DynamicSamplingRefill(wanted=8, max_rounds=2)
     assert [refill.missing(n) for n in (0, 7, 8, 11)] == [8, 1, 0, 0]
     assert refill.prompts_to_sample(8, 1) == 0
     assert refill.prompts_to_sample(11, 1) == 0
@@ -190,7 +195,7 @@ def test_enough_is_enough_and_more_is_no_debt():
 
 @given(st.integers(1, 40), st.integers(1, 6), st.floats(0, 1), st.integers(0, 10**6))
 def test_a_loop_keeps_what_is_wanted_or_uses_up_its_rounds(wanted: int, max_rounds: int, rate: float, seed: int):
-    refill, source = Refill(wanted, max_rounds), random.Random(seed)
+    refill, source = DynamicSamplingRefill(wanted, max_rounds), random.Random(seed)
     kept = rounds = 0
     while num_prompts := refill.prompts_to_sample(kept, rounds):
         assert num_prompts == wanted - kept
@@ -206,14 +211,14 @@ def test_a_loop_keeps_what_is_wanted_or_uses_up_its_rounds(wanted: int, max_roun
 @pytest.mark.parametrize("value", [0, -3])
 def test_a_number_below_one_is_refused_with_its_name(field: str, value: int):
     with pytest.raises(OptionsError, match=f"{field} = {value}") as caught:
-        Refill(**{"wanted": 4, "max_rounds": 4, field: value})
+        DynamicSamplingRefill(**{"wanted": 4, "max_rounds": 4, field: value})
     assert caught.value.problem.code == "filtering.refill"
     assert caught.value.problem.do == f"{field}=1"
-    assert Refill(wanted=1, max_rounds=1).prompts_to_sample(0, 0) == 1
+    assert DynamicSamplingRefill(wanted=1, max_rounds=1).prompts_to_sample(0, 0) == 1
 
 
 def test_a_refill_is_a_frozen_record():
-    refill = Refill(wanted=4, max_rounds=2)
-    assert refill == Refill(4, 2)
+    refill = DynamicSamplingRefill(wanted=4, max_rounds=2)
+    assert refill == DynamicSamplingRefill(4, 2)
     with pytest.raises(FrozenInstanceError):
         refill.wanted = 5  # type: ignore[misc]

@@ -19,11 +19,11 @@ from rft_core.errors import DataError, OptionsError, PreflightError
 from rft_dist.planning.memory_estimate import (
     BUCKET_BYTES,
     DecoderSizes,
-    Training,
+    TrainingMemoryConfig,
     activation_bytes_of_block,
     estimate,
     host_peak,
-    peaks,
+    peak_bytes,
 )
 from rft_models.policy.load import load_policy
 from rft_models.tiny_models.text import build_character_model
@@ -87,7 +87,7 @@ def test_the_grid_the_shares_and_the_bytes_are_those_of_a_hand_calculation(
 SIZES = DecoderSizes(vocab=100, hidden=16, layers=4, query_width=16, kv_width=8, ffn=40, tied=False)
 
 
-def of(name: str, run: Training, sizes: DecoderSizes = SIZES) -> int:
+def of(name: str, run: TrainingMemoryConfig, sizes: DecoderSizes = SIZES) -> int:
     return {term.name: term.num_bytes for term in estimate(sizes, run)}[name]
 
 
@@ -103,7 +103,7 @@ def of(name: str, run: Training, sizes: DecoderSizes = SIZES) -> int:
 )
 def test_each_way_of_sharding_divides_its_parts_among_the_ranks(sharding: Any, parts: tuple[int, int, int]) -> None:
     count = SIZES.parameters
-    run = Training(dp_size=8, sharding=sharding, weight_bytes=2, master_copy=True)
+    run = TrainingMemoryConfig(dp_size=8, sharding=sharding, weight_bytes=2, master_copy=True)
     for name, size, part in zip(("parameters", "gradients", "Adam moments"), (2, 4, 8), parts, strict=True):
         assert of(name, run) == -(-count * size // part), name
     if parts[0] > 1:
@@ -113,9 +113,9 @@ def test_each_way_of_sharding_divides_its_parts_among_the_ranks(sharding: Any, p
 
 def test_offloads_take_their_parts_out_of_the_device_and_into_the_host() -> None:
     count = SIZES.parameters
-    plain = Training(dp_size=4, sharding="fsdp", weight_bytes=4, narrow_compute=True, average=True)
+    plain = TrainingMemoryConfig(dp_size=4, sharding="fsdp", weight_bytes=4, narrow_compute=True, average=True)
     moments, everything = replace(plain, host_moments=True), replace(plain, host_moments=True, host_weights=True)
-    training = [peaks(estimate(SIZES, run))[0] for run in (plain, moments, everything)]
+    training = [peak_bytes(estimate(SIZES, run))[0] for run in (plain, moments, everything)]
     share = -(-4 * count // 4)
     assert host_peak(estimate(SIZES, plain)) == 0
     assert host_peak(estimate(SIZES, moments)) == -(-8 * count // 4) + share
@@ -127,17 +127,19 @@ def test_offloads_take_their_parts_out_of_the_device_and_into_the_host() -> None
 
 def test_activations_fall_with_recomputation_and_with_sequence_parallel_ranks() -> None:
     block = activation_bytes_of_block(SIZES, 4)
-    assert of("activations", Training(micro_tokens=100)) == 100 * 4 * block
-    assert of("activations", Training(micro_tokens=100, sp_size=2)) == 50 * 4 * block
-    assert of("activations", Training(micro_tokens=100, recomputes=True)) == 100 * (4 * 16 * 4 + block)
-    every = Training(micro_tokens=100, recomputes=True, recompute_every=2)
+    assert of("activations", TrainingMemoryConfig(micro_tokens=100)) == 100 * 4 * block
+    assert of("activations", TrainingMemoryConfig(micro_tokens=100, sp_size=2)) == 50 * 4 * block
+    assert of("activations", TrainingMemoryConfig(micro_tokens=100, recomputes=True)) == 100 * (4 * 16 * 4 + block)
+    every = TrainingMemoryConfig(micro_tokens=100, recomputes=True, recompute_every=2)
     assert of("activations", every) == 100 * (2 * 16 * 4 + 2 * block)
-    assert of("logits", Training(micro_tokens=100, head_rows=10)) == 2 * 10 * 100 * 4
+    assert of("logits", TrainingMemoryConfig(micro_tokens=100, head_rows=10)) == 2 * 10 * 100 * 4
 
 
 def test_not_everything_is_alive_at_once() -> None:
-    terms = estimate(SIZES, Training(micro_tokens=10, cache_rows=2, cache_tokens=5, reference=True, critic=True))
-    training, rollout = peaks(terms)
+    terms = estimate(
+        SIZES, TrainingMemoryConfig(micro_tokens=10, cache_rows=2, cache_tokens=5, reference=True, critic=True)
+    )
+    training, rollout = peak_bytes(terms)
     names = {term.name for term in terms}
     assert {"critic parameters", "critic gradients", "reference model", "keys and values"} <= names
     by_name = {term.name: term.num_bytes for term in terms}
@@ -194,7 +196,7 @@ def test_the_bytes_that_blocks_keep_are_within_the_bound(tmp_path: Path) -> None
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         logprobs, _ = policy.token_logprobs(tokens, places, segments, torch.ones(96, dtype=torch.bool))
     assert logprobs.requires_grad
-    terms = {term.name: term.num_bytes for term in estimate(sizes, Training(micro_tokens=96))}
+    terms = {term.name: term.num_bytes for term in estimate(sizes, TrainingMemoryConfig(micro_tokens=96))}
     bound = terms["activations"] + terms["logits"]
     assert bound / 2.5 < sum(kept.values()) <= bound, (sum(kept.values()), bound)
 

@@ -77,7 +77,7 @@ def test_settings_reach_the_engine_of_the_choice(
     put(installed, "sglang", "vllm")
     for module, name in ((sglang_engine, "SglangEngine"), (process, "VllmProcessEngine")):
         monkeypatch.setattr(module, name, lambda settings, weights, log_path, name=name: (name, settings, log_path))
-    monkeypatch.setattr("rft.build.engines.as_saved", lambda model, named: named)
+    monkeypatch.setattr("rft.build.engines.to_checkpoint_names", lambda model, named: named)
     machine: Any = SimpleNamespace(device="cuda")
     policy: Any = SimpleNamespace(dtype=torch.bfloat16, served=list, adapters=None, model=None)
     given = {"engine_tp_size": 2, "engine_mem_util": 0.4, "engine_max_rows": 9}

@@ -13,18 +13,18 @@ from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_core.errors import OptionsError
 from rft_models.tiny_models.text import build_bpe_tokenizer
-from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.records.rollouts import TrainingSample
 
 SAMPLES = [TrainingSample(f"rows:{i}", (1, 2, 3), 1, 0.0) for i in range(50)]
 
 
 @pytest.fixture(scope="module")
-def codec() -> HfTextCodec:
-    return HfTextCodec(build_bpe_tokenizer(["1+1=2"], 258))
+def codec() -> HfTokenizer:
+    return HfTokenizer(build_bpe_tokenizer(["1+1=2"], 258))
 
 
-def read(codec: HfTextCodec, *argv: str) -> SftData:
+def read(codec: HfTokenizer, *argv: str) -> SftData:
     for name in ("a", "b"):
         rows = [{"input": f"{name}{i}", "output": str(i)} for i in range(20)]
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -47,7 +47,7 @@ def test_rows_are_divided_by_the_seed_and_keep_their_order() -> None:
     assert hold_out(SAMPLES, 12, seed=2)[1] != held_out
 
 
-def test_held_out_rows_are_in_no_epoch_and_the_steps_count_the_others(codec: HfTextCodec) -> None:
+def test_held_out_rows_are_in_no_epoch_and_the_steps_count_the_others(codec: HfTokenizer) -> None:
     data = read(codec, "--held_out_rows", "6", "--seed", "3")
     assert (len(data.samples), len(data.held_out)) == (14, 6)
     assert not ids(data.samples) & ids(data.held_out)
@@ -55,7 +55,7 @@ def test_held_out_rows_are_in_no_epoch_and_the_steps_count_the_others(codec: HfT
     assert sorted(data.mixture.order(3, 0).tolist()) == list(range(14))
 
 
-def test_shares_of_several_files_are_kept(codec: HfTextCodec) -> None:
+def test_shares_of_several_files_are_kept(codec: HfTokenizer) -> None:
     argv = ["--prompt_data", "a.jsonl,b.jsonl", "--prompt_data_probs", "0.25,0.75", "--held_out_rows", "10"]
     data = read(codec, *argv)
     sizes = [sum(sample.sample_id.startswith(name) for sample in data.samples) for name in ("a:", "b:")]
@@ -64,7 +64,7 @@ def test_shares_of_several_files_are_kept(codec: HfTextCodec) -> None:
     assert data.mixture.probabilities == (0.25, 0.75)
 
 
-def test_held_out_data_of_its_own_comes_first_and_the_other_is_said_to_do_nothing(codec: HfTextCodec) -> None:
+def test_held_out_data_of_its_own_comes_first_and_the_other_is_said_to_do_nothing(codec: HfTokenizer) -> None:
     argv = ["--held_out_rows", "6", "--eval_data", "b.jsonl"]
     data = read(codec, *argv)
     assert (len(data.samples), len(data.held_out)) == (20, 20)
@@ -72,7 +72,7 @@ def test_held_out_data_of_its_own_comes_first_and_the_other_is_said_to_do_nothin
     assert note.startswith("held_out_rows = 6 (command line) has no effect: eval_data is b.jsonl")
 
 
-def test_something_must_be_left_to_train_on(codec: HfTextCodec) -> None:
+def test_something_must_be_left_to_train_on(codec: HfTokenizer) -> None:
     with pytest.raises(OptionsError, match="held_out_rows = 20, and there are 20") as caught:
         read(codec, "--held_out_rows", "20")
     assert caught.value.problem.do == "--held_out_rows 1"

@@ -19,7 +19,7 @@ from rft.planning.vision_memory import activation_term, weight_terms
 from rft_cli.commands import plan
 from rft_cli.config.resolve import resolve
 from rft_core.errors import DataError, OptionsError
-from rft_dist.planning.memory_estimate import Training
+from rft_dist.planning.memory_estimate import TrainingMemoryConfig
 from rft_models.files.vision_tower_sizes import TowerSizes
 from rft_models.tiny_models.text import build_character_model, build_character_tokenizer
 from rft_models.tiny_models.vision import VisionSizes, build_vision_model
@@ -192,7 +192,7 @@ TOWER = TowerSizes(parameters=1000, layers=3, hidden=8, ffn=16, heads=2, patches
 
 
 def test_the_towers_bytes_are_those_of_a_hand_calculation() -> None:
-    run = Training(dp_size=4, sharding="fsdp", weight_bytes=4, reference=True, average=True)
+    run = TrainingMemoryConfig(dp_size=4, sharding="fsdp", weight_bytes=4, reference=True, average=True)
     found = {term.name: term.num_bytes for term in weight_terms(TOWER, run, trained=True)}
     assert found == {
         "tower parameters": 1000,
@@ -200,9 +200,11 @@ def test_the_towers_bytes_are_those_of_a_hand_calculation() -> None:
         "tower gradients": 1000,
         "tower moments": 3000,
     }
-    alone = {term.name: term.num_bytes for term in weight_terms(TOWER, Training(weight_bytes=2), trained=False)}
+    alone = {
+        term.name: term.num_bytes for term in weight_terms(TOWER, TrainingMemoryConfig(weight_bytes=2), trained=False)
+    }
     assert alone == {"tower parameters": 2000}
     block = 4 * (6 * 8 + 4 * 8 + 5 * 8 + 5 * 16) + 16 * 8
-    assert activation_term(TOWER, Training(), 10).num_bytes == 40 * 3 * block
-    again = activation_term(TOWER, Training(recomputes=True), 10)
+    assert activation_term(TOWER, TrainingMemoryConfig(), 10).num_bytes == 40 * 3 * block
+    again = activation_term(TOWER, TrainingMemoryConfig(recomputes=True), 10)
     assert again.num_bytes == 40 * (3 * 8 * 4 + block)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rft import run_lifecycle
-from rft.checkpoints.writer import Restored, open_store
+from rft.checkpoints.writer import ResumePoint, open_store
 from rft_cli.commands.quickstart import command as quickstart
 from rft_cli.commands.resume import command_of
 from rft_core.errors import CheckpointError, OptionsError
@@ -39,7 +39,7 @@ def test_a_run_in_a_renamed_directory_keeps_its_name_among_its_checkpoints(tmp_p
     save(open_store(first, settings), 2)
     first.path.rename(tmp_path / "second")
     second = RunDirectory.open(tmp_path / "second")
-    restored = Restored(
+    restored = ResumePoint(
         CheckpointStore(second.checkpoints_directory, keep_last=None, keep_bytes=None, run_id="x").open(2)
     )
     save(open_store(second, settings, restored), 3)
@@ -51,7 +51,7 @@ def test_a_new_run_from_the_checkpoint_of_another_has_its_own_name(tmp_path: Pat
     first, second = directory(tmp_path / "first"), directory(tmp_path / "second")
     store = open_store(first, settings)
     save(store, 1)
-    assert open_store(second, settings, Restored(store.open(1))).run_id == "second"
+    assert open_store(second, settings, ResumePoint(store.open(1))).run_id == "second"
 
 
 def test_a_quickstart_is_found_by_its_directory_and_by_its_warm_up(tmp_path: Path) -> None:

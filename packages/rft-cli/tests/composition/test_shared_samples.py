@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from rft.parallel.parallelize import spreads_weights, strategy_line
+from rft.parallel.parallelize import is_sharded, strategy_line
 from rft.parallel.shared_samples import sharing_words
 from rft_cli.commands import plan
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_core.errors import OptionsError
-from rft_dist.planning.memory_estimate import DecoderSizes, Training, estimate
+from rft_dist.planning.memory_estimate import DecoderSizes, TrainingMemoryConfig, estimate
 from rft_dist.settings import StrategySettings
 from rft_models.files.divisibility import refuse_uneven
 
@@ -102,10 +102,10 @@ def test_heads_that_do_not_divide_are_refused_with_those_that_do(model: Path) ->
 def test_matrices_in_parts_take_their_share_of_memory_and_norms_do_not() -> None:
     sizes = DecoderSizes(vocab=100, hidden=16, layers=2, query_width=16, kv_width=8, ffn=40, tied=False)
 
-    def of(name: str, run: Training) -> int:
+    def of(name: str, run: TrainingMemoryConfig) -> int:
         return next(term.num_bytes for term in estimate(sizes, run) if term.name == name)
 
-    whole, parts = Training(micro_tokens=10), Training(micro_tokens=10, tp_size=2)
+    whole, parts = TrainingMemoryConfig(micro_tokens=10), TrainingMemoryConfig(micro_tokens=10, tp_size=2)
     assert of("parameters", parts) * 2 == of("parameters", whole)
     cut, kept = 4 * (4 * 16 + 5 * 8 + 5 * 40), 4 * 6 * 16 + 16 * 16
     assert of("activations", whole) == 10 * 2 * (cut + kept)
@@ -115,7 +115,7 @@ def test_matrices_in_parts_take_their_share_of_memory_and_norms_do_not() -> None
 def test_the_start_says_who_computes_together() -> None:
     assert sharing_words(StrategySettings()) == []
     parts = StrategySettings(tp_size=4)
-    assert spreads_weights(parts)
+    assert is_sharded(parts)
     assert "4 ranks hold parts of every matrix" in strategy_line(parts, bf16=False)
     assert strategy_line(StrategySettings(sp_size=2, sp_mode="ring"), bf16=False).endswith("sequence, by a ring")
     both = strategy_line(StrategySettings(tp_size=2, fsdp=True), bf16=False)

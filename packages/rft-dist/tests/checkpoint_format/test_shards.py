@@ -18,8 +18,8 @@ from rft_dist.checkpoint_format.shards import (
     assign_by_bytes,
     flat_blocks,
     flat_offset,
+    flat_requests,
     flat_shards,
-    flat_wanted,
     whole,
 )
 from rft_dist.checkpoints.reader import Checkpoint
@@ -152,7 +152,7 @@ def test_the_blocks_of_any_flat_range_follow_one_another_and_are_few() -> None:
 def test_flat_wanted_mirrors_flat_shards() -> None:
     tensor = torch.randn(5, 4)
     shards = flat_shards("w", (5, 4), 3, tensor.reshape(-1)[3:14])
-    wanted = flat_wanted("w", (5, 4), torch.float32, 3, 11)
+    wanted = flat_requests("w", (5, 4), torch.float32, 3, 11)
     assert [(s.start, tuple(s.data.shape)) for s in shards] == [(w.start, w.shape) for w in wanted]
     assert torch.cat([s.data.reshape(-1) for s in shards]).equal(tensor.reshape(-1)[3:14])
 

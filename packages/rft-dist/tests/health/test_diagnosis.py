@@ -17,7 +17,7 @@ from rft_dist.health import heartbeat as statuses
 from rft_dist.health.activity import Activity, Call
 from rft_dist.health.error_files import RunFolder
 from rft_dist.health.failure import Cause
-from rft_dist.health.heartbeat import Seen, Status
+from rft_dist.health.heartbeat import LastSeen, Status
 from rft_dist.health.process_state import ALIVE, GONE, STOPPED, process_state, this_machine
 from rft_dist.health.report import page
 from rft_dist.health.termination import comes_from_peers
@@ -30,7 +30,7 @@ def call(number: int, name: str = "sum", shape: tuple[int, ...] = (3,), site: st
     return Call(number, name, shape, "float32", site)
 
 
-def seen(rank: int, made: Call | None = None, **fields) -> Seen:
+def seen(rank: int, made: Call | None = None, **fields) -> LastSeen:
     """A heartbeat read half a second ago, of a rank that has ended a step and is in no collective."""
     base = {
         "host": f"node{rank}",
@@ -48,14 +48,14 @@ def seen(rank: int, made: Call | None = None, **fields) -> Seen:
         "stack": ("loop.py:5 (run)",),
     }
     at = fields.pop("at", NOW - 0.5)
-    return Seen(Status(rank=rank, call=made, **(base | fields)), at)
+    return LastSeen(Status(rank=rank, call=made, **(base | fields)), at)
 
 
-def waits(rank: int, number: int, seconds: float = 10.0, **fields) -> Seen:
+def waits(rank: int, number: int, seconds: float = 10.0, **fields) -> LastSeen:
     return seen(rank, call(number), inside=True, call_seconds=seconds, idle_seconds=seconds, **fields)
 
 
-def judged(*ranks: Seen, **more) -> Cause | None:
+def judged(*ranks: LastSeen, **more) -> Cause | None:
     return diagnosis.of_all({each.status.rank: each for each in ranks}, LIMITS, NOW, **more)
 
 

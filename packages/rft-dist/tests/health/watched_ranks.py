@@ -24,7 +24,7 @@ from rft_dist.collectives import Collectives
 from rft_dist.health import monitor as watch_module
 from rft_dist.health.activity import Activity
 from rft_dist.launch.process_group import (
-    Watched,
+    HealthConfig,
     ranks_from_environment,
     start_process_group,
     start_watch,
@@ -155,7 +155,7 @@ def rank(request: dict[str, Any]) -> int:
     if os.environ["RANK"] in map(str, request.get("remote", [])):
         setattr(watch_module, "this_machine", lambda: f"elsewhere {os.getpid()}")  # noqa: B010
     info = ranks_from_environment()
-    watched = Watched(Activity(), WatchSettings(**request["settings"]), bool(request.get("always")))
+    watched = HealthConfig(Activity(), WatchSettings(**request["settings"]), bool(request.get("always")))
     collectives = start_process_group(info, torch.device("cpu"), watched=watched)
     watch = start_watch(info, watched, beat=request["beat"])
     watch.folder.attach(Path("run"), "rft-train resume run")

@@ -9,16 +9,16 @@ from torch import Tensor, nn
 from rft_dist.collectives import SingleProcess
 from rft_dist.optim.ema import MovingAverage
 from rft_dist.optim.loss_scaler import LossScaler
-from rft_dist.strategies.data_parallel import ReplicatedOptimizer
+from rft_dist.strategies.data_parallel import DataParallelOptimizer
 
 ADAM = {"betas": (0.9, 0.95), "epsilon": 1e-6, "weight_decay": 0.0, "max_norm": 0.0}
 
 
-def optimizer_of(weight: nn.Parameter, decay: float | None = 0.75, **options) -> ReplicatedOptimizer:
-    return ReplicatedOptimizer([("w", weight)], SingleProcess(), **ADAM, ema_decay=decay, **options)
+def optimizer_of(weight: nn.Parameter, decay: float | None = 0.75, **options) -> DataParallelOptimizer:
+    return DataParallelOptimizer([("w", weight)], SingleProcess(), **ADAM, ema_decay=decay, **options)
 
 
-def step(weight: nn.Parameter, optimizer: ReplicatedOptimizer, factor: float = 1.0) -> Tensor:
+def step(weight: nn.Parameter, optimizer: DataParallelOptimizer, factor: float = 1.0) -> Tensor:
     optimizer.backward((weight.float() * torch.tensor([1.0, -2.0])).sum() * factor)
     optimizer.step(0.1)
     return optimizer.state_tensors()["ema/w"]

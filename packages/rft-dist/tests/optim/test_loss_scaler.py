@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from rft_core.errors import NumericsError
 from rft_dist.collectives import SingleProcess
-from rft_dist.optim.loss_scaler import KEY, LARGEST, LossScaler, Unscaled
-from rft_dist.strategies.data_parallel import ReplicatedOptimizer
+from rft_dist.optim.loss_scaler import KEY, LARGEST, LossScaler, NoLossScaler
+from rft_dist.strategies.data_parallel import DataParallelOptimizer
 
 ADAM = {"betas": (0.9, 0.95), "epsilon": 1e-6, "weight_decay": 0.1, "max_norm": 0.5}
 BAD = -1
@@ -28,16 +28,16 @@ def losses(model: nn.Module, step: int) -> list[Tensor]:
     return [found[0], found[1] * float("inf")] if step == BAD else found
 
 
-def train(model: nn.Module, steps: list[int], scaler: LossScaler | None = None, **options) -> ReplicatedOptimizer:
+def train(model: nn.Module, steps: list[int], scaler: LossScaler | None = None, **options) -> DataParallelOptimizer:
     half = next(model.parameters()).dtype == torch.float16
-    optimizer = ReplicatedOptimizer(
+    optimizer = DataParallelOptimizer(
         model.named_parameters(), SingleProcess(), **{**ADAM, **options}, master=half, scaler=scaler
     )
     run(model, optimizer, steps)
     return optimizer
 
 
-def run(model: nn.Module, optimizer: ReplicatedOptimizer, steps: list[int]) -> list[bool]:
+def run(model: nn.Module, optimizer: DataParallelOptimizer, steps: list[int]) -> list[bool]:
     applied = []
     for step in steps:
         for loss in losses(model, step):
@@ -46,7 +46,7 @@ def run(model: nn.Module, optimizer: ReplicatedOptimizer, steps: list[int]) -> l
     return applied
 
 
-def masters(optimizer: ReplicatedOptimizer, model: nn.Module) -> Tensor:
+def masters(optimizer: DataParallelOptimizer, model: nn.Module) -> Tensor:
     """What is stepped on, flat."""
     state, held = optimizer.state_tensors(), dict(model.named_parameters())
     return torch.cat([state.get(f"master/{name}", held[name].detach()).flatten() for name in sorted(held)])
@@ -125,7 +125,7 @@ def test_small_gradients_survive_only_under_a_scale() -> None:
 def test_micro_batches_of_fewer_bits_are_added_up_in_float32() -> None:
     """4,096 micro-batches of gradient 1 are 4,096; in float16 the sum would stop at 2,048."""
     weight = nn.Parameter(torch.zeros(1, dtype=torch.float16))
-    optimizer = ReplicatedOptimizer([("w", weight)], SingleProcess(), **{**ADAM, "max_norm": 0.0}, master=True)
+    optimizer = DataParallelOptimizer([("w", weight)], SingleProcess(), **{**ADAM, "max_norm": 0.0}, master=True)
     for _ in range(4096):
         optimizer.backward(weight.float().sum())
     assert optimizer.step(0.0).gradient_norm == 4096.0
@@ -156,4 +156,4 @@ def test_a_scale_is_neither_needed_nor_kept_where_there_is_none_in_the_checkpoin
     fresh = LossScaler()
     train(make_model(torch.float16), [], fresh).load_state_tensors(without)
     assert fresh.scale == 2.0**16
-    assert Unscaled().state_tensors() == {}
+    assert NoLossScaler().state_tensors() == {}

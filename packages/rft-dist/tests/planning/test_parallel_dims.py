@@ -9,16 +9,16 @@ import pytest
 
 from rft_core.errors import PreflightError
 from rft_dist.launch.environment import ranks_from_environment
-from rft_dist.planning.parallel_dims import Number, RankGrid, Share, Wanted, layouts, resolve_grid
+from rft_dist.planning.parallel_dims import BatchShare, ParallelDims, SourcedNumber, Wanted, layouts, resolve_grid
 from rft_dist.preflight.process_checks import check_start
 
 NAMES = {"ranks": "--world_size", "nodes": "recipe.yaml:3", "per_node": "GPUS_PER_NODE (the environment)"}
 NAMES |= {"devices": "CUDA devices that torch sees", "sp_size": "--sp_size", "tp_size": "--tp_size"}
-SHARE = Share("train_batch_size", 128, 8)
+SHARE = BatchShare("train_batch_size", 128, 8)
 
 
 def wanted(**numbers: int) -> Wanted:
-    given: dict[str, Any] = {name: Number(value, NAMES[name]) for name, value in numbers.items()}
+    given: dict[str, Any] = {name: SourcedNumber(value, NAMES[name]) for name, value in numbers.items()}
     return Wanted(share=SHARE, launcher="plan", **given)
 
 
@@ -104,7 +104,7 @@ def test_the_nearest_grids_keep_the_number_of_ranks_first() -> None:
 
 
 def test_every_rank_has_a_place_of_its_own_and_tensor_groups_stay_on_a_node() -> None:
-    grid = RankGrid(2, 8, sp_size=2, tp_size=4)
+    grid = ParallelDims(2, 8, sp_size=2, tp_size=4)
     assert grid.dp_size == 2
     assert grid.coordinates(0) == (0, 0, 0)
     assert grid.coordinates(5) == (0, 1, 1)
@@ -124,18 +124,18 @@ def test_every_rank_has_a_place_of_its_own_and_tensor_groups_stay_on_a_node() ->
 def test_a_rank_has_its_share_of_a_batch_in_micro_batches(
     size: int, micro: int, dp: int, want: tuple[int, int]
 ) -> None:
-    assert Share("train_batch_size", size, micro).of(dp) == want
+    assert BatchShare("train_batch_size", size, micro).of(dp) == want
 
 
 def test_a_batch_that_leaves_ranks_without_a_sample_says_so() -> None:
-    assert Share("train_batch_size", 4, 8).line(16).endswith("12 have none")
+    assert BatchShare("train_batch_size", 4, 8).line(16).endswith("12 have none")
 
 
 TORCHRUN = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "RANK": "1", "WORLD_SIZE": "16", "LOCAL_RANK": "1"}
 TORCHRUN |= {"LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}
 
 
-def start(values: dict[str, str], num_devices: int = 0, **more: Any) -> RankGrid:
+def start(values: dict[str, str], num_devices: int = 0, **more: Any) -> ParallelDims:
     ranks = ranks_from_environment(values, num_local_devices=num_devices)
     return check_start(ranks, values, num_devices=num_devices, interfaces={"lo", "eth0"}, **more)
 
@@ -166,9 +166,9 @@ def test_a_wrong_number_of_gpus_a_node_is_found_at_the_start() -> None:
 
 
 def test_the_start_refuses_groups_that_do_not_divide_the_ranks() -> None:
-    assert start(TORCHRUN, 8, sp_size=Number(4, "sp_size: command line")).dp_size == 4
+    assert start(TORCHRUN, 8, sp_size=SourcedNumber(4, "sp_size: command line")).dp_size == 4
     with pytest.raises(PreflightError, match=r"16 ranks are no multiple of sp_size 3 \(sp_size: command line\)"):
-        start(TORCHRUN, 8, sp_size=Number(3, "sp_size: command line"))
+        start(TORCHRUN, 8, sp_size=SourcedNumber(3, "sp_size: command line"))
 
 
 def test_one_process_ignores_what_a_profile_says_of_whole_jobs() -> None:

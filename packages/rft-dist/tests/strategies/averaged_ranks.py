@@ -19,9 +19,9 @@ from torch import Tensor
 
 from rft_dist.collectives import Collectives
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
-from rft_dist.strategies.data_parallel import ReplicatedOptimizer
+from rft_dist.strategies.data_parallel import DataParallelOptimizer
 from rft_dist.strategies.dtensor_shards import local
-from rft_dist.strategies.ema_swap import averages_in_place, zero_averages_in_place
+from rft_dist.strategies.ema_swap import swap_in_ema, swap_in_ema_zero
 from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
 from rft_dist.strategies.tensor_parallel import TensorGroup, TensorParallelModel, TensorParallelOptimizer
 from rft_dist.strategies.zero.flat_ranges import own_weights
@@ -58,7 +58,7 @@ class Built:
 def replicated(ranks: Collectives, *, dtype: torch.dtype = torch.float32) -> Built:
     model = Tiny().to(dtype)
     narrow = dtype != torch.float32
-    optimizer = ReplicatedOptimizer(model.named_parameters(), ranks, **ADAM, master=narrow, ema_decay=DECAY)
+    optimizer = DataParallelOptimizer(model.named_parameters(), ranks, **ADAM, master=narrow, ema_decay=DECAY)
     return Built(model, optimizer, directly, model.named_parameters, _in_place(model, optimizer))
 
 
@@ -91,12 +91,12 @@ def zero(ranks: Collectives, *, stage: int, dtype: torch.dtype = torch.float32, 
         **ADAM,  # type: ignore[arg-type]
     )
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    in_place = partial(zero_averages_in_place, trained, spread.weights, spread.optimizer.state, ranks)
+    in_place = partial(swap_in_ema_zero, trained, spread.weights, spread.optimizer.state, ranks)
     return Built(model, spread.optimizer, spread.compute, spread.whole_tensors, in_place, ranks.rank)
 
 
 def _in_place(model: Any, optimizer: Any) -> Callable[[], AbstractContextManager[None]]:
-    return partial(averages_in_place, dict(model.named_parameters()), optimizer.state_tensors)
+    return partial(swap_in_ema, dict(model.named_parameters()), optimizer.state_tensors)
 
 
 CASES: dict[str, Callable[[Collectives], Built]] = {

@@ -17,7 +17,7 @@ from rft_dist.checkpoint_format.shards import Shard
 from rft_dist.collectives import Collectives
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.optim.loss_scaler import KEY, LossScaler
-from rft_dist.strategies.data_parallel import ReplicatedOptimizer
+from rft_dist.strategies.data_parallel import DataParallelOptimizer
 from rft_dist.strategies.dtensor_shards import local, start_of
 from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
 from rft_dist.strategies.zero.optimizer import ZeroModel
@@ -33,7 +33,7 @@ def replicated(
     ranks: Collectives, *, half: bool, scaler: LossScaler | None = None, decay: float | None = None
 ) -> Built:
     model = Tiny().to(torch.float16 if half else torch.float32)
-    optimizer = ReplicatedOptimizer(
+    optimizer = DataParallelOptimizer(
         model.named_parameters(), ranks, **ADAM, master=half, scaler=scaler, ema_decay=decay
     )
     return model, optimizer, directly

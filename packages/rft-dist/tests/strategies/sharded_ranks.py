@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rft_core.errors import OptionsError
 from rft_dist.collectives import Collectives
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
-from rft_dist.strategies.data_parallel import ReplicatedOptimizer
+from rft_dist.strategies.data_parallel import DataParallelOptimizer
 from rft_dist.strategies.dtensor_shards import fill_blocks, is_first_copy, is_sharded, local, start_of
 from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
 
@@ -56,7 +56,7 @@ def share(step: int, rank: int, world_size: int) -> list[Tensor]:
     return list(rows[rank::world_size].unbind(0))
 
 
-def train(model: Tiny, optimizer: ReplicatedOptimizer | ShardedOptimizer, compute, ranks: Collectives) -> list[float]:
+def train(model: Tiny, optimizer: DataParallelOptimizer | ShardedOptimizer, compute, ranks: Collectives) -> list[float]:
     norms = []
     for step in range(NUM_STEPS):
         for tokens in share(step, ranks.rank, ranks.world_size):
@@ -71,7 +71,7 @@ def directly(function, *arguments):
 
 def case_replicated(ranks: Collectives, out: Path, **changes) -> dict:
     model = Tiny()
-    optimizer = ReplicatedOptimizer(model.named_parameters(), ranks, **ADAM, **changes)
+    optimizer = DataParallelOptimizer(model.named_parameters(), ranks, **ADAM, **changes)
     norms = train(model, optimizer, directly, ranks)
     save_file(
         {n: p.detach().clone() for n, p in model.named_parameters()}, out / f"replicated_{ranks.rank}.safetensors"

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from rft_core.errors import OptionsError
 from rft_dist.collectives import Collectives
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
-from rft_dist.strategies.data_parallel import ReplicatedOptimizer
+from rft_dist.strategies.data_parallel import DataParallelOptimizer
 from rft_dist.strategies.dtensor_shards import is_first_copy, local, num_copies, start_of
 from rft_dist.strategies.fsdp import FullyShardedModel
 from rft_dist.strategies.tensor_parallel import TensorGroup, TensorParallelModel, TensorParallelOptimizer
@@ -88,7 +88,7 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
 def case_whole(ranks: Collectives, out: Path, name: str, dtype: torch.dtype, **options) -> dict:
     """Every rank of a group of two has the samples of one, so half of the ranks train."""
     model = Model(dtype)
-    optimizer = ReplicatedOptimizer(model.named_parameters(), ranks, **ADAM, **options)
+    optimizer = DataParallelOptimizer(model.named_parameters(), ranks, **ADAM, **options)
     norms = []
     for step in range(NUM_STEPS):
         if ranks.rank % 2 == 0:

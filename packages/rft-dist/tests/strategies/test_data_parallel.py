@@ -12,7 +12,7 @@ from torch import nn
 from rft_core.errors import CheckpointError, OptionsError
 from rft_dist.checkpoints.store import CheckpointStore
 from rft_dist.collectives import SingleProcess
-from rft_dist.strategies.data_parallel import ReplicatedOptimizer, weights_hash
+from rft_dist.strategies.data_parallel import DataParallelOptimizer, weights_hash
 
 
 def make_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -20,9 +20,9 @@ def make_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.LayerNorm(9), nn.Linear(9, 2)).to(dtype)
 
 
-def make_optimizer(model: nn.Module, **changes) -> ReplicatedOptimizer:
+def make_optimizer(model: nn.Module, **changes) -> DataParallelOptimizer:
     settings = {"betas": (0.9, 0.95), "epsilon": 1e-8, "weight_decay": 0.1, "max_norm": 1.0, **changes}
-    return ReplicatedOptimizer(model.named_parameters(), SingleProcess(), **settings)
+    return DataParallelOptimizer(model.named_parameters(), SingleProcess(), **settings)
 
 
 def loss_of(model: nn.Module, step: int, scale: float = 1.0) -> torch.Tensor:
@@ -31,7 +31,7 @@ def loss_of(model: nn.Module, step: int, scale: float = 1.0) -> torch.Tensor:
     return scale * model(inputs).square().sum()
 
 
-def train(model: nn.Module, optimizer: ReplicatedOptimizer, steps: range) -> list[float]:
+def train(model: nn.Module, optimizer: DataParallelOptimizer, steps: range) -> list[float]:
     norms = []
     for step in steps:
         optimizer.backward(loss_of(model, step))
@@ -185,7 +185,7 @@ def test_a_parameter_that_no_micro_batch_touched_counts_as_gradient_zero() -> No
 
 def test_the_norm_of_many_entries_is_exact() -> None:
     model = nn.Linear(1, 3_000_000, bias=False)
-    optimizer = ReplicatedOptimizer(
+    optimizer = DataParallelOptimizer(
         model.named_parameters(), SingleProcess(), betas=(0.9, 0.9), epsilon=1e-8, weight_decay=0.0, max_norm=0.0
     )
     model.weight.grad = torch.randn(3_000_000, 1)

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from rft_dist.collectives import SingleProcess
-from rft_dist.strategies.data_parallel import ReplicatedOptimizer
-from rft_dist.strategies.ema_swap import averages_in_place
+from rft_dist.strategies.data_parallel import DataParallelOptimizer
+from rft_dist.strategies.ema_swap import swap_in_ema
 from rft_dist.testing.ranks import run_ranks
 
 pytestmark = pytest.mark.xdist_group("zero")
@@ -50,9 +50,9 @@ def test_every_rank_computes_with_the_averages_and_trains_on_as_if_it_had_not(
     assert results[0][case]["loss"] == pytest.approx(results[1][case]["loss"], rel=1e-6)
 
 
-def trained(dtype: torch.dtype) -> tuple[nn.Parameter, ReplicatedOptimizer]:
+def trained(dtype: torch.dtype) -> tuple[nn.Parameter, DataParallelOptimizer]:
     weight = nn.Parameter(torch.tensor([1.0, 2.0], dtype=dtype))
-    optimizer = ReplicatedOptimizer(
+    optimizer = DataParallelOptimizer(
         [("w", weight)],
         SingleProcess(),
         betas=(0.9, 0.95),
@@ -72,7 +72,7 @@ def test_the_average_by_hand_and_back(dtype: torch.dtype) -> None:
     weight, optimizer = trained(dtype)
     assert weight.tolist() == pytest.approx([0.75, 2.25], abs=1e-5)
     last, place = weight.detach().clone(), weight.data_ptr()
-    with averages_in_place({"w": weight}, optimizer.state_tensors):
+    with swap_in_ema({"w": weight}, optimizer.state_tensors):
         assert weight.tolist() == pytest.approx([0.875, 2.125], abs=1e-5)
         assert weight.data_ptr() == place, "an engine that shares the memory sees them"
     assert torch.equal(weight.detach(), last)
@@ -81,6 +81,6 @@ def test_the_average_by_hand_and_back(dtype: torch.dtype) -> None:
 def test_an_error_meanwhile_leaves_the_weights() -> None:
     weight, optimizer = trained(torch.float32)
     last = weight.detach().clone()
-    with pytest.raises(RuntimeError, match="broken"), averages_in_place({"w": weight}, optimizer.state_tensors):
+    with pytest.raises(RuntimeError, match="broken"), swap_in_ema({"w": weight}, optimizer.state_tensors):
         raise RuntimeError("broken")
     assert torch.equal(weight.detach(), last)

@@ -15,7 +15,7 @@ from torch import nn
 from rft_core.errors import PeerError
 from rft_dist.collectives import Collectives
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
-from rft_dist.strategies.data_parallel import ReplicatedOptimizer, broadcast_weights, weights_hash
+from rft_dist.strategies.data_parallel import DataParallelOptimizer, broadcast_weights, weights_hash
 
 torch.set_num_threads(1)
 SETTINGS = {"betas": (0.0, 0.9), "epsilon": 1e-6, "weight_decay": 0.01, "max_norm": 0.0}
@@ -36,11 +36,11 @@ def inputs_of(step: int) -> torch.Tensor:
     return torch.randn(10, 6, generator=torch.Generator().manual_seed(step))
 
 
-def make_optimizer(model: nn.Module, collectives: Collectives, **changes) -> ReplicatedOptimizer:
-    return ReplicatedOptimizer(model.named_parameters(), collectives, **{**SETTINGS, **changes})
+def make_optimizer(model: nn.Module, collectives: Collectives, **changes) -> DataParallelOptimizer:
+    return DataParallelOptimizer(model.named_parameters(), collectives, **{**SETTINGS, **changes})
 
 
-def add_gradients(model: nn.Module, optimizer: ReplicatedOptimizer, step: int, rank: int) -> None:
+def add_gradients(model: nn.Module, optimizer: DataParallelOptimizer, step: int, rank: int) -> None:
     sizes = MICRO_BATCHES[step]
     rest = sum(sizes[0]) if rank else 0
     for size in sizes[rank]:

@@ -6,7 +6,7 @@ from rft_engine.completions import EngineStats
 from rft_engine.lifecycle import EngineState, StateMachine, Transition
 
 
-class ToldEngine:
+class EngineBase:
     """The common part of the engines; call `__init__` first."""
 
     def __init__(self) -> None:

@@ -20,9 +20,9 @@ from rft_core import keyed_random
 from rft_engine.completions import Completion, EngineStats
 from rft_engine.decoding.token_sampler import SamplingOptions, TokenSampler
 from rft_engine.decoding.trie_constraint import TrieSampler, check_constraint, check_whole
-from rft_engine.engine_base import ToldEngine
+from rft_engine.engine_base import EngineBase
 from rft_engine.request_checks import check_budgets, check_keys, check_media, check_prompts
-from rft_engine.typed_lists import floats, integers
+from rft_engine.typed_lists import to_floats, to_ints
 
 Pick = Callable[[Tensor, int], Tensor]
 """([B, V] float32 logits, how many tokens the rows have so far) -> [B] int64 the next ones."""
@@ -55,7 +55,7 @@ class WholeGenerator(Protocol):
         ...
 
 
-class HfEngine(ToldEngine):
+class HfEngine(EngineBase):
     """Batches of rows through a `WholeGenerator` that shares the weights being trained.
 
     Not thread-safe, as the in-process engine. `max_rows` rows are generated at a time, in the order of their length.
@@ -215,13 +215,13 @@ class _Draws:
         tokens_BN, logprobs_BN, mass_BN = (column.cpu() for column in together[:3])
         return [
             Completion(
-                token_ids=tuple(integers(tokens_BN[row, :length])),
-                logprobs=tuple(floats(logprobs_BN[row, :length])),
-                log_kept_mass=tuple(floats(mass_BN[row, :length])),
+                token_ids=tuple(to_ints(tokens_BN[row, :length])),
+                logprobs=tuple(to_floats(logprobs_BN[row, :length])),
+                log_kept_mass=tuple(to_floats(mass_BN[row, :length])),
                 finish_reason="stop" if stopped else "length",
                 weight_version=weight_version,
             )
-            for row, (length, stopped) in enumerate(zip(integers(lengths_B), integers(stopped_B), strict=True))
+            for row, (length, stopped) in enumerate(zip(to_ints(lengths_B), to_ints(stopped_B), strict=True))
         ]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 
-def integers(tensor_N: Tensor) -> list[int]:
+def to_ints(tensor_N: Tensor) -> list[int]:
     """[N] of any integer type."""
     return tensor_N.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
-def floats(tensor_N: Tensor) -> list[float]:
+def to_floats(tensor_N: Tensor) -> list[float]:
     """[N] of any floating type."""
     return tensor_N.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_engine.vllm.keyed_sampler import KeyedDraws
+from rft_engine.vllm.keyed_sampler import KeyedSampler
 from rft_engine.vllm.worker_extension import VllmWorkerExtension
 from rft_engine.weight_sync.weight_file import read_weight_file, write_weight_file
 
@@ -131,7 +131,7 @@ class FakeWorker(VllmWorkerExtension):
         self.model = FakeModel(read_weight_file(file), is_cpu)
         dtype = getattr(torch, arguments["dtype"])
         self.model_config = SimpleNamespace(dtype=dtype, get_vocab_size=lambda: VOCAB)
-        processors = SimpleNamespace(all=[KeyedDraws()])
+        processors = SimpleNamespace(all=[KeyedSampler()])
         batch = SimpleNamespace(logitsprocs=processors)
         self.model_runner = SimpleNamespace(get_model=lambda: self.model, input_batch=batch)
         self.transfers: list[str] = []

@@ -12,7 +12,7 @@ from torch import Tensor
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import ServiceError
 from rft_engine.lifecycle import EngineState
-from rft_engine.native.copied_weights import CopiedNativeEngine
+from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_engine.native.copy_check import check_copy
 from rft_engine.native.engine import NativeEngine
 from rft_engine.testing.copied_table_model import CARRY, FakeCopy, TablePolicy, table_of
@@ -22,12 +22,12 @@ PROMPTS, KEYS = [[1, 2], [3], [4, 5, 1]], [[11, 12], [13], [14, 15]]
 DRAW: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 5}
 
 
-def make(policy: TablePolicy) -> tuple[CopiedNativeEngine[FakeCache], FakeCopy]:
+def make(policy: TablePolicy) -> tuple[NativeEngineOnCopy[FakeCache], FakeCopy]:
     twin = FakeCopy()
-    return CopiedNativeEngine(twin, policy.provider, max_rows=4, max_len=32), twin
+    return NativeEngineOnCopy(twin, policy.provider, max_rows=4, max_len=32), twin
 
 
-def ready(policy: TablePolicy) -> tuple[CopiedNativeEngine[FakeCache], FakeCopy]:
+def ready(policy: TablePolicy) -> tuple[NativeEngineOnCopy[FakeCache], FakeCopy]:
     engine, twin = make(policy)
     engine.refresh()
     return engine, twin
@@ -170,7 +170,7 @@ def test_no_two_whole_tensors_exist_at_a_time() -> None:
             yield item
             del item
 
-    engine = CopiedNativeEngine(FakeCopy(), gathered, max_rows=4, max_len=32)
+    engine = NativeEngineOnCopy(FakeCopy(), gathered, max_rows=4, max_len=32)
     engine.load_weights(1)
     engine.policy_fingerprint()
     assert len(alive) == 6

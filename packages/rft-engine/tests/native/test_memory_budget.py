@@ -14,7 +14,7 @@ from torch import Tensor
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError, PreflightError
 from rft_engine.native.engine import NativeEngine
-from rft_engine.native.memory_budget import CacheDemand, fitting_rows, free_host_memory
+from rft_engine.native.memory_budget import CacheRequest, free_host_memory, max_rows_that_fit
 from rft_engine.testing.table_model import FakeCache, FakeDecodableModel
 
 CPU = torch.device("cpu")
@@ -107,10 +107,10 @@ def test_one_sequence_that_does_not_fit_is_told_with_the_length_that_would():
     assert problem.code == "engine.memory"
     fitting = int(problem.do.split()[1].rstrip(","))
     assert f"{fitting} tokens would fit" in problem.what
-    one = CacheDemand(1, fitting, 1, fitting)
+    one = CacheRequest(1, fitting, 1, fitting)
     room = 100 * 64 - 100 * 64 // 64
     assert one.bytes_of(model_of(0, 64), VOCAB) <= room
-    assert CacheDemand(1, fitting + 1, 1, fitting + 1).bytes_of(model_of(0, 64), VOCAB) > room
+    assert CacheRequest(1, fitting + 1, 1, fitting + 1).bytes_of(model_of(0, 64), VOCAB) > room
 
 
 class Fragmented(MeteredModel):
@@ -147,8 +147,11 @@ def test_beams_of_fewer_prompts_go_together_and_too_few_rows_are_refused():
 
 
 def test_a_model_that_cannot_say_is_trusted():
-    assert fitting_rows(FakeDecodableModel(torch.zeros(1, 3)), 3, CacheDemand(9, 9, 1, 1), CPU, lambda device: 1) == 9
-    assert fitting_rows(model_of(0, 64), 3, CacheDemand(9, 9, 1, 1), CPU, lambda device: None) == 9
+    assert (
+        max_rows_that_fit(FakeDecodableModel(torch.zeros(1, 3)), 3, CacheRequest(9, 9, 1, 1), CPU, lambda device: 1)
+        == 9
+    )
+    assert max_rows_that_fit(model_of(0, 64), 3, CacheRequest(9, 9, 1, 1), CPU, lambda device: None) == 9
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

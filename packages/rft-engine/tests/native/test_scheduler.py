@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rft_engine.native.scheduler import AdmissionQueue
+from rft_engine.native.scheduler import PrefillScheduler
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -12,7 +12,7 @@ from rft_engine.native.scheduler import AdmissionQueue
     st.integers(1, 12),
 )
 def test_every_sample_is_admitted_once_within_the_free_rows(prompts: list[tuple[int, int]], max_rows: int):
-    queue = AdmissionQueue([length for length, _ in prompts], [copies for _, copies in prompts], max_rows)
+    queue = PrefillScheduler([length for length, _ in prompts], [copies for _, copies in prompts], max_rows)
     samples: list[int] = []
     while queue.next_num_rows:
         taken = queue.take(max_rows)
@@ -28,12 +28,12 @@ def test_every_sample_is_admitted_once_within_the_free_rows(prompts: list[tuple[
 
 
 def test_samples_are_numbered_prompt_after_prompt():
-    queue = AdmissionQueue([3, 9, 3], [2, 1, 3], max_rows=10)
+    queue = PrefillScheduler([3, 9, 3], [2, 1, 3], max_rows=10)
     by_prompt = {piece.prompt_index: piece for _ in range(3) for piece in queue.take(10)}
     assert [by_prompt[p].first_sample for p in range(3)] == [0, 2, 3]
 
 
 def test_nothing_is_taken_when_the_next_prompt_does_not_fit():
-    queue = AdmissionQueue([3], [4], max_rows=8)
+    queue = PrefillScheduler([3], [4], max_rows=8)
     assert queue.take(3) == []
     assert queue.next_num_rows == 4

@@ -15,16 +15,16 @@ from rft_core.errors import RftError, ServiceError
 from rft_engine.completions import Completion
 from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.native.engine import NativeEngine
-from rft_engine.native.partial_requests import DrawCall, Drawn
-from rft_engine.native.resumable_batch import ResumingEngine
+from rft_engine.native.partial_requests import Drawn, SampleRequests
+from rft_engine.native.resumable_batch import ResumableEngine
 from rft_engine.process.client import EngineDied
 from rft_engine.process.requests import EngineFacts
 from rft_engine.replicas.engine import ReplicaEngine
-from rft_engine.replicas.load_balancing import deal
+from rft_engine.replicas.load_balancing import assign_samples
 from rft_engine.replicas.process import ProcessReplica, ReplicaLimits
 from rft_engine.testing.replica_worker import CARRY, COMMAND, VOCAB, table_of
 from rft_engine.testing.table_model import FakeDecodableModel
-from rft_engine.weight_sync.shared_memory import Shelved, WeightShelf
+from rft_engine.weight_sync.shared_memory import SharedWeightStore, WeightSnapshot
 
 PROMPTS = [(1,), (2, 3), (4,), (5, 6, 1), (2,), (3, 3)]
 KEYS = [[100 * p + s for s in range(3)] for p in range(len(PROMPTS))]
@@ -62,7 +62,7 @@ def pool(
     ]
     for replica in replicas:
         replica.ready()
-    engine = ReplicaEngine(replicas, WeightShelf(weights.provider, torch.float32), max_len=64)
+    engine = ReplicaEngine(replicas, SharedWeightStore(weights.provider, torch.float32), max_len=64)
     engine.refresh()
     return engine
 
@@ -164,10 +164,10 @@ class Dying:
     number, can_resume, reads_files, facts = 0, True, False, EngineFacts("float32", VOCAB, True, "file")
     lives = 0
 
-    def load(self, shelved: Shelved) -> None:
+    def load(self, shelved: WeightSnapshot) -> None:
         """Nothing is held."""
 
-    def draw(self, call: DrawCall) -> Iterator[Drawn]:
+    def draw(self, call: SampleRequests) -> Iterator[Drawn]:
         for request, key in enumerate(call.keys):
             if key == 102:
                 raise EngineDied(code="engine.died", what="gone", where="log 0.log", why="", do="")
@@ -176,7 +176,7 @@ class Dying:
     def interrupt(self) -> None:
         """It ends by itself."""
 
-    def restart(self, shelved: Shelved) -> None:
+    def restart(self, shelved: WeightSnapshot) -> None:
         self.lives += 1
 
     def sleep(self, level: int) -> None:
@@ -191,7 +191,7 @@ class Dying:
 
 def test_samples_that_every_replica_dies_of_end_the_run() -> None:
     replicas = [Dying(), Dying()]
-    engine = ReplicaEngine(replicas, WeightShelf(Weights().provider, torch.float32), max_len=64)
+    engine = ReplicaEngine(replicas, SharedWeightStore(Weights().provider, torch.float32), max_len=64)
     engine.refresh()
     assert len(engine.generate(PROMPTS[:1], KEYS[:1], **OPTIONS)[0]) == 3, "keys 0 to 2"
     with pytest.raises(ServiceError, match=r"\d+ samples were given to 3 engine replicas, and each") as caught:
@@ -214,7 +214,7 @@ def test_weights_of_another_model_are_refused(two: tuple[ReplicaEngine, Weights]
 
 def test_the_shelf_keeps_versions_until_they_are_dropped() -> None:
     weights = Weights()
-    shelf = WeightShelf(weights.provider, torch.bfloat16)
+    shelf = SharedWeightStore(weights.provider, torch.bfloat16)
     for version in range(3):
         weights.table = table_of(version)
         shelf.put(version)
@@ -229,10 +229,10 @@ def test_the_shelf_keeps_versions_until_they_are_dropped() -> None:
     assert not paths[2].exists()
 
 
-def call_of(prefixes: Sequence[Sequence[int]], budgets: Sequence[int]) -> DrawCall:
+def call_of(prefixes: Sequence[Sequence[int]], budgets: Sequence[int]) -> SampleRequests:
     num = len(prefixes)
     options = SamplingOptions(temperature=1.0, max_new_tokens=max(budgets))
-    return DrawCall(prefixes, list(range(num)), [0] * num, budgets, options)
+    return SampleRequests(prefixes, list(range(num)), [0] * num, budgets, options)
 
 
 def test_dealing_is_balanced_whole_and_the_same_every_time() -> None:
@@ -240,21 +240,21 @@ def test_dealing_is_balanced_whole_and_the_same_every_time() -> None:
     budgets = [10 * (1 + i % 3) for i in range(8) for _ in range(4)]
     call = call_of(prefixes, budgets)
     for num in (1, 2, 3, 5):
-        shares = deal(call, num)
+        shares = assign_samples(call, num)
         assert sorted(request for share in shares for request in share) == list(range(32))
         loads = [sum(budgets[request] for request in share) for share in shares]
         assert max(loads) <= 4 / 3 * max(sum(loads) / num, 120), loads
-        assert shares == deal(call, num)
-    groups = [[prefixes[request] for request in share] for share in deal(call, 2)]
+        assert shares == assign_samples(call, num)
+    groups = [[prefixes[request] for request in share] for share in assign_samples(call, 2)]
     assert not set(groups[0]) & set(groups[1]), "samples of one prompt stay together"
-    assert sorted(len(share) for share in deal(call_of([(1,)] * 6, [5] * 6), 2)) == [3, 3]
+    assert sorted(len(share) for share in assign_samples(call_of([(1,)] * 6, [5] * 6), 2)) == [3, 3]
 
 
 @pytest.mark.parametrize("max_len", [64, 43])
 def test_an_engine_that_resumes_draws_what_one_call_draws(max_len: int) -> None:
     """In pieces of any length, every sample is the one that `generate` draws; also where no token more would fit."""
     model = FakeDecodableModel(table_of(0), carry=CARRY)
-    engine = ResumingEngine(model, max_rows=5, max_len=max_len)
+    engine = ResumableEngine(model, max_rows=5, max_len=max_len)
     prompts = [prompt for prompt, keys in zip(PROMPTS, KEYS, strict=True) for _ in keys]
     keys = [key for group in KEYS for key in group]
     drawn: list[list[int]] = [[] for _ in keys]
@@ -262,7 +262,7 @@ def test_an_engine_that_resumes_draws_what_one_call_draws(max_len: int) -> None:
     while open_ones:
         rounds += 1
         options = SamplingOptions(temperature=1.0, max_new_tokens=40, stop_token_ids=(0,))
-        call = DrawCall(
+        call = SampleRequests(
             [(*prompts[i], *drawn[i]) for i in open_ones],
             [keys[i] for i in open_ones],
             [len(drawn[i]) for i in open_ones],

@@ -27,7 +27,7 @@ from rft_engine.sglang.local import LocalSglang, log_kept_mass
 from rft_engine.sglang.pinned_api import signature, surface, unknown_fields
 from rft_engine.sglang.runtime import InstalledSglang
 from rft_engine.sglang.settings import LOADER, SglangSettings, end_tokens, engine_arguments
-from rft_engine.weight_sync.logprob_probe import check_in_step
+from rft_engine.weight_sync.logprob_probe import check_logprob_parity
 
 PROMPTS, KEYS = [[1, 2], [3]], [[10, 11, 12], [20, -21]]
 ASKED: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 5}
@@ -74,7 +74,7 @@ def make(model_dir: Path) -> Iterator[Make]:
     engines: list[InThisProcess] = []
 
     def start(policy: Policy | None = None, faults: Sequence[str] = (), **settings: Any) -> InThisProcess:
-        kind = type("Started", (InThisProcess,), {"double": FakeSglang(faults=faults)})
+        kind = type("RunStart", (InThisProcess,), {"double": FakeSglang(faults=faults)})
         sizes = {"model_dir": model_dir, "max_rows": 4, "max_len": 200}
         engines.append(kind(SglangSettings(**{**sizes, **settings}), (policy or Policy()).tensors))
         return engines[-1]
@@ -322,7 +322,7 @@ def test_new_weights_change_the_text_and_agree_with_the_policy(make: Make) -> No
     first = tokens(engine.generate(PROMPTS, KEYS, **ASKED))
     policy.values = fake_tensors(9)
     engine.load_weights(2)
-    assert check_in_step(engine, policy.logprobs).maximum < 1e-5
+    assert check_logprob_parity(engine, policy.logprobs).maximum < 1e-5
     second = engine.generate(PROMPTS, KEYS, **ASKED)
     assert tokens(second) != first
     assert {completion.weight_version for row in second for completion in row} == {2}
@@ -333,7 +333,7 @@ def test_new_weights_change_the_text_and_agree_with_the_policy(make: Make) -> No
 def load_and_check(engine: InThisProcess, policy: Policy, version: int) -> float:
     """What the training loop does before it asks for a rollout."""
     engine.load_weights(version)
-    return check_in_step(engine, policy.logprobs).maximum
+    return check_logprob_parity(engine, policy.logprobs).maximum
 
 
 FAULTS = ("skip", "half", "tied", "overwritten", "overwritten_later", "keeps_prefix")
@@ -420,7 +420,7 @@ def test_an_update_while_asleep_wakes_the_weights_alone(make: Make) -> None:
     policy.values = fake_tensors(12)
     engine.load_weights(3)
     engine.wake()
-    assert check_in_step(engine, policy.logprobs).maximum < 1e-5
+    assert check_logprob_parity(engine, policy.logprobs).maximum < 1e-5
     memory = [call for call in root(engine).calls if call.startswith("re")]
     assert memory[-3:] == ["release ['kv_cache', 'weights']", "resume ['weights']", "resume ['kv_cache']"]
 

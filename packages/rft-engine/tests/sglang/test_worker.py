@@ -22,8 +22,8 @@ from rft_engine.sglang.engine import SglangEngine
 from rft_engine.sglang.local import LocalSglang
 from rft_engine.sglang.pinned_api import surface, version
 from rft_engine.sglang.settings import SglangSettings
-from rft_engine.weight_sync.fused_parameters import held_tensor
-from rft_engine.weight_sync.logprob_probe import check_in_step
+from rft_engine.weight_sync.fused_parameters import find_parameter
+from rft_engine.weight_sync.logprob_probe import check_logprob_parity
 
 PROMPTS, KEYS = [[1, 2], [3]], [list(range(10)), list(range(50, 60))]
 ASKED = {"temperature": 1.0, "max_new_tokens": 6}
@@ -99,7 +99,7 @@ def test_a_death_in_the_middle_is_mended_with_the_same_tokens_and_weights(make, 
     assert (engine.num_restarts, engine.pid != first) == (1, True)
     assert {c.weight_version for row in answers for c in row} == {3}
     assert tokens(engine.generate(PROMPTS, KEYS, **ASKED)) == tokens(answers)
-    assert check_in_step(engine, policy.logprobs).maximum < 1e-5
+    assert check_logprob_parity(engine, policy.logprobs).maximum < 1e-5
     engine.sleep(1)
     engine.wake()
     assert tokens(engine.generate(PROMPTS, KEYS, **ASKED)) == tokens(answers)
@@ -254,7 +254,7 @@ class Fused:
 
 @pytest.mark.parametrize(("name", "first"), [("q", 0), ("k", 24), ("v", 48), ("gate", 0), ("up", 24)])
 def test_a_part_of_a_fused_matrix_is_found_where_it_is_whole(name: str, first: int) -> None:
-    found = held_tensor(Fused(1), f"layers.0.{name}_proj.weight", SHAPES, FUSIONS)
+    found = find_parameter(Fused(1), f"layers.0.{name}_proj.weight", SHAPES, FUSIONS)
     assert found is not None
     assert torch.equal(found, torch.arange(first, first + 24.0).reshape(4, 6))
 
@@ -262,4 +262,4 @@ def test_a_part_of_a_fused_matrix_is_found_where_it_is_whole(name: str, first: i
 @pytest.mark.parametrize("name", ["q", "k", "v", "gate", "up"])
 def test_a_part_of_a_matrix_that_is_cut_over_gpus_is_not_compared(name: str) -> None:
     """Half of q, k and v is six rows: enough for q, but the second half of them is of k."""
-    assert held_tensor(Fused(2), f"layers.0.{name}_proj.weight", SHAPES, FUSIONS) is None
+    assert find_parameter(Fused(2), f"layers.0.{name}_proj.weight", SHAPES, FUSIONS) is None

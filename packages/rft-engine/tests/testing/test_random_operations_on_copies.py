@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from rft_core.errors import ServiceError
-from rft_engine.native.copied_weights import CopiedNativeEngine
+from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_engine.native.engine import NativeEngine
 from rft_engine.testing.copied_table_model import CARRY, FakeCopy, TablePolicy, table_of
 from rft_engine.testing.table_model import FakeDecodableModel
@@ -21,7 +21,7 @@ class Played:
 
     def __init__(self, seed: int) -> None:
         self.numbers, self.policy, self.twin = random.Random(seed), TablePolicy(), FakeCopy()
-        self.engine = CopiedNativeEngine(self.twin, self.policy.provider, max_rows=4, max_len=16)
+        self.engine = NativeEngineOnCopy(self.twin, self.policy.provider, max_rows=4, max_len=16)
         self.awake, self.served = True, None
 
     def play(self, operation: str) -> str:

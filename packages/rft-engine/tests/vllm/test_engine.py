@@ -18,7 +18,7 @@ from rft_engine.process.settings import EngineDeadlines
 from rft_engine.vllm.engine import VllmEngine
 from rft_engine.vllm.runtime import InstalledVllm
 from rft_engine.vllm.settings import VllmSettings, llm_arguments
-from rft_engine.weight_sync.logprob_probe import check_in_step
+from rft_engine.weight_sync.logprob_probe import check_logprob_parity
 
 PROMPTS = [[1], [2, 3, 4], [5, 1], [6, 6, 2, 1, 3, 4, 5, 0, 9, 10, 7, 8, 2], [0, 3]]
 KEYS = [[100 * p + s for s in range(n)] for p, n in enumerate([3, 1, 4, 2, 5])]
@@ -268,7 +268,7 @@ def test_an_update_is_served_and_agrees_with_the_policy(model_dir: Path, is_cpu:
     for version in (1, 4):
         policy.change(version)
         engine.load_weights(version)
-        gap = check_in_step(engine, policy.logprobs)
+        gap = check_logprob_parity(engine, policy.logprobs)
         assert gap.maximum < 1e-5
         assert gap.weight_version == version
     after = flat(engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=8))
@@ -283,7 +283,7 @@ def test_refresh_brings_changed_tensors_under_the_same_version(model_dir: Path) 
     policy.change(7)
     engine.refresh()
     assert engine.weight_version == 1
-    assert check_in_step(engine, policy.logprobs).maximum < 1e-5
+    assert check_logprob_parity(engine, policy.logprobs).maximum < 1e-5
 
 
 PLANTED = {
@@ -305,13 +305,13 @@ def test_a_stale_engine_is_caught_in_the_step_in_which_it_becomes_stale(model_di
     parallel = 2 if fault == "replica" else 1
     engine, _ = make(model_dir, policy, runtime=runtime, tensor_parallel_size=parallel, max_len=24)
     engine.load_weights(1)
-    check_in_step(engine, policy.logprobs)
+    check_logprob_parity(engine, policy.logprobs)
     runtime.faults.add(fault)
     policy.change(100 + seed)
 
     def one_step() -> None:
         engine.load_weights(2)
-        check_in_step(engine, policy.logprobs)
+        check_logprob_parity(engine, policy.logprobs)
 
     with pytest.raises(ServiceError) as caught:
         one_step()
@@ -325,7 +325,7 @@ def test_a_stale_engine_is_caught_in_the_step_in_which_it_becomes_stale(model_di
         engine.generate([[1]], [[1]], temperature=1.0, max_new_tokens=1)
     runtime.faults.clear()
     engine.load_weights(2)
-    assert check_in_step(engine, policy.logprobs).maximum < 1e-5
+    assert check_logprob_parity(engine, policy.logprobs).maximum < 1e-5
 
 
 def test_a_head_that_is_not_packed_again_is_caught_by_the_probe(
@@ -338,7 +338,7 @@ def test_a_head_that_is_not_packed_again_is_caught_by_the_probe(
     policy.change(3)
     engine.load_weights(1)
     with pytest.raises(ServiceError, match="log-probs differ from the policy's"):
-        check_in_step(engine, policy.logprobs)
+        check_logprob_parity(engine, policy.logprobs)
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_a_tied_matrix_may_come_under_either_name_or_both(model_dir: Path, names
     settings = VllmSettings(model_dir=model_dir, max_rows=4, max_len=64)
     engine = VllmEngine(settings, tensors, runtime=FakeVllm())
     engine.load_weights(1)
-    assert check_in_step(engine, policy.logprobs).maximum < 1e-5
+    assert check_logprob_parity(engine, policy.logprobs).maximum < 1e-5
 
 
 def test_versions_only_increase_and_an_old_one_changes_nothing(model_dir: Path) -> None:
@@ -406,7 +406,7 @@ def test_sleep_gives_memory_back_and_wake_serves_again(model_dir: Path, level: i
         engine.refresh()
     assert engine.state is EngineState.READY
     if level == 2:
-        assert check_in_step(engine, policy.logprobs).maximum < 1e-5
+        assert check_logprob_parity(engine, policy.logprobs).maximum < 1e-5
 
 
 def test_an_update_asleep_wakes_the_weights_alone_and_the_cache_later(model_dir: Path) -> None:
@@ -417,7 +417,7 @@ def test_an_update_asleep_wakes_the_weights_alone_and_the_cache_later(model_dir:
     engine.load_weights(1)
     engine.wake()
     assert runtime.llm.calls == ["sleep 2", "wake ['weights']", "wake ['kv_cache']"]
-    assert check_in_step(engine, policy.logprobs).maximum < 1e-5
+    assert check_logprob_parity(engine, policy.logprobs).maximum < 1e-5
 
 
 def test_sleep_is_refused_where_it_would_have_no_effect(model_dir: Path) -> None:
@@ -487,8 +487,8 @@ def test_the_probe_allows_a_stated_gap_and_not_more(model_dir: Path) -> None:
     def off_by(size: float):
         return lambda p, c: [[value + size for value in row] for row in policy.logprobs(p, c)]
 
-    assert check_in_step(engine, off_by(9e-4)).maximum == pytest.approx(9e-4, rel=0.05)
+    assert check_logprob_parity(engine, off_by(9e-4)).maximum == pytest.approx(9e-4, rel=0.05)
     for wrong in (off_by(1.1e-3), off_by(float("nan"))):
         with pytest.raises(ServiceError) as caught:
-            check_in_step(engine, wrong)
+            check_logprob_parity(engine, wrong)
         assert caught.value.problem.code == "engine.out_of_step"

@@ -24,7 +24,7 @@ from rft_engine.vllm.engine import VllmEngine
 from rft_engine.vllm.local import LocalVllm
 from rft_engine.vllm.process import VllmProcessEngine
 from rft_engine.vllm.settings import VllmSettings
-from rft_engine.weight_sync.logprob_probe import check_in_step
+from rft_engine.weight_sync.logprob_probe import check_logprob_parity
 
 PROMPTS, KEYS = [[1, 2], [3]], [list(range(10)), list(range(50, 60))]
 ASKED = {"temperature": 1.0, "max_new_tokens": 6}
@@ -110,7 +110,7 @@ def test_a_death_in_the_middle_is_mended_with_the_same_tokens_and_weights(
     assert {c.weight_version for row in answers for c in row} == {3}
     assert engine.num_restarts == 1
     assert engine.pid != first
-    assert check_in_step(engine, policy.logprobs).maximum < 1e-5
+    assert check_logprob_parity(engine, policy.logprobs).maximum < 1e-5
     assert engine.stats().num_generated_tokens == 8
 
 
@@ -276,7 +276,7 @@ def test_a_policy_that_moved_on_is_not_served_under_the_old_version(mortal) -> N
         engine.generate(PROMPTS, KEYS, **ASKED)
     assert caught.value.problem.code == "engine.out_of_step"
     engine.load_weights(2)
-    assert check_in_step(engine, policy.logprobs).maximum < 1e-5
+    assert check_logprob_parity(engine, policy.logprobs).maximum < 1e-5
 
 
 def test_a_call_for_other_weights_is_refused_by_the_process_itself(mortal) -> None:

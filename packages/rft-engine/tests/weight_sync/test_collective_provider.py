@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import ServiceError
-from rft_engine.weight_sync.collective_provider import AgreedWeights, TogetherEngine
+from rft_engine.weight_sync.collective_provider import CollectiveLoadEngine, CollectiveWeightProvider
 
 NAMES = ("a", "b", "c")
 
@@ -57,10 +57,10 @@ class Engine:
             self.loaded.append(name)
 
 
-def make(rank: Rank, dies: str = "") -> tuple[TogetherEngine, Engine]:
-    weights = AgreedWeights(rank.tensors, rank=1)
+def make(rank: Rank, dies: str = "") -> tuple[CollectiveLoadEngine, Engine]:
+    weights = CollectiveWeightProvider(rank.tensors, rank=1)
     engine = Engine(weights, dies)
-    return TogetherEngine(engine, weights), engine
+    return CollectiveLoadEngine(engine, weights), engine
 
 
 def test_weights_come_in_a_call_of_all_ranks_and_everything_else_is_the_engine() -> None:
@@ -108,12 +108,12 @@ def test_a_rank_that_breaks_off_makes_the_exchanges_of_its_pass_to_the_end(dies:
 
 def test_an_engine_that_fails_before_it_asks_takes_part_all_the_same() -> None:
     rank = Rank()
-    weights = AgreedWeights(rank.tensors, rank=0)
+    weights = CollectiveWeightProvider(rank.tensors, rank=0)
 
     class Refuses:
         def load_weights(self, version: int) -> None:
             raise ValueError(version)
 
     with pytest.raises(ValueError, match="7"):
-        TogetherEngine(Refuses(), weights).load_weights(7)
+        CollectiveLoadEngine(Refuses(), weights).load_weights(7)
     assert rank.exchanges == list(NAMES)

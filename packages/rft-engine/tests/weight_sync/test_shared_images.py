@@ -14,16 +14,16 @@ from torch import Tensor
 from rft_engine.completions import Completion
 from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.native.engine import NativeEngine
-from rft_engine.native.partial_requests import DrawCall, Drawn
+from rft_engine.native.partial_requests import Drawn, SampleRequests
 from rft_engine.process.requests import EngineFacts
 from rft_engine.replicas.engine import ReplicaEngine
-from rft_engine.replicas.external_engine import EngineReplica
-from rft_engine.replicas.load_balancing import deal
+from rft_engine.replicas.external_engine import ExternalEngineReplica
+from rft_engine.replicas.load_balancing import assign_samples
 from rft_engine.replicas.process import ProcessReplica, ReplicaLimits
 from rft_engine.testing.replica_worker import CARRY, COMMAND, VOCAB, FakeMedia, number_of, table_of
 from rft_engine.testing.table_model import FakeDecodableModel
-from rft_engine.weight_sync.shared_images import MediaShelf, ReceivedMedia, ShownMedia, distinct
-from rft_engine.weight_sync.shared_memory import WeightShelf
+from rft_engine.weight_sync.shared_images import ReceivedMedia, SharedImage, SharedImageStore, distinct
+from rft_engine.weight_sync.shared_memory import SharedWeightStore
 
 PROMPTS = [(1, 2), (1, 2), (4,), (1, 2), (5, 6, 1), (1, 2)]
 MEDIA = [FakeMedia.of(3), None, FakeMedia.of(1, 4), FakeMedia.of(8), None, FakeMedia.of(3)]
@@ -54,7 +54,7 @@ def pool(path: Path, models: Sequence[dict[str, Any]], limits: ReplicaLimits | N
     ]
     for replica in replicas:
         replica.ready()
-    engine = ReplicaEngine(replicas, WeightShelf(table_provider, torch.float32), max_len=64)
+    engine = ReplicaEngine(replicas, SharedWeightStore(table_provider, torch.float32), max_len=64)
     engine.refresh()
     return engine
 
@@ -117,7 +117,7 @@ def test_what_a_dead_replica_had_is_drawn_again_after_the_same_images(tmp_path: 
 
 
 def test_an_image_lies_in_memory_once_and_for_as_long_as_calls_show_it() -> None:
-    shelf = MediaShelf()
+    shelf = SharedImageStore()
     found, places = distinct([FakeMedia.of(3), None, FakeMedia.of(3, 5), FakeMedia.of(3)])
     assert places == [0, -1, 1, 0]
     plain = shelf.hold(found)
@@ -145,9 +145,9 @@ def _pixels(plain: Sequence[Any]) -> list[list[Tensor]]:
 def test_samples_are_dealt_by_prompt_and_image() -> None:
     prefixes, places = [(1, 2)] * 16, [i // 4 for i in range(16)]
     options = SamplingOptions(temperature=1.0, max_new_tokens=5)
-    shown = [ShownMedia(FakeMedia.of(number)) for number in range(4)]
-    call = DrawCall(prefixes, list(range(16)), [0] * 16, [5] * 16, options, places, shown)
-    shares = deal(call, 2)
+    shown = [SharedImage(FakeMedia.of(number)) for number in range(4)]
+    call = SampleRequests(prefixes, list(range(16)), [0] * 16, [5] * 16, options, places, shown)
+    shares = assign_samples(call, 2)
     held = [{places[request] for request in share} for share in shares]
     assert not held[0] & held[1], "samples of one image stay together"
     part = call.part(shares[1])
@@ -185,8 +185,8 @@ class Noting:
 
 def test_an_engine_with_an_image_processor_of_its_own_gets_the_media_themselves() -> None:
     noting = Noting()
-    replica = EngineReplica(0, lambda provider: noting)
-    engine = ReplicaEngine([replica], WeightShelf(table_provider, torch.float32), max_len=64)
+    replica = ExternalEngineReplica(0, lambda provider: noting)
+    engine = ReplicaEngine([replica], SharedWeightStore(table_provider, torch.float32), max_len=64)
     engine.refresh()
     answers = engine.generate(PROMPTS, KEYS, media=MEDIA, **OPTIONS)
     assert tokens_of(answers) == [[(key % VOCAB,) for key in keys] for keys in KEYS]

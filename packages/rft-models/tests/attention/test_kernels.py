@@ -18,7 +18,7 @@ from torch import Tensor
 from rft_models.attention import kernels
 from rft_models.attention.kernels import FlashAttn, TorchVarlen, choose_attention, describe_attention
 from rft_models.attention.packed import PackedLayout
-from rft_models.attention.shared_prefix import share_prompts
+from rft_models.attention.shared_prefix import find_shared_prefixes
 from rft_models.attention.varlen import Piece, Sequences
 from rft_models.backbone.backbone import Backbone
 from rft_models.policy.load import make_policy
@@ -102,7 +102,7 @@ def test_a_kernel_gives_what_the_blocks_give_with_shared_prompts(window: int | N
     segments = torch.cat([torch.full((len(part),), n) for n, part in enumerate(parts)])
     positions = torch.cat([torch.arange(len(part)) for part in parts])
     ids = torch.cat([torch.tensor(part) for part in parts])
-    shared = share_prompts(ids, positions, segments, ids >= 1000)
+    shared = find_shared_prefixes(ids, positions, segments, ids >= 1000)
     assert shared is not None
     query, key, value = tensors(len(shared.kept_K))
     settings: dict[str, Any] = {"scaling": 0.3, "sliding_window": window, "softcap": softcap}

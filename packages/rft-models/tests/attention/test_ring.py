@@ -17,9 +17,9 @@ from torch import Tensor
 
 from rft_models.attention.packed import PackedLayout, PiecedLayout
 from rft_models.attention.ring import ring_attention
-from rft_models.attention.ring_layout import RingRow, Sight, inverse, num_seen, zigzag
+from rft_models.attention.ring_layout import CausalSpan, RingRow, inverse, num_visible_keys, zigzag
 from rft_models.attention.sequence_parallel import takes_ring
-from rft_models.attention.shared_prefix import share_prompts
+from rft_models.attention.shared_prefix import find_shared_prefixes
 
 WIDTH = 4
 
@@ -101,7 +101,7 @@ def prompts_of(num_rows: int) -> PiecedLayout:
     segments = torch.cat([torch.full((7 + i,), i) for i in range(3)] + [torch.full((num_rows,), 3)])
     positions = torch.cat([torch.arange(7 + i) for i in range(3)] + [torch.arange(num_rows)])
     wanted = positions >= 5
-    shared = share_prompts(torch.cat([tokens, alone]), positions, segments, wanted)
+    shared = find_shared_prefixes(torch.cat([tokens, alone]), positions, segments, wanted)
     assert shared is not None
     return shared.layout
 
@@ -170,16 +170,16 @@ def test_ranks_see_about_equally_many_keys(size: int) -> None:
     """Of one long segment a run of neighbours would give the last rank 2 - 1 / S times its share."""
     num_rows = 64 * size
     row = RingRow.of(PackedLayout.from_lengths([num_rows]).pieces(), [64] * size, 0, torch.device("cpu"))
-    seen = num_seen(row)
+    seen = num_visible_keys(row)
     assert sum(seen) == num_rows * (num_rows + 1) // 2
     assert max(seen) == min(seen)
-    windowed = num_seen(row, 16)
+    windowed = num_visible_keys(row, 16)
     assert max(windowed) <= 1.15 * min(windowed)
 
 
 def test_what_a_row_sees_is_what_its_mask_says() -> None:
     layout = prompts_of(4)
-    sight = Sight.of(layout.pieces(), None)
+    sight = CausalSpan.of(layout.pieces(), None)
     rows = torch.arange(sight.own_first.shape[0])
     mask = sight.mask(rows, rows)
     # the row: prompt 0-4, own tokens behind it in 5-6, 7-9 and 10-13, and a segment alone in 14-17

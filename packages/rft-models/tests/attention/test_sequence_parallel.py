@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_models.attention.sequence_parallel import even_share
+from rft_models.attention.sequence_parallel import balance_rows
 
 
 class OneOf:
@@ -33,7 +33,7 @@ def shared_out(size: int, num_rows: int, tokens_R: Tensor, rows_R: Tensor) -> li
     every: list[Any] = [OneOf(rank, size) for rank in range(size)]
     state_KD = torch.arange(num_rows, dtype=torch.float64)[:, None]  # a state tells which row it is of
     held = state_KD.split(every[0].lengths(num_rows))
-    tokens = [even_share(one, held[one.rank], num_rows, tokens_R, rows_R)[0] for one in every]
+    tokens = [balance_rows(one, held[one.rank], num_rows, tokens_R, rows_R)[0] for one in every]
     arrived = [[other.pieces[one.rank] for other in every] for one in every]
     for one, parts in zip(every, arrived, strict=True):
         assert [len(part) for part in parts] == one.received

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_models.attention.shared_prefix import PromptGroup, share_prompts
+from rft_models.attention.shared_prefix import PrefixGroup, find_shared_prefixes
 from rft_models.policy.load import make_policy
 
 VOCAB = 61
@@ -38,15 +38,15 @@ def grouped_batch(rows: tuple[tuple[int, int, int], ...] = ROWS) -> Batch:
 
 
 def test_each_prompt_runs_once() -> None:
-    shared = share_prompts(*grouped_batch())
+    shared = find_shared_prefixes(*grouped_batch())
     assert shared is not None
     assert shared.kept_K.shape[0] == 2 * (9 + 3 * 4) + (5 + 3) + (5 + 2) + (7 + 1 + 6 + 2) + (7 + 3 + 1 + 2)
-    assert [type(run) is PromptGroup for run in shared.layout.runs] == [True, False, True, True]
+    assert [type(run) is PrefixGroup for run in shared.layout.runs] == [True, False, True, True]
 
 
 def test_a_token_has_the_state_of_an_equal_token_at_the_same_place() -> None:
     ids, positions, segments, wanted = grouped_batch()
-    shared = share_prompts(ids, positions, segments, wanted)
+    shared = find_shared_prefixes(ids, positions, segments, wanted)
     assert shared is not None
     torch.testing.assert_close(ids[shared.kept_K][shared.place_T], ids)
     torch.testing.assert_close(positions[shared.kept_K][shared.place_T], positions)
@@ -62,16 +62,16 @@ def test_prompts_that_differ_in_anything_are_not_shared(change: str) -> None:
         positions[13:] += 1
     else:
         wanted[13 + 8] = True
-    assert share_prompts(ids, positions, segments, wanted) is None
+    assert find_shared_prefixes(ids, positions, segments, wanted) is None
 
 
 def test_segments_without_a_wanted_token_share_nothing() -> None:
     ids, positions, segments, wanted = grouped_batch(((0, 9, 4), (0, 9, 4)))
-    assert share_prompts(ids, positions, segments, torch.zeros_like(wanted)) is None
+    assert find_shared_prefixes(ids, positions, segments, torch.zeros_like(wanted)) is None
 
 
 def test_little_repetition_is_left_alone() -> None:
-    assert share_prompts(*grouped_batch(((0, 1, 30), (0, 1, 30)))) is None
+    assert find_shared_prefixes(*grouped_batch(((0, 1, 30), (0, 1, 30)))) is None
 
 
 def test_with_dropout_each_copy_of_a_prompt_draws_its_own(tiny_model: Build, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rft_models.attention.shared_prefix import share_prompts
+from rft_models.attention.shared_prefix import find_shared_prefixes
 from rft_models.families.registry import PACKED_FAMILIES
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import make_policy
@@ -109,7 +109,7 @@ def test_shared_prompts_equal_plain_ones(model_type: str, tiny_model: Build) -> 
         model.set_experts_implementation("eager")
     policy = make_policy(model, None, packed=True)
     batch = grouped()
-    assert share_prompts(*batch) is not None
+    assert find_shared_prefixes(*batch) is not None
     expected, expected_entropy = segment_by_segment(policy, batch)
     weights = torch.linspace(-1, 1, len(expected), dtype=torch.float64)
     wanted = gradients(model, (expected * weights).sum())

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rft_core.errors import OptionsError, PreflightError
-from rft_models.attention.hf_interface import own_attention
+from rft_models.attention.hf_interface import native_attention_mode
 from rft_models.critic.causal_critic import CausalCritic, load_critic
 from rft_models.families.vision import VISION_FAMILIES
 from rft_models.layers.gradient_checkpointing import Checkpointing
@@ -24,7 +24,7 @@ from rft_models.tiny_models.text import build_character_tokenizer
 from rft_models.tiny_models.vision import VisionSizes, build_vision_model
 from rft_models.vision.compatibility import refuse_other_inputs
 from rft_models.vision.media import Media
-from rft_models.vision.processor import HfVisionCodec, load_vision_codec
+from rft_models.vision.processor import HfProcessor, load_vision_codec
 
 FAMILIES = sorted(VISION_FAMILIES)
 Directory = Callable[[str], Path]
@@ -40,7 +40,7 @@ def noise(seed: int, width: int = 24, height: int = 16) -> Image.Image:
 def segments_of(critic: CausalCritic) -> list[Segment]:
     """Two responses to one prompt with an image, a text, and a prompt of two images."""
     codec = critic.codec
-    assert isinstance(codec, HfVisionCodec)
+    assert isinstance(codec, HfProcessor)
     shared, media = codec.encode_media("<image>what is it? ", [noise(0)])
     double, both = codec.encode_media("one <image> and <image> differ? ", [noise(2, 16, 24), noise(0)])
     text = codec.encode("no image here: ")
@@ -66,7 +66,7 @@ def own_values(critic: CausalCritic, segment: Segment) -> Tensor:
     ids = torch.tensor(tokens)
     assert critic.tower is not None
     given = {} if media is None else critic.tower.own_inputs(ids, media)
-    with own_attention(critic.model, packed=critic.packed):
+    with native_attention_mode(critic.model, packed=critic.packed):
         states = critic.model(input_ids=ids[None], use_cache=False, **given).last_hidden_state[0]
     after = (states @ critic.head.weight.T)[:, 0]
     return torch.cat([after.new_zeros(prompt), after[prompt - 1 : -1]])
@@ -107,7 +107,7 @@ def test_values_and_gradients_are_those_of_one_sequence_at_a_time(
 def test_a_value_depends_on_the_image_and_on_nothing_behind_it(vision_directory: Directory, model_type: str) -> None:
     critic = load_critic(vision_directory(model_type), seed=3)
     codec = critic.codec
-    assert isinstance(codec, HfVisionCodec)
+    assert isinstance(codec, HfProcessor)
     tokens, prompt, _ = segments_of(critic)[0]
     values = [
         critic.values(**packed([(tokens, prompt, codec.encode_media("<image>what is it? ", [noise(seed)])[1])]))

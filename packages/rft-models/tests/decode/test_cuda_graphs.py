@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from rft_models.decode import cuda_graphs
-from rft_models.decode.fast_decoder import FunctionalDecoder
+from rft_models.decode.fast_decoder import FastDecoder
 from rft_models.families.registry import FAST_DECODE_FAMILIES
 from rft_models.policy.load import make_policy
 
@@ -54,7 +54,7 @@ def newest(again: dict[int, Tensor], value: Any) -> Any:
 
 
 class Tape:
-    """A `StepRecorder`: numbers of the host and addresses are those of the recording, which itself changes nothing."""
+    """A `GraphCapture`: numbers of the host and addresses are those of the recording, which itself changes nothing."""
 
     def __init__(self) -> None:
         self.num_replays = 0
@@ -85,7 +85,7 @@ class Twins:
     def __init__(self, policy: Any, max_rows: int = 12, max_len: int = 200) -> None:
         self.tape = Tape()
         self.vocab_size = policy.head.weight.shape[0]
-        self.plain, self.recorded = FunctionalDecoder(policy), FunctionalDecoder(policy)
+        self.plain, self.recorded = FastDecoder(policy), FastDecoder(policy)
         self.recorded.record_steps(self.tape)
         self.generator = torch.Generator().manual_seed(3)
         self.caches = (self.plain.new_cache(max_rows, max_len), self.recorded.new_cache(max_rows, max_len))

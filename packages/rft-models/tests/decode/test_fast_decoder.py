@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rft_core.errors import OptionsError
 from rft_models.decode import row_groups
-from rft_models.decode.fast_decoder import FunctionalDecoder, decoder_for
-from rft_models.decode.hf_decoder import GeneralDecoder
+from rft_models.decode.fast_decoder import FastDecoder, decoder_for
+from rft_models.decode.hf_decoder import HfDecoder
 from rft_models.families.registry import FAST_DECODE_FAMILIES, PACKED_FAMILIES
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import make_policy
@@ -20,9 +20,7 @@ from rft_models.policy.load import make_policy
 Build = Callable[..., Any]
 VOCAB = 61
 FAST = sorted(FAST_DECODE_FAMILIES)
-EVERY = [(FunctionalDecoder, name) for name in FAST] + [
-    (GeneralDecoder, name) for name in sorted({*PACKED_FAMILIES, "gpt2"})
-]
+EVERY = [(FastDecoder, name) for name in FAST] + [(HfDecoder, name) for name in sorted({*PACKED_FAMILIES, "gpt2"})]
 
 
 def logits_after(policy: CausalPolicy, tokens: list[int]) -> Tensor:
@@ -117,7 +115,7 @@ def test_rows_that_are_computed_in_blocks_equal_the_training_forward(
 ) -> None:
     monkeypatch.setitem(row_groups._WORTH, "cpu", 0)
     policy = make_policy(tiny_model(model_type), None, packed=True)
-    session = Session(policy, FunctionalDecoder(policy))
+    session = Session(policy, FastDecoder(policy))
     rows_come_and_go(session)
     session.keep([])
     session.prefill([20, 11, 3, 2], [1, 1, 3, 2])
@@ -131,7 +129,7 @@ def test_rows_that_are_computed_in_blocks_equal_the_training_forward(
     session.step(2)
 
 
-@pytest.mark.parametrize(("kind", "model_type"), [(FunctionalDecoder, "qwen2"), (GeneralDecoder, "gpt2")])
+@pytest.mark.parametrize(("kind", "model_type"), [(FastDecoder, "qwen2"), (HfDecoder, "gpt2")])
 def test_rows_that_are_not_there_or_do_not_fit_are_refused(kind: type, model_type: str, tiny_model: Build) -> None:
     policy = make_policy(tiny_model(model_type), None, packed=model_type in PACKED_FAMILIES)
     session = Session(policy, kind(policy), max_rows=3)
@@ -139,14 +137,14 @@ def test_rows_that_are_not_there_or_do_not_fit_are_refused(kind: type, model_typ
     for rows in ([0, 2], [-1], [0, 0, 1, 1]):
         with pytest.raises(ValueError, match=r"3 rows fit, and rows are 0 \.\. 1"):
             session.cache.select(torch.tensor(rows))
-    if kind is FunctionalDecoder:
+    if kind is FastDecoder:
         with pytest.raises(ValueError, match="prompts must stay in their order"):
             session.cache.select(torch.tensor([1, 0]))
 
 
 @pytest.mark.parametrize("model_type", FAST)
 def test_known_families_take_the_fast_path(model_type: str, tiny_model: Build) -> None:
-    assert isinstance(decoder_for(make_policy(tiny_model(model_type), None, packed=True)), FunctionalDecoder)
+    assert isinstance(decoder_for(make_policy(tiny_model(model_type), None, packed=True)), FastDecoder)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +158,7 @@ def test_known_families_take_the_fast_path(model_type: str, tiny_model: Build) -
 )
 def test_variants_of_the_fast_families(model_type: str, changes: dict[str, Any], tiny_model: Build) -> None:
     policy = make_policy(tiny_model(model_type, **changes), None, packed=True)
-    session = Session(policy, FunctionalDecoder(policy))
+    session = Session(policy, FastDecoder(policy))
     session.prefill([4, 9], [2, 1])
     session.step(4)
 
@@ -168,7 +166,7 @@ def test_variants_of_the_fast_families(model_type: str, changes: dict[str, Any],
 def test_length_dependent_rotary_frequencies_take_the_general_path(tiny_model: Build) -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     policy = make_policy(tiny_model("llama", rope_parameters=rope), None, packed=True)
-    assert isinstance(decoder_for(policy), GeneralDecoder)
+    assert isinstance(decoder_for(policy), HfDecoder)
 
 
 def test_refresh_takes_over_changed_weights(tiny_model: Build) -> None:
@@ -185,7 +183,7 @@ def test_refresh_takes_over_changed_weights(tiny_model: Build) -> None:
 
 def test_rows_of_an_earlier_use_leave_no_trace_even_if_they_were_not_finite(tiny_model: Build) -> None:
     policy = make_policy(tiny_model("llama"), None, packed=True)
-    session = Session(policy, FunctionalDecoder(policy))
+    session = Session(policy, FastDecoder(policy))
     with torch.inference_mode():
         for layer in (*session.cache.keys, *session.cache.values):
             layer.fill_(torch.nan)
@@ -196,7 +194,7 @@ def test_rows_of_an_earlier_use_leave_no_trace_even_if_they_were_not_finite(tiny
     session.step(3)
 
 
-@pytest.mark.parametrize("kind", [FunctionalDecoder, GeneralDecoder])
+@pytest.mark.parametrize("kind", [FastDecoder, HfDecoder])
 def test_a_full_cache_and_wrong_rows_are_refused(kind: type, tiny_model: Build) -> None:
     policy = make_policy(tiny_model("qwen2"), None, packed=True)
     session = Session(policy, kind(policy), max_rows=3, max_len=5)
@@ -218,4 +216,4 @@ def test_a_model_with_recurrent_state_is_refused_with_the_reason(tiny_model: Bui
     policy = make_policy(tiny_model("qwen2"), None, packed=True)
     policy.model.config.layer_types = ["linear_attention", "full_attention"]
     with pytest.raises(OptionsError, match="linear_attention"):
-        GeneralDecoder(policy)
+        HfDecoder(policy)

@@ -10,14 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
-from rft_models.decode.fast_decoder import DecodableModel, FunctionalDecoder, decoder_for
-from rft_models.decode.hf_decoder import GeneralDecoder
-from rft_models.decode.weight_copy import EngineCopy
+from rft_models.decode.fast_decoder import DecodableModel, FastDecoder, decoder_for
+from rft_models.decode.hf_decoder import HfDecoder
+from rft_models.decode.weight_copy import GenerationCopy
 from rft_models.families.vision import VISION_FAMILIES
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_models.vision.media import Media
-from rft_models.vision.processor import HfVisionCodec
+from rft_models.vision.processor import HfProcessor
 
 FAMILIES = sorted(VISION_FAMILIES)
 NUM_NEW = 6
@@ -26,7 +26,7 @@ COPIES = [2, 1, 2]
 
 def prompts_of(policy: CausalPolicy) -> list[tuple[list[int], Media | None]]:
     codec = policy.codec
-    assert isinstance(codec, HfVisionCodec)
+    assert isinstance(codec, HfProcessor)
     generator = torch.Generator().manual_seed(2)
     images = [
         Image.fromarray(torch.randint(0, 256, (h, w, 3), generator=generator, dtype=torch.uint8).numpy())
@@ -98,15 +98,15 @@ def check(decoder: Any, policy: CausalPolicy) -> None:
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_both_decoders_agree_with_the_packed_forward(vision_directory: Callable[[str], Path], model_type: str) -> None:
     policy = load_policy(vision_directory(model_type))
-    assert isinstance(decoder_for(policy), FunctionalDecoder)
+    assert isinstance(decoder_for(policy), FastDecoder)
     check(decoder_for(policy), policy)
-    check(GeneralDecoder(policy), policy)
+    check(HfDecoder(policy), policy)
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_vl", "llava"])
 def test_a_copy_of_the_weights_sees_too(vision_directory: Callable[[str], Path], model_type: str) -> None:
     policy = load_policy(vision_directory(model_type))
-    twin = EngineCopy(policy)
+    twin = GenerationCopy(policy)
     twin.begin()
     for name, tensor in policy.named_parameters():
         twin.write(name, tensor)

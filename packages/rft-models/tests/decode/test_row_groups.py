@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rft_models.decode.kv_cache import StaticCache
-from rft_models.decode.row_groups import blocks_of, cuts, whole_block
+from rft_models.decode.row_groups import group_boundaries, group_rows, whole_block
 
 
 def cache_of(lengths: list[int], copies: list[int], own: list[int]) -> StaticCache:
@@ -40,7 +40,7 @@ def test_a_cut_saves_most_and_none_is_made_that_saves_too_little(seed: int) -> N
     copies = torch.randint(1, 5, (num,), generator=generator).tolist()
     own = torch.randint(0, 40, (num,), generator=generator).tolist()
     worth = 50
-    found = cuts(cache_of(lengths, copies, own), worth)
+    found = group_boundaries(cache_of(lengths, copies, own), worth)
     assert (found[0], found[-1]) == (0, num)
     assert found == sorted(set(found))
     assert len(found) <= 5
@@ -54,29 +54,29 @@ def test_a_cut_saves_most_and_none_is_made_that_saves_too_little(seed: int) -> N
 
 
 def test_prompts_of_one_length_and_age_stay_together() -> None:
-    assert cuts(cache_of([9] * 6, [4] * 6, [3] * 6), 1) == [0, 6]
+    assert group_boundaries(cache_of([9] * 6, [4] * 6, [3] * 6), 1) == [0, 6]
 
 
 def test_blocks_are_made_again_when_rows_change_and_only_then() -> None:
     cache = cache_of([500, 4, 4], [1, 4, 2], [0, 0, 0])
-    blocks = blocks_of(cache, 64)
+    blocks = group_rows(cache, 64)
     assert [(block.rows, block.prompts) for block in blocks] == [(slice(0, 1), slice(0, 1)), (slice(1, 7), slice(1, 3))]
     assert blocks[0].place_B is None
     assert blocks[1].place_B is not None
     assert blocks[1].place_B.tolist() == [0, 1, 2, 3, 4, 5]
     cache.own_lengths_B = cache.own_lengths_B + 1
-    assert blocks_of(cache, 64) is blocks
+    assert group_rows(cache, 64) is blocks
     cache.keep(torch.tensor([0, 1, 2, 5]))
-    blocks = blocks_of(cache, 64)
+    blocks = group_rows(cache, 64)
     assert [block.rows for block in blocks] == [slice(0, 1), slice(1, 4)]
     assert blocks[1].place_B is not None
     assert blocks[1].place_B.tolist() == [0, 1, 2]
     cache.keep(torch.tensor([1, 2, 3]))
-    assert [block.rows for block in blocks_of(cache, 64)] == [slice(0, 3)]
+    assert [block.rows for block in group_rows(cache, 64)] == [slice(0, 3)]
 
 
 def test_few_numbers_are_not_worth_a_cut() -> None:
     cache = cache_of([30, 4], [1, 4], [0, 0])
-    [block] = blocks_of(cache, 64)
+    [block] = group_rows(cache, 64)
     assert (block.rows, block.prompts, block.group_size) == (slice(0, 5), slice(0, 2), 4)
     assert whole_block(cache).prompt_columns == block.prompt_columns == 30

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rft_core.errors import PreflightError, ServiceError
 from rft_models.decode.fast_decoder import decoder_for
-from rft_models.decode.weight_copy import EngineCopy, is_sharded, needs_copy
+from rft_models.decode.weight_copy import GenerationCopy, is_sharded, needs_copy
 from rft_models.families import patches
 from rft_models.families.registry import FAST_DECODE_FAMILIES, PACKED_FAMILIES
 from rft_models.policy.causal_policy import CausalPolicy
@@ -27,7 +27,7 @@ def policy_of(tiny_model: Build, model_type: str, **changes: Any) -> CausalPolic
     return make_policy(tiny_model(model_type, **changes), None, packed=model_type in PACKED_FAMILIES)
 
 
-def fill(twin: EngineCopy, policy: CausalPolicy) -> None:
+def fill(twin: GenerationCopy, policy: CausalPolicy) -> None:
     twin.begin()
     for name, tensor in policy.named_parameters():
         twin.write(name, tensor)
@@ -55,7 +55,7 @@ def own_logits(policy: CausalPolicy) -> Tensor:
 @pytest.mark.parametrize("model_type", EVERY)
 def test_the_copy_computes_what_the_policy_computes(tiny_model: Build, model_type: str) -> None:
     policy = policy_of(tiny_model, model_type)
-    twin = EngineCopy(policy)
+    twin = GenerationCopy(policy)
     fill(twin, policy)
     first = own_logits(policy)
     assert torch.equal(logits(twin), first)
@@ -75,7 +75,7 @@ def test_the_copy_computes_what_the_policy_computes(tiny_model: Build, model_typ
 def test_memory_is_that_of_the_parameters_and_nothing_twice(tiny_model: Build, model_type: str, tied: bool) -> None:
     policy = policy_of(tiny_model, model_type, tie_word_embeddings=tied)
     num_bytes = sum(4 * parameter.numel() for _, parameter in policy.named_parameters())
-    twin = EngineCopy(policy)
+    twin = GenerationCopy(policy)
     assert twin.num_bytes == 0
     fill(twin, policy)
     assert twin.num_bytes == num_bytes
@@ -90,7 +90,7 @@ def test_memory_is_that_of_the_parameters_and_nothing_twice(tiny_model: Build, m
 @pytest.mark.parametrize("model_type", ["qwen2", "gemma2", "gpt2"])
 def test_a_copy_of_another_type_is_the_policy_rounded(tiny_model: Build, model_type: str) -> None:
     policy = policy_of(tiny_model, model_type)
-    twin = EngineCopy(policy, dtype=torch.bfloat16)
+    twin = GenerationCopy(policy, dtype=torch.bfloat16)
     fill(twin, policy)
     assert twin.dtype is torch.bfloat16
     assert {tensor.dtype for _, tensor in twin.named_tensors()} == {torch.bfloat16}
@@ -105,7 +105,7 @@ def test_a_copy_of_another_type_is_the_policy_rounded(tiny_model: Build, model_t
 def test_tied_matrices_are_one_under_either_name(tiny_model: Build) -> None:
     policy = policy_of(tiny_model, "qwen2", tie_word_embeddings=True)
     head, embedding = "lm_head.weight", "model.embed_tokens.weight"
-    twin = EngineCopy(policy)
+    twin = GenerationCopy(policy)
     tensors = dict(policy.named_parameters())
     for names in ([embedding], [head], [embedding, head], [head, embedding]):
         twin.drop()
@@ -121,7 +121,7 @@ def test_tied_matrices_are_one_under_either_name(tiny_model: Build) -> None:
 
 def test_what_is_not_the_model_is_refused_by_name(tiny_model: Build) -> None:
     policy = policy_of(tiny_model, "qwen2")
-    twin = EngineCopy(policy)
+    twin = GenerationCopy(policy)
     tensors = dict(policy.named_parameters())
     norm = "model.norm.weight"
 
@@ -149,12 +149,12 @@ def test_what_is_not_the_model_is_refused_by_name(tiny_model: Build) -> None:
 def test_buffers_are_those_of_the_policy_at_every_load(tiny_model: Build) -> None:
     policy = policy_of(tiny_model, "qwen2")
     policy.model.model.rotary_emb.inv_freq.mul_(0.5)
-    twin = EngineCopy(policy)
+    twin = GenerationCopy(policy)
     fill(twin, policy)
     assert torch.equal(logits(twin), own_logits(policy))
     assert not torch.equal(logits(twin), own_logits(policy_of(tiny_model, "qwen2")))
     policy = policy_of(tiny_model, "gemma")
-    twin = EngineCopy(policy)
+    twin = GenerationCopy(policy)
     fill(twin, policy)
     policy.model.model.embed_tokens.embed_scale.mul_(2.0)
     fill(twin, policy)
@@ -164,7 +164,7 @@ def test_buffers_are_those_of_the_policy_at_every_load(tiny_model: Build) -> Non
 def test_frozen_parameters_are_copied_like_all(tiny_model: Build) -> None:
     policy = policy_of(tiny_model, "qwen2")
     policy.freeze(FreezeRules(prefixes=("model.embed_tokens",)))
-    twin = EngineCopy(policy)
+    twin = GenerationCopy(policy)
     fill(twin, policy)
     assert torch.equal(logits(twin), own_logits(policy))
 
@@ -176,7 +176,7 @@ def test_a_patch_acts_on_the_copy_too(tiny_model: Build) -> None:
     patches.register_patch("qwen2", scale)
     try:
         policy = make_policy(patches.apply(tiny_model("qwen2")), None, packed=True)
-        twin = EngineCopy(policy)
+        twin = GenerationCopy(policy)
     finally:
         patches.unregister_patch("qwen2", scale)
     fill(twin, policy)
@@ -188,14 +188,14 @@ def test_a_model_that_its_configuration_does_not_describe_is_refused(tiny_model:
     policy = policy_of(tiny_model, "qwen2")
     policy.model.model.layers[0].self_attn.extra = torch.nn.Linear(2, 2)
     with pytest.raises(PreflightError, match=r"layers\.0\.self_attn\.extra\.weight") as caught:
-        EngineCopy(policy)
+        GenerationCopy(policy)
     assert caught.value.problem.code == "models.no_engine_copy"
 
 
 def test_nothing_is_drawn_from_the_global_generator(tiny_model: Build) -> None:
     policy = policy_of(tiny_model, "qwen2")
     before = torch.get_rng_state()
-    fill(EngineCopy(policy), policy)
+    fill(GenerationCopy(policy), policy)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -216,7 +216,7 @@ def test_a_copy_is_wanted_for_shards_and_for_another_type(tiny_model: Build) -> 
     policy.model.model.norm.weight = Shard(whole.detach())
     assert needs_copy(policy)
     assert is_sharded(policy.model.model.norm.weight)
-    twin = EngineCopy(policy)
+    twin = GenerationCopy(policy)
     twin.begin()
     with pytest.raises(AssertionError, match=r"shard of model\.norm"):
         twin.write("model.norm.weight", policy.model.model.norm.weight)
@@ -225,7 +225,7 @@ def test_a_copy_is_wanted_for_shards_and_for_another_type(tiny_model: Build) -> 
 def test_the_fast_path_is_taken_where_the_policy_takes_it(tiny_model: Build) -> None:
     for model_type in EVERY:
         policy = policy_of(tiny_model, model_type)
-        twin = EngineCopy(policy)
+        twin = GenerationCopy(policy)
         fill(twin, policy)
         kind = type(decoder_for(policy).new_cache(1, 8))
         assert type(twin.new_cache(1, 8)) is kind, model_type

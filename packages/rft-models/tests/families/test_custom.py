@@ -70,7 +70,7 @@ register_patch("qwen2", widen)
 def nothing_registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(patches, "_PATCHES", {})
     monkeypatch.setattr(custom, "_FROM_FILES", {})
-    monkeypatch.setattr(registry, "OWN_FAMILIES", {})
+    monkeypatch.setattr(registry, "CUSTOM_FAMILIES", {})
     from transformers import CONFIG_MAPPING
 
     yield
@@ -149,7 +149,7 @@ def test_without_its_file_the_family_is_unknown_and_the_error_names_the_flag(
     from transformers import CONFIG_MAPPING
 
     CONFIG_MAPPING._extra_content.pop("own_toy")
-    registry.OWN_FAMILIES.clear()
+    registry.CUSTOM_FAMILIES.clear()
     with pytest.raises(DataError) as caught:
         load_policy(directory)
     assert "--model_code" in caught.value.problem.do
@@ -174,9 +174,9 @@ def test_the_files_of_a_folder_act_once_each_however_often_they_are_read(
     assert is_patched(policy.model)
     assert policy.model.model.norm.variance_epsilon == 0.5
     assert load_model_code("") == []
-    assert not custom.any_patch_by_hand()
+    assert not custom.has_manual_patches()
     patches.register_patch("llama", print)
-    assert custom.any_patch_by_hand()
+    assert custom.has_manual_patches()
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from rft_core.errors import OptionsError, PreflightError
-from rft_models.decode.fast_decoder import FunctionalDecoder, decoder_for
-from rft_models.decode.hf_decoder import GeneralDecoder
+from rft_models.decode.fast_decoder import FastDecoder, decoder_for
+from rft_models.decode.hf_decoder import HfDecoder
 from rft_models.families import patches
 from rft_models.families.patches import is_patched, register_patch, registered_patches, unregister_patch
 from rft_models.policy.causal_policy import CausalPolicy
@@ -54,11 +54,11 @@ def test_models_of_another_kind_are_left_alone(character_directory: Path) -> Non
 
 
 def test_a_patched_model_is_decoded_by_its_own_forward(character_directory: Path) -> None:
-    assert isinstance(decoder_for(load_policy(character_directory)), FunctionalDecoder)
+    assert isinstance(decoder_for(load_policy(character_directory)), FastDecoder)
     register_patch("qwen2", halve_the_mlp)
     policy = load_policy(character_directory)
     decoder = decoder_for(policy)
-    assert isinstance(decoder, GeneralDecoder)
+    assert isinstance(decoder, HfDecoder)
     tokens = torch.tensor([[2, 5, 7, 3]])
     logits = decoder.prefill(decoder.new_cache(1, 8), tokens, torch.tensor([4]), [1])
     decoded = logits[0].log_softmax(-1)[9]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rft_models.files.checkpoint_names import as_saved
+from rft_models.files.checkpoint_names import to_checkpoint_names
 
 Build = Callable[..., Any]
 
@@ -20,7 +20,7 @@ def test_names_and_values_are_those_of_the_files(model_type: str, tiny_model: Bu
     model = tiny_model(model_type)
     model.save_pretrained(tmp_path)
     expected = load_file(tmp_path / "model.safetensors")
-    found = dict(as_saved(model, model.named_parameters)())
+    found = dict(to_checkpoint_names(model, model.named_parameters)())
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     has_experts = any(".experts.0." in name for name in found)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from rft_core.errors import DataError, RftError
 from rft_models.families.vision import VISION_FAMILIES
-from rft_models.files.checkpoint_names import as_saved, own_names
+from rft_models.files.checkpoint_names import to_checkpoint_names, to_module_names
 from rft_models.loading.context_length import model_facts
 from rft_models.loading.transformers_loading import refuse_other_kinds
 from rft_models.policy.causal_policy import CausalPolicy
@@ -68,12 +68,12 @@ def test_one_tensor_at_a_time_has_the_names_of_a_whole_save_and_of_the_source(
     assert same_tensors(policy, load_policy(vision_directory(model_type)))
     policy.save_pretrained(tmp_path / "saved")
     saved = load_file(tmp_path / "saved" / "model.safetensors")
-    one_by_one = dict(as_saved(policy.model, policy.named_parameters)())
+    one_by_one = dict(to_checkpoint_names(policy.model, policy.named_parameters)())
     assert stored.keys() == saved.keys() == one_by_one.keys()
     for name in stored:
         assert torch.equal(stored[name], saved[name]), name
         assert torch.equal(stored[name], one_by_one[name]), name
-    own = own_names(policy.model, policy.named_parameters())
+    own = to_module_names(policy.model, policy.named_parameters())
     assert own.keys() == stored.keys()
     parameters = dict(policy.named_parameters())
     assert all(torch.equal(parameters[own[name]], stored[name]) for name in stored)
@@ -96,7 +96,9 @@ def test_a_model_without_memory_finds_every_tensor_and_saves_under_the_same_name
     for (name, ours), (other, theirs) in zip(empty.model.named_buffers(), whole.model.named_buffers(), strict=True):
         assert name == other
         assert torch.equal(ours, theirs), name
-    assert own_names(empty.model, empty.named_parameters()) == own_names(whole.model, whole.named_parameters())
+    assert to_module_names(empty.model, empty.named_parameters()) == to_module_names(
+        whole.model, whole.named_parameters()
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,16 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError, PreflightError
-from rft_models.attention.shared_prefix import share_prompts
+from rft_models.attention.shared_prefix import find_shared_prefixes
 from rft_models.layers.gradient_checkpointing import Checkpointing
-from rft_models.layers.moe_router import Router, balance, count_experts, router_facts, router_of, verify_router
+from rft_models.layers.moe_router import (
+    Router,
+    count_experts,
+    load_balancing_loss,
+    router_facts,
+    router_of,
+    verify_router,
+)
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import make_policy
 
@@ -47,21 +54,21 @@ def test_hand_values() -> None:
     router = Router(num_experts=3, num_choices=1)
     rows = torch.arange(2)
     assert count_experts([logits], rows, router).tolist() == [1, 0, 1]
-    found = balance([logits], rows, router)
+    found = load_balancing_loss([logits], rows, router)
     assert float(found.share) == pytest.approx(3 * (0.5 * 0.35 + 0.5 * 0.425))
     assert float(found.max_load) == pytest.approx(1.5)
-    twice = balance([logits], torch.tensor([0, 0, 1]), router)
+    twice = load_balancing_loss([logits], torch.tensor([0, 0, 1]), router)
     assert float(twice.share) == pytest.approx(3 * (2 / 3 * 0.4 + 1 / 3 * 1.1 / 3))
-    given = balance([logits], rows, router, torch.tensor([0, 4, 0]))
+    given = load_balancing_loss([logits], rows, router, torch.tensor([0, 4, 0]))
     assert float(given.share) == pytest.approx(3 * 0.45 / 4), "R and f are those of the step"
 
 
 def test_an_even_spread_gives_the_number_of_choices() -> None:
     logits = 0.001 * torch.tensor([[2.0, 1, 0, 0], [0, 2, 1, 0], [0, 0, 2, 1], [1, 0, 0, 2]])
-    even = balance([logits, logits], torch.arange(4), Router(4, 2))
+    even = load_balancing_loss([logits, logits], torch.arange(4), Router(4, 2))
     assert float(even.share) == pytest.approx(2.0, abs=1e-6)
     assert float(even.max_load) == pytest.approx(1.0)
-    one_sided = balance([10 * torch.eye(4)[:1].expand(6, 4)], torch.arange(6), Router(4, 1))
+    one_sided = load_balancing_loss([10 * torch.eye(4)[:1].expand(6, 4)], torch.arange(6), Router(4, 1))
     assert float(one_sided.share) > 3.9
 
 
@@ -106,7 +113,7 @@ def test_parts_of_a_cut_step_add_up_to_the_whole(model_type: str, packed: bool, 
 def test_a_shared_prompt_changes_nothing(model_type: str, tiny_model: Build) -> None:
     ids, positions, segments, wanted = batch((9, 9, 9), prompt=6)
     ids = torch.where(wanted, ids, ids[:9].repeat(3))
-    assert share_prompts(ids, positions, segments, wanted) is not None
+    assert find_shared_prefixes(ids, positions, segments, wanted) is not None
     policy = make_policy(tiny_model(model_type), None, packed=True)
     alone = [part((ids, positions, segments, wanted), [number]) for number in range(3)]
     counts_E = torch.stack([policy.expert_counts(*each) for each in alone]).sum(0)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError
-from rft_models.decode.fast_decoder import FunctionalDecoder, decoder_for
-from rft_models.lora.adapters import AdapterRules, WithoutAdapters, preview
+from rft_models.decode.fast_decoder import FastDecoder, decoder_for
+from rft_models.lora.adapters import AdapterRules, BaseModelView, preview
 from rft_models.lora.dropout import mix
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import FreezeRules
@@ -138,7 +138,7 @@ def test_a_shared_prompt_gives_what_separate_prompts_give(tiny_model: Build) -> 
 def test_decoding_gives_the_log_probs_of_the_packed_forward(family: str, kind: AdapterKind, tiny_model: Build) -> None:
     policy = adapted(tiny_model(family), kind=kind)
     decoder = decoder_for(policy)
-    assert isinstance(decoder, FunctionalDecoder) == (family != "qwen3_moe")
+    assert isinstance(decoder, FastDecoder) == (family != "qwen3_moe")
     for _ in range(2):
         tokens = torch.arange(12) * 7 % VOCAB
         cache = decoder.new_cache(2, 12)
@@ -210,7 +210,7 @@ def test_without_its_adapters_the_policy_is_a_reference_loaded_apart(character_d
     apart = load_reference(character_directory)
     ids, positions, segments, wanted = batch()
     given = (ids % 13, positions, segments, wanted)
-    view = WithoutAdapters(policy)
+    view = BaseModelView(policy)
     with torch.no_grad():
         expected, entropy = apart.token_logprobs(*given, with_entropy=True)
         trained = policy.token_logprobs(*given)[0]

@@ -13,7 +13,7 @@ from rft_models.lora.adapters import AdapterRules, preview
 from rft_models.policy.load import load_policy
 from rft_models.tiny_models.text import build_character_tokenizer
 from rft_models.tiny_models.vision import build_vision_model
-from rft_models.vision.processor import HfVisionCodec
+from rft_models.vision.processor import HfProcessor
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz ?"
 
@@ -33,7 +33,7 @@ def test_merged_weights_compute_what_the_adapters_compute_on_images(model_type: 
         for _, parameter in adapters.named_parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
     codec = policy.codec
-    assert isinstance(codec, HfVisionCodec)
+    assert isinstance(codec, HfProcessor)
     pixels = torch.randint(0, 256, (16, 24, 3), generator=generator, dtype=torch.uint8)
     prompt, media = codec.encode_media("<image>what is it? ", [Image.fromarray(pixels.numpy())])
     ids = torch.tensor(prompt + codec.encode("a cat"))

@@ -13,7 +13,7 @@ from rft_core.errors import OptionsError, PreflightError
 from rft_models.lora.adapters import AdapterRules
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import make_policy
-from rft_models.policy.tensor_parallel_plan import cut_policy, tensor_plan
+from rft_models.policy.tensor_parallel_plan import apply_tensor_parallel, tensor_plan
 
 TINY: dict[str, Any] = {
     "vocab_size": 61,
@@ -126,7 +126,7 @@ def wrong(policy: CausalPolicy) -> Callable[[], None]:
 
 def test_parts_that_compute_something_else_are_refused() -> None:
     policy = made("llama")
-    cut_policy(policy, lambda: None, Alone(), shares_head=False)
+    apply_tensor_parallel(policy, lambda: None, Alone(), shares_head=False)
     with pytest.raises(PreflightError) as caught:
-        cut_policy(policy, wrong(policy), Alone(), shares_head=False)
+        apply_tensor_parallel(policy, wrong(policy), Alone(), shares_head=False)
     assert caught.value.problem.code == "models.forward_differs"

@@ -22,7 +22,7 @@ from rft_models.reward_model.scorer import RewardTextScorer
 from rft_models.reward_model.shared_images import SharedImages
 from rft_models.reward_model.spec import RewardSpec
 from rft_models.vision.image_files import PixelRules
-from rft_models.vision.processor import HfVisionCodec, load_vision_codec
+from rft_models.vision.processor import HfProcessor, load_vision_codec
 from rft_models.vision.token_counts import PlannedImages
 
 FAMILIES = sorted(VISION_FAMILIES)
@@ -113,7 +113,7 @@ def test_a_saved_model_loads_as_it_was(
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert values(RewardTextScorer(loaded)) == pytest.approx(values(made), abs=1e-6)
-    assert isinstance(loaded.codec, HfVisionCodec)
+    assert isinstance(loaded.codec, HfProcessor)
 
 
 def test_a_classifier_of_another_program_is_read_by_its_score_tensor(
@@ -169,14 +169,14 @@ def test_a_response_takes_no_image_whatever_it_spells(vision_directory: Director
 
 def test_images_of_one_prompt_are_prepared_once(vision_directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    own = HfVisionCodec._inputs  # pyright: ignore[reportPrivateUsage]
+    own = HfProcessor._inputs  # pyright: ignore[reportPrivateUsage]
 
-    def counted(self: HfVisionCodec, image: Any, where: str) -> Any:
+    def counted(self: HfProcessor, image: Any, where: str) -> Any:
         calls.append(where)
         return own(self, image, where)
 
     made = scorer(vision_directory("qwen2_5_vl"))
-    monkeypatch.setattr(HfVisionCodec, "_inputs", counted)
+    monkeypatch.setattr(HfProcessor, "_inputs", counted)
     values(made)
     assert len(calls) == 1 + 2 + 1
 

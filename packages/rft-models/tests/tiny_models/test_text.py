@@ -20,12 +20,12 @@ from rft_models.tiny_models.text import (
     build_decoder,
     draw_weights,
 )
-from rft_models.tokenization.tokenizer import HfTextCodec, load_tokenizer
+from rft_models.tokenization.tokenizer import HfTokenizer, load_tokenizer
 
 ALPHABET = "0123456789+= \n"
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "caf\u00e9 \U0001f600 12 + 30 = 42"] * 4
-CHARACTERS = HfTextCodec(build_character_tokenizer(ALPHABET))
-BPE = HfTextCodec(build_bpe_tokenizer(TEXTS, 300))
+CHARACTERS = HfTokenizer(build_character_tokenizer(ALPHABET))
+BPE = HfTokenizer(build_bpe_tokenizer(TEXTS, 300))
 
 
 @given(st.text(alphabet=ALPHABET, max_size=40))
@@ -71,7 +71,7 @@ def test_chat_without_a_template_is_refused_with_the_reason() -> None:
 
 
 def test_a_template_that_refuses_is_quoted() -> None:
-    codec = HfTextCodec(build_bpe_tokenizer(TEXTS, 300))
+    codec = HfTokenizer(build_bpe_tokenizer(TEXTS, 300))
     codec.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(DataError, match="roles must alternate"):
         codec.render_chat([{"role": "user", "content": "1"}], add_generation_prompt=True)

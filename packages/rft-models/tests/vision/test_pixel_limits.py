@@ -10,7 +10,7 @@ from PIL import Image
 
 from rft_core.errors import OptionsError
 from rft_models.vision.image_files import PixelRules
-from rft_models.vision.processor import HfVisionCodec, load_vision_codec
+from rft_models.vision.processor import HfProcessor, load_vision_codec
 
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 Directory = Callable[[str], Path]
@@ -18,7 +18,7 @@ Directory = Callable[[str], Path]
 # The models of the tests: features of 8 x 8 pixels, images of 64 to 32 x 32 = 1,024 pixels.
 
 
-def features(codec: HfVisionCodec, width: int, height: int) -> int:
+def features(codec: HfProcessor, width: int, height: int) -> int:
     media = codec.encode_media("<image>", [Image.new("RGB", (width, height))])[1]
     assert media is not None
     assert media.num_tokens == codec.num_image_tokens(width, height)

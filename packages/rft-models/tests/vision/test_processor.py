@@ -20,7 +20,7 @@ from rft_models.policy.freezing import FreezeRules, preview
 from rft_models.policy.load import load_policy
 from rft_models.tokenization.tokenizer import load_tokenizer
 from rft_models.vision.image_files import PixelRules
-from rft_models.vision.processor import HfVisionCodec, load_codec, load_vision_codec
+from rft_models.vision.processor import HfProcessor, load_processor, load_vision_codec
 
 FAMILIES = sorted(VISION_FAMILIES)
 Directory = Callable[[str], Path]
@@ -118,7 +118,7 @@ def test_policies_save_what_the_processor_needs(vision_directory: Directory, tmp
     policy.save_description(tmp_path / "described")
     for saved in (tmp_path / "all", tmp_path / "described"):
         codec = load_vision_codec(saved) if saved.name == "described" else load_policy(saved).codec
-        assert isinstance(codec, HfVisionCodec)
+        assert isinstance(codec, HfProcessor)
         assert codec.encode_media("<image>?", [image(0, 16, 16)]) == policy.codec.encode_media(  # type: ignore[union-attr]
             "<image>?", [image(0, 16, 16)]
         )
@@ -133,8 +133,8 @@ def test_a_run_on_text_alone_keeps_the_processor(vision_directory: Directory, tm
 
 
 def test_text_directories_have_text_codecs(vision_directory: Directory, character_directory: Path) -> None:
-    assert isinstance(load_codec(vision_directory("llava")), HfVisionCodec)
-    assert not isinstance(load_codec(character_directory), HfVisionCodec)
+    assert isinstance(load_processor(vision_directory("llava")), HfProcessor)
+    assert not isinstance(load_processor(character_directory), HfProcessor)
     with refused("vision.other_model"):
         load_vision_codec(character_directory)
 

@@ -13,7 +13,7 @@ from PIL import Image
 from rft_models.families.vision import VISION_FAMILIES
 from rft_models.tiny_models.text import build_bpe_tokenizer, build_character_tokenizer
 from rft_models.tiny_models.vision import VisionSizes, build_vision_model
-from rft_models.vision.processor import HfVisionCodec, load_vision_codec
+from rft_models.vision.processor import HfProcessor, load_vision_codec
 
 FAMILIES = sorted(VISION_FAMILIES)
 SIZES = VisionSizes(hidden=32, kv_heads=4, ffn=32, vision_hidden=32, vision_ffn=32, vision_layers=1, layers=1)
@@ -46,7 +46,7 @@ TOKENIZERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def loaded(path: Path, model_type: str, kind: str) -> tuple[HfVisionCodec, Any]:
+def loaded(path: Path, model_type: str, kind: str) -> tuple[HfProcessor, Any]:
     """Our codec, and the processor that transformers makes of the same directory."""
     from transformers import AutoProcessor
 

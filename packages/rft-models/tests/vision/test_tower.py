@@ -14,13 +14,13 @@ from PIL import Image
 from torch import Tensor
 
 from rft_core.errors import PreflightError, RftError
-from rft_models.attention.hf_interface import own_attention
+from rft_models.attention.hf_interface import native_attention_mode
 from rft_models.families.vision import VISION_FAMILIES
 from rft_models.layers.gradient_checkpointing import Checkpointing
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_models.vision.media import Media
-from rft_models.vision.processor import HfVisionCodec
+from rft_models.vision.processor import HfProcessor
 
 FAMILIES = sorted(VISION_FAMILIES)
 Segment = tuple[list[int], int, Media | None]
@@ -52,8 +52,8 @@ def loaded(directory: Path, **options: Any) -> CausalPolicy:
     return policy
 
 
-def codec_of(policy: CausalPolicy) -> HfVisionCodec:
-    assert isinstance(policy.codec, HfVisionCodec)
+def codec_of(policy: CausalPolicy) -> HfProcessor:
+    assert isinstance(policy.codec, HfProcessor)
     return policy.codec
 
 
@@ -94,7 +94,7 @@ def own_logprobs(policy: CausalPolicy, segment: Segment) -> Tensor:
     tower = policy.tower
     assert tower is not None
     given = {} if media is None else tower.own_inputs(ids, media)
-    with own_attention(policy.model, packed=policy.packed):
+    with native_attention_mode(policy.model, packed=policy.packed):
         logits = policy.model(input_ids=ids[None], use_cache=False, **given).logits[0]
     logprobs = logits.log_softmax(-1)[:-1].gather(1, ids[1:, None])[:, 0]
     return torch.cat([logits.new_zeros(prompt), logprobs[prompt - 1 :]])

@@ -15,10 +15,10 @@ from torch import Tensor
 from rft_algos.algorithms.published import Grpo
 from rft_core.errors import PeerError
 from rft_core.keyed_random import derive_key, permutation
-from rft_trainer.async_rollouts.queue import AheadRules, RolloutQueue
+from rft_trainer.async_rollouts.queue import AsyncConfig, RolloutQueue
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.evaluation.evaluator import Evaluator
-from rft_trainer.loops.rl import Reinforcement, StepRules
+from rft_trainer.loops.rl import RlLoop, StepConfig
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.protocols import Collectives
 from rft_trainer.records.rollouts import Prompt, RolloutGroup, Sampling
@@ -28,7 +28,7 @@ from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
-from rft_trainer.scoring.advantages import CreditAssigner, ScoreRules
+from rft_trainer.scoring.advantages import AdvantageEstimator, RewardShapingConfig
 from rft_trainer.sinks.jsonl import JsonlSink
 from rft_trainer.testing.async_engine import BigramAheadEngine
 from rft_trainer.testing.bigram import BigramEngine, BigramPolicy, DigitDecoder, MemoryWriter, OneRank, PlainOptimizer
@@ -37,7 +37,7 @@ from rft_trainer.update.policy_objective import PolicyObjective
 
 VOCABULARY, STOP, GROUP, LONGEST, SEED = 6, 0, 4, 9, 3
 PROMPTS = [Prompt(f"p:{i}", (1 + i % 5,), str(1 + i % 5), str(1 + i % 5), "p") for i in range(20)]
-RULES = StepRules(
+RULES = StepConfig(
     prompts_per_rollout=5,
     rollouts_per_step=1,
     train_batch_size=10,
@@ -143,7 +143,7 @@ class AheadRun:
         path: Path,
         staleness: int | None,
         *,
-        rules: StepRules = RULES,
+        rules: StepConfig = RULES,
         deterministic: bool = False,
         reward: Callable[[Sequence[RewardItem]], list[Score]] = repeats_its_prompt,
         episodes: int = 4,
@@ -171,7 +171,7 @@ class AheadRun:
         )
         if staleness is not None:
             num = rules.prompts_per_rollout * rules.rollouts_per_step
-            ahead = AheadRules(staleness, deterministic, num, rules.max_steps, GROUP, SEED, patience)
+            ahead = AsyncConfig(staleness, deterministic, num, rules.max_steps, GROUP, SEED, patience)
             self.queue = self._queue(ledger, ahead)
             serving = collector = parts["rollouts_ahead"] = self.queue
         saver = Saver(
@@ -186,7 +186,7 @@ class AheadRun:
         rules = replace(rules, max_staleness=staleness or 0)
         self.loop = self._loop(ledger, progress, serving, collector, saver, rules)
 
-    def _queue(self, ledger: Ledger, ahead: AheadRules) -> RolloutQueue:
+    def _queue(self, ledger: Ledger, ahead: AsyncConfig) -> RolloutQueue:
         return RolloutQueue(
             self.engine,
             DigitDecoder(),
@@ -199,11 +199,11 @@ class AheadRun:
         )
 
     def _loop(
-        self, ledger: Ledger, progress: Progress, engine: Any, collector: Any, saver: Saver, rules: StepRules
-    ) -> Reinforcement:
+        self, ledger: Ledger, progress: Progress, engine: Any, collector: Any, saver: Saver, rules: StepConfig
+    ) -> RlLoop:
         record = Grpo(kl_place="none", kl_coef=0.0)
-        credit = CreditAssigner(record, ScoreRules(longest_response=LONGEST), seed=SEED)
-        return Reinforcement(
+        credit = AdvantageEstimator(record, RewardShapingConfig(longest_response=LONGEST), seed=SEED)
+        return RlLoop(
             ledger=ledger,
             prompts=self.prompts,
             engine=engine,

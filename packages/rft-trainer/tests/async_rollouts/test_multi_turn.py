@@ -33,17 +33,17 @@ from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key, uniforms
 from rft_trainer.async_rollouts.multi_turn import ConversationSamples
 from rft_trainer.async_rollouts.partial_conversation import ConversationDraft
-from rft_trainer.async_rollouts.queue import AheadRules, RolloutQueue
+from rft_trainer.async_rollouts.queue import AsyncConfig, RolloutQueue
 from rft_trainer.batches.prompt_ledger import Ledger
-from rft_trainer.environments.episodes import Episode, EpisodeRunner, OwnEpisodes, Reply
+from rft_trainer.environments.episodes import BuiltinEpisodes, Episode, EpisodeRunner, Reply
 from rft_trainer.environments.protocol import Answer, AssistantTurn, Environment, EnvironmentPrompt
 from rft_trainer.environments.tool_calls import ToolCallFormat
 from rft_trainer.evaluation.evaluator import Evaluator
-from rft_trainer.loops.rl import StepRules
+from rft_trainer.loops.rl import StepConfig
 from rft_trainer.records.rollouts import Rollout, Sampling
 from rft_trainer.records.scores import RewardStatus
 from rft_trainer.rollouts.collector import RolloutCollector
-from rft_trainer.rollouts.conversation import ConversationLimits, TurnTaking
+from rft_trainer.rollouts.conversation import ConversationLimits, ConversationStepper
 from rft_trainer.rollouts.multi_turn import Conversations
 from rft_trainer.testing.async_engine import BigramAheadEngine
 from rft_trainer.testing.bigram import BigramPolicy, DigitDecoder
@@ -78,7 +78,7 @@ class Repeats:
 
 
 CALLS = ToolCallFormat(r"(?P<malformed>4 4)|(?P<arguments>never)")
-TAKING = TurnTaking(TokenText(), CALLS, ConversationLimits(9, TURN))
+TAKING = ConversationStepper(TokenText(), CALLS, ConversationLimits(9, TURN))
 
 
 class TalkRun(AheadRun):
@@ -91,13 +91,13 @@ class TalkRun(AheadRun):
         *,
         make: Callable[[], Environment] = Repeats,
         lanes: Sequence[EpisodeRunner] | None = None,
-        rules: StepRules = SHORT,
+        rules: StepConfig = SHORT,
         **options: Any,
     ) -> None:
-        self.lanes: Sequence[EpisodeRunner] = lanes or [OwnEpisodes(make) for _ in range(2)]
+        self.lanes: Sequence[EpisodeRunner] = lanes or [BuiltinEpisodes(make) for _ in range(2)]
         super().__init__(path, staleness, rules=rules, **options)
         loop = self.loop
-        talks = Conversations(loop.engine, DigitDecoder(), OwnEpisodes(make), TokenText(), CALLS, TAKING.limits)
+        talks = Conversations(loop.engine, DigitDecoder(), BuiltinEpisodes(make), TokenText(), CALLS, TAKING.limits)
         if staleness is None:
             loop.collector = RolloutCollector(
                 loop.engine, DigitDecoder(), self.reward, self.ranks,
@@ -108,7 +108,7 @@ class TalkRun(AheadRun):
             max_new_tokens=MOST, stop_token_ids=(STOP,), conversations=talks,
         )  # fmt: skip
 
-    def _queue(self, ledger: Ledger, ahead: AheadRules) -> RolloutQueue:
+    def _queue(self, ledger: Ledger, ahead: AsyncConfig) -> RolloutQueue:
         kind = ConversationSamples(DigitDecoder(), self.lanes, TAKING, MOST)
         return RolloutQueue(
             self.engine, DigitDecoder(), self.reward, ledger, self.prompts,
@@ -194,7 +194,7 @@ def _check_tokens(run: AheadRun, rollout: Rollout, key: int, versions: Iterator[
 def test_a_deterministic_run_repeats_whatever_the_clock_and_the_number_of_threads_do(
     tmp_path: Path, whole: AheadRun
 ) -> None:
-    lanes = [OwnEpisodes(Repeats) for _ in range(3)]
+    lanes = [BuiltinEpisodes(Repeats) for _ in range(3)]
     slow = TalkRun(tmp_path / "slow", 2, deterministic=True, pause=0.002, lanes=lanes).go()
     assert torch.equal(slow.policy.table, whole.policy.table)
     assert slow.rows() == whole.rows()
@@ -282,7 +282,7 @@ def finished(
 
 
 def samples_of(make: Callable[[], Environment] = Repeats) -> ConversationSamples:
-    return ConversationSamples(DigitDecoder(), [OwnEpisodes(make), OwnEpisodes(make)], TAKING, MOST)
+    return ConversationSamples(DigitDecoder(), [BuiltinEpisodes(make), BuiltinEpisodes(make)], TAKING, MOST)
 
 
 def expected(engine: BigramAheadEngine) -> list[Rollout]:
@@ -357,7 +357,7 @@ def test_calls_that_cannot_be_read_are_answered_without_the_environment_and_kept
         policy.table[:, 4] = 6.0  # "4 4" in nearly every turn
 
     engine = BigramAheadEngine(policy)
-    kind = ConversationSamples(DigitDecoder(), [OwnEpisodes(Repeats)], TAKING, MOST)
+    kind = ConversationSamples(DigitDecoder(), [BuiltinEpisodes(Repeats)], TAKING, MOST)
     drafts = begun(kind)
     answered(kind, drafts)
     draw(drafts, engine)
@@ -378,7 +378,7 @@ class Gate:
     tools = ()
 
     def __init__(self, released: threading.Event, opens: bool) -> None:
-        self.inner, self.released, self.opens, self.count = OwnEpisodes(Repeats), released, opens, 0
+        self.inner, self.released, self.opens, self.count = BuiltinEpisodes(Repeats), released, opens, 0
 
     def reset(self, episodes: Sequence[Episode], oldest: int | None = None) -> list[Reply]:
         return self.inner.reset(episodes, oldest)
@@ -443,7 +443,7 @@ def test_an_opening_without_room_is_raised_in_the_thread_that_trains(tmp_path: P
 
 
 def test_an_environment_forgets_what_is_below_the_oldest_that_goes_on() -> None:
-    runner = OwnEpisodes(Repeats)
+    runner = BuiltinEpisodes(Repeats)
     told = EnvironmentPrompt("p", "1", "1")
     old, middle, new = (Episode(number, told, 0) for number in (3, 5, 9))
     runner.reset([old, middle])

@@ -27,7 +27,7 @@ from async_runs import AheadRun as Run
 from rft_core import fault_points
 from rft_core.errors import SavedAfterSignal, ServiceError
 from rft_core.keyed_random import derive_key
-from rft_trainer.async_rollouts.partial_rollout import Draft
+from rft_trainer.async_rollouts.partial_rollout import PartialSample
 from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.testing.async_engine import FakeDrawn
@@ -168,9 +168,9 @@ def test_a_stop_by_signal_keeps_what_was_drawn(tmp_path: Path, deterministic: bo
 
 
 def test_a_partial_sample_of_a_checkpoint_goes_on_where_it_was() -> None:
-    draft = Draft(7, 5)
+    draft = PartialSample(7, 5)
     draft.add(FakeDrawn(0, (3, 4), (-0.5, -0.25), (0.0, 0.0), "interrupted", 2))
-    again = Draft.of(json.loads(json.dumps(draft.state())))
+    again = PartialSample.of(json.loads(json.dumps(draft.state())))
     again.add(FakeDrawn(0, (1,), (-1.0,), (0.0,), "interrupted", 2))
     again.add(FakeDrawn(0, (), (), (), "interrupted", 3))
     again.add(FakeDrawn(0, (5, 0), (-2.0, -3.0), (0.0, 0.0), "stop", 4))

@@ -29,7 +29,7 @@ from async_runs import (
 from rft_core import fault_points
 from rft_core.errors import PeerError, SavedAfterSignal
 from rft_core.keyed_random import derive_key
-from rft_trainer.async_rollouts.rank_share import RankShare
+from rft_trainer.async_rollouts.rank_share import RankPartition
 from rft_trainer.batches.prompt_ledger import LedgerEntry
 from rft_trainer.records.rollouts import RolloutGroup
 from rft_trainer.records.scores import RewardItem, Score
@@ -216,7 +216,9 @@ def test_a_checkpoint_holds_what_is_in_flight_on_every_rank(tmp_path: Path) -> N
 
 def test_figures_of_engines_are_added_and_shares_averaged() -> None:
     def work(rank: ThreadRank) -> dict[str, float]:
-        return RankShare(rank).totals({"engine/restarts": 1.0 + rank.rank, "time/engine_idle_share": 0.5 * rank.rank})
+        return RankPartition(rank).totals(
+            {"engine/restarts": 1.0 + rank.rank, "time/engine_idle_share": 0.5 * rank.rank}
+        )
 
     assert run_on_ranks(2, work) == [{"engine/restarts": 3.0, "time/engine_idle_share": 0.25}] * 2
 
@@ -227,7 +229,7 @@ def test_images_stay_on_their_rank_and_a_prompt_is_found_by_its_place() -> None:
     entries = [LedgerEntry(0, 0, 0), LedgerEntry(0, 1, 1)]
 
     def work(rank: ThreadRank) -> list[RolloutGroup]:
-        share = RankShare(rank)
+        share = RankPartition(rank)
         own = [RolloutGroup(prompts[e.position], 0, e.position, ()) for e in entries if share.owns(e)]
         return share.everyones(own, entries, prompts)
 

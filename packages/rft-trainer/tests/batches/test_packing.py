@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_core.errors import OptionsError
-from rft_trainer.batches.packing import assign_to_ranks, count, cut_by_tokens, cut_in_order, own_micro_batches, pack
+from rft_trainer.batches.packing import (
+    assign_to_ranks,
+    count,
+    pack,
+    rank_micro_batches,
+    split_by_tokens,
+    split_in_order,
+)
 from rft_trainer.records.rollouts import TrainingSample
 
 lengths = st.lists(st.integers(1, 40), min_size=1, max_size=60)
@@ -58,21 +65,21 @@ def test_every_sample_goes_to_exactly_one_rank_and_loads_differ_by_one_sample_at
 
 @given(lengths, st.integers(1, 9), st.integers(40, 100))
 def test_cuts_in_order_keep_both_caps_and_lose_nothing(num_tokens: list[int], max_sequences: int, cap: int) -> None:
-    cuts = cut_in_order(num_tokens, max_sequences, cap)
+    cuts = split_in_order(num_tokens, max_sequences, cap)
     assert [i for cut in cuts for i in cut] == list(range(len(num_tokens)))
     assert all(len(cut) <= max_sequences and sum(num_tokens[i] for i in cut) <= cap for cut in cuts)
 
 
 @given(lengths, st.integers(40, 100))
 def test_cuts_by_tokens_keep_the_cap_and_lose_nothing(num_tokens: list[int], cap: int) -> None:
-    cuts = cut_by_tokens(num_tokens, cap)
+    cuts = split_by_tokens(num_tokens, cap)
     assert sorted(i for cut in cuts for i in cut) == list(range(len(num_tokens)))
     assert all(sum(num_tokens[i] for i in cut) <= cap for cut in cuts)
 
 
 def test_a_sample_longer_than_the_cap_is_refused_with_the_number_that_would_do() -> None:
     with pytest.raises(OptionsError) as caught:
-        cut_in_order([10, 70], 8, 64)
+        split_in_order([10, 70], 8, 64)
     assert caught.value.problem.do == "--max_tokens_per_micro_batch 70"
 
 
@@ -159,7 +166,9 @@ def test_the_micro_batches_of_all_ranks_hold_every_sample_once(
     found = [
         sample.sample_id
         for rank in range(world_size)
-        for chosen in own_micro_batches(samples, rank, world_size, lambda sizes: cut_in_order(sizes, max_sequences, 0))
+        for chosen in rank_micro_batches(
+            samples, rank, world_size, lambda sizes: split_in_order(sizes, max_sequences, 0)
+        )
         for sample in chosen
     ]
     assert sorted(found, key=int) == [sample.sample_id for sample in samples]

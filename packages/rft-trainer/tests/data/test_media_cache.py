@@ -18,7 +18,7 @@ from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import Prompt, RolloutGroup, Sampling, TrainingSample
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
 from rft_trainer.rollouts.collector import RolloutCollector
-from rft_trainer.scoring.logprobs import LogprobAnnotator
+from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.scoring.samples import build_samples
 from rft_trainer.testing.bigram import BigramEngine, BigramPolicy, DigitDecoder, OneRank, PlainOptimizer
 from rft_trainer.update.optimizer_step import MicroBatching, Updater
@@ -118,7 +118,7 @@ def test_samples_carry_the_images_of_their_prompts_into_packs(groups: list[Rollo
 
 def test_every_forward_without_gradient_sees_the_images(groups: list[RolloutGroup]) -> None:
     policy = SeeingPolicy()
-    annotate = LogprobAnnotator(policy, OneRank(), max_sequences=4, max_tokens=0, temperature=1.0)
+    annotate = LogprobScorer(policy, OneRank(), max_sequences=4, max_tokens=0, temperature=1.0)
     forwards: list[Callable[[Sequence[RolloutGroup]], Any]] = [annotate, annotate.entropies]
     for forward in forwards:
         policy.seen.clear()

@@ -11,7 +11,7 @@ from rft_core.errors import DataError, OptionsError
 from rft_trainer.environments.episodes import Episode
 from rft_trainer.environments.protocol import AssistantTurn, EnvironmentPrompt, ToolCall
 from rft_trainer.environments.registry import environment_by_name
-from rft_trainer.environments.user_environment import FileEpisodes
+from rft_trainer.environments.user_environment import UserEpisodes
 from rft_trainer.records.scores import RewardStatus
 
 SOURCE = '''
@@ -57,8 +57,8 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def runner(file: Path) -> Iterator[FileEpisodes]:
-    made = FileEpisodes(str(file), "Memory", num_workers=2, tool_timeout=0.5, rollout_timeout=30.0)
+def runner(file: Path) -> Iterator[UserEpisodes]:
+    made = UserEpisodes(str(file), "Memory", num_workers=2, tool_timeout=0.5, rollout_timeout=30.0)
     yield made
     made.close()
 
@@ -67,7 +67,7 @@ def episodes(count: int) -> list[Episode]:
     return [Episode(i, EnvironmentPrompt(f"p:{i}", "text", f"L{i}"), 7) for i in range(count)]
 
 
-def say(runner: FileEpisodes, chosen: list[Episode], *texts: str) -> list[object]:
+def say(runner: UserEpisodes, chosen: list[Episode], *texts: str) -> list[object]:
     for episode, text in zip(chosen, texts, strict=True):
         episode.turns.append(AssistantTurn(text, (ToolCall("recall", {}),) if "call" in text else ()))
     return [
@@ -76,7 +76,7 @@ def say(runner: FileEpisodes, chosen: list[Episode], *texts: str) -> list[object
     ]
 
 
-def test_episodes_keep_their_state_apart(runner: FileEpisodes) -> None:
+def test_episodes_keep_their_state_apart(runner: UserEpisodes) -> None:
     assert runner.tools == ({"type": "function", "function": {"name": "recall"}},)
     chosen = episodes(3)
     assert [reply.answer.messages for reply in runner.reset(chosen) if reply.answer] == [[], [], []]
@@ -84,13 +84,13 @@ def test_episodes_keep_their_state_apart(runner: FileEpisodes) -> None:
     assert say(runner, chosen[:2], "d", "e") == ["L0 7 a d", "L1 7 b e"]
 
 
-def test_messages_that_open_a_conversation_are_the_users(runner: FileEpisodes) -> None:
+def test_messages_that_open_a_conversation_are_the_users(runner: UserEpisodes) -> None:
     [reply] = runner.reset([Episode(0, EnvironmentPrompt("p", "long", None), 1)])
     assert reply.answer is not None
     assert reply.answer.messages == [{"role": "user", "content": "rules"}]
 
 
-def test_a_hung_tool_ends_its_conversation_alone(runner: FileEpisodes) -> None:
+def test_a_hung_tool_ends_its_conversation_alone(runner: UserEpisodes) -> None:
     chosen = episodes(4)  # 0 and 2 in one process, 1 and 3 in the other
     runner.reset(chosen)
     say(runner, chosen, "a", "b", "c", "d")
@@ -98,7 +98,7 @@ def test_a_hung_tool_ends_its_conversation_alone(runner: FileEpisodes) -> None:
     assert say(runner, chosen[1:], "h", "die", "i") == ["L1 7 b e h", RewardStatus.CRASHED, "L3 7 d g i"]
 
 
-def test_what_is_raised_is_told_with_its_line(runner: FileEpisodes) -> None:
+def test_what_is_raised_is_told_with_its_line(runner: UserEpisodes) -> None:
     chosen = episodes(1)
     runner.reset(chosen)
     chosen[0].turns.append(AssistantTurn("raise"))
@@ -109,14 +109,14 @@ def test_what_is_raised_is_told_with_its_line(runner: FileEpisodes) -> None:
     assert f"memory.py:{line}" in reply.detail
 
 
-def test_an_answer_that_is_none_is_a_failure(runner: FileEpisodes) -> None:
+def test_an_answer_that_is_none_is_a_failure(runner: UserEpisodes) -> None:
     chosen = episodes(1)
     runner.reset(chosen)
     assert say(runner, chosen, "nothing") == [RewardStatus.FAILED]
 
 
 def test_a_conversation_has_a_deadline_in_all(file: Path) -> None:
-    runner = FileEpisodes(str(file), "Memory", rollout_timeout=5.0)
+    runner = UserEpisodes(str(file), "Memory", rollout_timeout=5.0)
     chosen = episodes(1)
     runner.reset(chosen)
     chosen[0].seconds = 5.0
@@ -125,7 +125,7 @@ def test_a_conversation_has_a_deadline_in_all(file: Path) -> None:
 
 
 def test_every_call_of_a_turn_has_its_own_seconds(file: Path) -> None:
-    runner = FileEpisodes(str(file), "Memory", tool_timeout=2.0, rollout_timeout=5.0)
+    runner = UserEpisodes(str(file), "Memory", tool_timeout=2.0, rollout_timeout=5.0)
     [episode] = episodes(1)
     runner.reset([episode])
     episode.turns.append(AssistantTurn("", (ToolCall("a", {}), ToolCall("b", {}))))

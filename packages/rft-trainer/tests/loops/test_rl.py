@@ -18,9 +18,9 @@ from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
 from rft_core.errors import NumericsError, SavedAfterSignal, ServiceError
 from rft_core.keyed_random import derive_key, permutation
 from rft_trainer.batches.prompt_ledger import Ledger
-from rft_trainer.evaluation.ema_evaluator import AveragedEvaluator
+from rft_trainer.evaluation.ema_evaluator import EmaEvaluator
 from rft_trainer.evaluation.evaluator import Evaluator
-from rft_trainer.loops.rl import CriticPart, OldPolicy, Reinforcement, StepRules
+from rft_trainer.loops.rl import CriticTrainer, OldPolicyScorer, RlLoop, StepConfig
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.records.rollouts import Prompt, Sampling
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
@@ -29,8 +29,8 @@ from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
-from rft_trainer.scoring.advantages import CreditAssigner, ScoreRules
-from rft_trainer.scoring.logprobs import LogprobAnnotator
+from rft_trainer.scoring.advantages import AdvantageEstimator, RewardShapingConfig
+from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.scoring.samples import shuffle_rewards
 from rft_trainer.sinks.jsonl import JsonlSink
 from rft_trainer.testing.bigram import (
@@ -43,13 +43,13 @@ from rft_trainer.testing.bigram import (
     TokenCritic,
 )
 from rft_trainer.update.critic import CriticUpdater, ValueAnnotator, ValueObjective
-from rft_trainer.update.mismatch_monitor import GapWatch
+from rft_trainer.update.mismatch_monitor import MismatchMonitor
 from rft_trainer.update.optimizer_step import MicroBatching, Updater
 from rft_trainer.update.policy_objective import PolicyObjective
 
 VOCABULARY, STOP = 6, 0
 PROMPTS = [Prompt(f"p:{i}", (1 + i % 5,), str(1 + i % 5), str(1 + i % 5), "p") for i in range(20)]
-RULES = StepRules(
+RULES = StepConfig(
     prompts_per_rollout=5,
     rollouts_per_step=1,
     train_batch_size=20,
@@ -75,11 +75,11 @@ def repeats_its_prompt(items: Sequence[RewardItem]) -> list[Score]:
 class Made:
     """A run with its parts in reach."""
 
-    def __init__(self, path: Path, rules: StepRules = RULES, episodes: int = 10, **changed: object) -> None:
+    def __init__(self, path: Path, rules: StepConfig = RULES, episodes: int = 10, **changed: object) -> None:
         record = changed.pop("record", Grpo(kl_place="none", kl_coef=0.0))
         assert isinstance(record, PolicyAlgorithm)
-        score_rules = changed.pop("score_rules", ScoreRules(longest_response=3))
-        assert isinstance(score_rules, ScoreRules)
+        score_rules = changed.pop("score_rules", RewardShapingConfig(longest_response=3))
+        assert isinstance(score_rules, RewardShapingConfig)
         controllers = {name: changed.pop(name) for name in ("kl_controller", "entropy_controller") if name in changed}
         reward = changed.pop("reward", repeats_its_prompt)
         self.policy = BigramPolicy(VOCABULARY)
@@ -97,11 +97,11 @@ class Made:
         )
         progress, one = Progress(), OneRank()
         optimizer = PlainOptimizer([self.policy.table])
-        reference = LogprobAnnotator(BigramPolicy(VOCABULARY), one, max_sequences=4, max_tokens=0, temperature=1.0)
+        reference = LogprobScorer(BigramPolicy(VOCABULARY), one, max_sequences=4, max_tokens=0, temperature=1.0)
         sampling = Sampling(temperature=1.0, max_new_tokens=3, stop_token_ids=(STOP,))
-        self.credit = CreditAssigner(record, score_rules, seed=3, **controllers)  # type: ignore[arg-type]
+        self.credit = AdvantageEstimator(record, score_rules, seed=3, **controllers)  # type: ignore[arg-type]
         self.critic = TokenCritic(VOCABULARY)
-        self.loop = Reinforcement(
+        self.loop = RlLoop(
             ledger=ledger,
             prompts=PROMPTS,
             engine=self.engine,
@@ -153,14 +153,14 @@ class Made:
         for name, value in changed.items():
             setattr(self.loop, name, value)
 
-    def _old_policy(self, record: PolicyAlgorithm, one: OneRank) -> OldPolicy | None:
+    def _old_policy(self, record: PolicyAlgorithm, one: OneRank) -> OldPolicyScorer | None:
         if not (record.needs_old_logprobs or record.needs_old_entropy):
             return None
-        annotate = LogprobAnnotator(self.policy, one, max_sequences=4, max_tokens=0, temperature=1.0)
-        return OldPolicy(annotate, record.needs_old_logprobs, record.needs_old_entropy)
+        annotate = LogprobScorer(self.policy, one, max_sequences=4, max_tokens=0, temperature=1.0)
+        return OldPolicyScorer(annotate, record.needs_old_logprobs, record.needs_old_entropy)
 
-    def _critic_part(self, one: OneRank) -> CriticPart:
-        return CriticPart(
+    def _critic_part(self, one: OneRank) -> CriticTrainer:
+        return CriticTrainer(
             ValueAnnotator(self.critic, one, max_sequences=4, max_tokens=0),
             CriticUpdater(
                 self.critic,
@@ -321,11 +321,11 @@ def test_several_updates_a_step_make_the_later_ones_off_policy(tmp_path: Path) -
 
 def test_the_gap_to_the_engine_is_that_of_the_first_update_and_too_large_a_one_stops_the_run(tmp_path: Path) -> None:
     rules = replace(RULES, train_batch_size=10, epochs_per_step=2, max_steps=3)
-    made = Made(tmp_path / "run", rules, gaps=GapWatch(collectives=OneRank(), limit=1e-4))
+    made = Made(tmp_path / "run", rules, gaps=MismatchMonitor(collectives=OneRank(), limit=1e-4))
     made.loop.run(StopSignals())
     assert all(float(str(row["engine/logprob_gap_max"])) < 1e-5 for row in made.rows())
 
-    stale = Made(tmp_path / "stale", rules, gaps=GapWatch(collectives=OneRank(), limit=1e-4))
+    stale = Made(tmp_path / "stale", rules, gaps=MismatchMonitor(collectives=OneRank(), limit=1e-4))
     served = stale.engine.generate
 
     def from_first_weights(*args: Any, **options: Any) -> Any:
@@ -438,7 +438,7 @@ def test_the_critic_learns_before_the_policy_may(tmp_path: Path) -> None:
 
 
 def test_a_correction_scores_rollouts_again_and_reports_the_mismatch(tmp_path: Path) -> None:
-    record = Grpo(kl_place="none", correction=components.TruncateTokens(cap=2.0), high_entropy_fraction=0.5)
+    record = Grpo(kl_place="none", correction=components.TokenTis(cap=2.0), high_entropy_fraction=0.5)
     made = Made(tmp_path / "run", replace(RULES, max_steps=2), record=record)
     made.loop.run(StopSignals())
     row = made.rows()[-1]
@@ -455,7 +455,7 @@ def test_controllers_move_their_coefficients_and_survive_a_resume(tmp_path: Path
             record=Grpo(kl_coef=0.1, entropy_coef=0.01),
             kl_controller=AdaptiveKl(coefficient=0.1, target=1e-4, horizon=100),
             entropy_controller=EntropyTarget(coefficient=0.01, target=5.0),
-            score_rules=ScoreRules(longest_response=3, running_norm=True, minus_mean=True, clip=2.0),
+            score_rules=RewardShapingConfig(longest_response=3, running_norm=True, minus_mean=True, clip=2.0),
         )
 
     whole = made("whole", 6)
@@ -477,7 +477,7 @@ def test_controllers_move_their_coefficients_and_survive_a_resume(tmp_path: Path
 
 
 def test_lengths_are_judged_where_asked_for(tmp_path: Path) -> None:
-    rules = ScoreRules(
+    rules = RewardShapingConfig(
         longest_response=3, overlong_buffer=2, overlong_factor=0.5, length_penalty=True, mask_truncated=True
     )
     made = Made(tmp_path / "run", replace(RULES, max_steps=1), score_rules=rules)
@@ -499,7 +499,7 @@ def test_weights_of_parts_replace_the_reward_s_own_sum(tmp_path: Path) -> None:
 
     tables = []
     for name, weights in (("right", {"right": 1.0}), ("short", {"short": 1.0}), ("plain", None)):
-        score_rules = ScoreRules(longest_response=3, component_weights=weights)
+        score_rules = RewardShapingConfig(longest_response=3, component_weights=weights)
         made = Made(tmp_path / name, replace(RULES, max_steps=1, eval_every=0), reward=parts, score_rules=score_rules)
         made.loop.run(StopSignals())
         tables.append(made.policy.table.detach().clone())
@@ -538,7 +538,7 @@ def test_the_averages_are_evaluated_beside_the_weights_and_leave_the_run_as_it_i
         served.append("averages" if torch.equal(made.policy.table.detach(), stops) else "weights")
 
     assert made.loop.evaluator is not None
-    made.loop.averaged = AveragedEvaluator(made.loop.evaluator, in_place, refresh)
+    made.loop.averaged = EmaEvaluator(made.loop.evaluator, in_place, refresh)
     for each in (made, plain):
         each.loop.run(StopSignals())
     assert torch.equal(made.policy.table, plain.policy.table)

@@ -14,7 +14,7 @@ import torch
 from rft_core.errors import CheckpointError, SavedAfterSignal
 from rft_core.keyed_random import derive_key, permutation
 from rft_trainer.batches.prompt_ledger import Ledger
-from rft_trainer.loops.sft import EarlyStop, SupervisedRun, TokenLikelihood, mean_loss
+from rft_trainer.loops.sft import EarlyStop, SftLoop, TokenLikelihood, mean_loss
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.runs.best_weights import BestWeights
@@ -51,7 +51,7 @@ class Made:
         )
         optimizer = PlainOptimizer([self.policy.table])
         self.best = BestWeights(self.policy.named_parameters()) if keep_best else None
-        self.run = SupervisedRun(
+        self.run = SftLoop(
             ledger=ledger,
             samples=SAMPLES,
             held_out=SAMPLES[:3],

@@ -13,7 +13,7 @@ import pytest
 
 from rft_core.errors import OptionsError
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
-from rft_trainer.rewards.combined import CombinedReward, Part
+from rft_trainer.rewards.combined import CombinedReward, RewardComponent
 from rft_trainer.rewards.exact import ExactReward
 from rft_trainer.rewards.reward_model import ModelReward
 
@@ -88,7 +88,10 @@ def test_texts_and_conversations_reach_the_model_and_it_is_visited_once_a_call()
 
 
 def test_parts_are_added_up_and_told(make_item: MakeItem) -> None:
-    parts = [Part("exact", ExactReward()), Part("rm", ModelReward("rm", Lengths(), {"long": 0.5}))]
+    parts = [
+        RewardComponent("exact", ExactReward()),
+        RewardComponent("rm", ModelReward("rm", Lengths(), {"long": 0.5})),
+    ]
     right, wrong = CombinedReward(parts)([make_item("18", "18"), make_item("180", "18")])
     assert (right.value, right.breakdown) == (1.0 + 1.0, {"correctness": 1.0, "rm": 2.0})
     assert (wrong.value, wrong.breakdown) == (1.5, {"correctness": 0.0, "rm": 3.0})
@@ -96,9 +99,9 @@ def test_parts_are_added_up_and_told(make_item: MakeItem) -> None:
 
 def test_weights_are_over_all_parts_by_name(make_item: MakeItem) -> None:
     parts = [
-        Part("exact", ExactReward()),
-        Part("rm", ModelReward("rm", Lengths(("long", "short")), {"long": 1.0, "short": 1.0})),
-        Part("flat", Fixed(Score(4.0))),
+        RewardComponent("exact", ExactReward()),
+        RewardComponent("rm", ModelReward("rm", Lengths(("long", "short")), {"long": 1.0, "short": 1.0})),
+        RewardComponent("flat", Fixed(Score(4.0))),
     ]
     combined = CombinedReward(parts, {"correctness": 10.0, "rm/short": 0.5, "flat": 0.25})
     [score] = combined([make_item("18", "18")])
@@ -111,7 +114,7 @@ def test_weights_are_over_all_parts_by_name(make_item: MakeItem) -> None:
 
 def test_a_sum_without_a_part_is_no_reward(make_item: MakeItem) -> None:
     late = Score(None, RewardStatus.TIMEOUT, detail="no answer")
-    parts = [Part("exact", ExactReward()), Part("far", Fixed(late), waits=True)]
+    parts = [RewardComponent("exact", ExactReward()), RewardComponent("far", Fixed(late), waits=True)]
     [score] = CombinedReward(parts)([make_item("18", "18")])
     assert (score.value, score.status, score.detail) == (None, RewardStatus.TIMEOUT, "far: no answer")
     assert score.breakdown == {"correctness": 1.0}
@@ -119,7 +122,10 @@ def test_a_sum_without_a_part_is_no_reward(make_item: MakeItem) -> None:
 
 def test_steps_of_the_function_are_kept(make_item: MakeItem) -> None:
     steps = ((2, 0.5), (4, 1.0))
-    parts = [Part("f", Fixed(Score(1.0, steps=steps))), Part("rm", ModelReward("rm", Lengths(), {"long": 1.0}))]
+    parts = [
+        RewardComponent("f", Fixed(Score(1.0, steps=steps))),
+        RewardComponent("rm", ModelReward("rm", Lengths(), {"long": 1.0})),
+    ]
     [score] = CombinedReward(parts)([make_item("abcd")])
     assert (score.value, score.steps) == (5.0, steps)
 
@@ -139,17 +145,24 @@ def test_what_waits_runs_beside_the_rest(make_item: MakeItem) -> None:
         def close(self) -> None:
             pass
 
-    parts = [Part("a", Meets(1.0), waits=True), Part("b", Meets(2.0)), Part("c", Meets(4.0), waits=True)]
+    parts = [
+        RewardComponent("a", Meets(1.0), waits=True),
+        RewardComponent("b", Meets(2.0)),
+        RewardComponent("c", Meets(4.0), waits=True),
+    ]
     assert [score.value for score in CombinedReward(parts)([make_item("x")] * 2)] == [7.0, 7.0]
 
 
 def test_closing_closes_every_part() -> None:
     rewards = [Fixed(Score(1.0)), Fixed(Score(2.0))]
-    CombinedReward([Part("a", rewards[0]), Part("b", rewards[1])]).close()
+    CombinedReward([RewardComponent("a", rewards[0]), RewardComponent("b", rewards[1])]).close()
     assert [reward.closed for reward in rewards] == [1, 1]
 
 
 def test_no_responses_have_no_scores() -> None:
     assert (
-        CombinedReward([Part("a", Fixed(Score(1.0))), Part("b", Fixed(Score(1.0)), waits=True)], {"a": 1.0})([]) == []
+        CombinedReward(
+            [RewardComponent("a", Fixed(Score(1.0))), RewardComponent("b", Fixed(Score(1.0)), waits=True)], {"a": 1.0}
+        )([])
+        == []
     )

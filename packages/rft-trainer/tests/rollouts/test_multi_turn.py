@@ -10,13 +10,13 @@ import pytest
 
 from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key
-from rft_trainer.environments.episodes import Episode, OwnEpisodes, Reply
+from rft_trainer.environments.episodes import BuiltinEpisodes, Episode, Reply
 from rft_trainer.environments.protocol import Answer, AssistantTurn, EnvironmentPrompt
 from rft_trainer.environments.tool_calls import ToolCallFormat
 from rft_trainer.records.rollouts import Prompt, Rollout, Sampling
 from rft_trainer.records.scores import RewardStatus
 from rft_trainer.records.turns import Turn, sampled_mask, turn_rewards, turns_from_json
-from rft_trainer.rollouts.multi_turn import ConversationLimits, Conversations, waves
+from rft_trainer.rollouts.multi_turn import ConversationLimits, Conversations, batch_turns
 from rft_trainer.runs.conversation_metrics import conversation_metrics
 from rft_trainer.runs.step_report import rollout_row
 from rft_trainer.testing.bigram import BigramEngine, BigramPolicy, DigitDecoder, FakeCompletion
@@ -75,7 +75,7 @@ class Counting:
 
 def talks(engine: Any, environment: Any = Counting, **limits: Any) -> Conversations:
     chosen = ConversationLimits(**({"max_turns": 4} | limits))
-    runner = OwnEpisodes(environment) if isinstance(environment, type) else environment
+    runner = BuiltinEpisodes(environment) if isinstance(environment, type) else environment
     return Conversations(
         engine, DigitDecoder(), runner, TokenText(), ToolCallFormat(r"(?P<malformed>8)|(?P<arguments>6)"), chosen
     )
@@ -205,9 +205,9 @@ def test_what_went_wrong_is_a_status_and_no_number_and_the_others_go_on() -> Non
 
 
 def test_a_wave_is_cut_where_context_and_budget_would_pass_the_room() -> None:
-    assert waves([5, 3, 4], [2, 2, 2], 9) == [[0, 2, 1]]
-    assert waves([8, 3, 4], [1, 6, 2], 9) == [[0], [2], [1]]
-    for wave in waves([8, 3, 4, 8], [1, 6, 5, 1], 9):
+    assert batch_turns([5, 3, 4], [2, 2, 2], 9) == [[0, 2, 1]]
+    assert batch_turns([8, 3, 4], [1, 6, 2], 9) == [[0], [2], [1]]
+    for wave in batch_turns([8, 3, 4, 8], [1, 6, 5, 1], 9):
         assert max([8, 3, 4, 8][i] for i in wave) + max([1, 6, 5, 1][i] for i in wave) <= 9
 
 

@@ -13,7 +13,7 @@ from rft_algos.algorithms import components
 from rft_algos.algorithms.published import PUBLISHED, Grpo, PolicyAlgorithm, Ppo, ReinforceAlgorithm
 from rft_trainer.batches.packing import count, pack
 from rft_trainer.batches.prompt_ledger import LedgerEntry
-from rft_trainer.environments.episodes import OwnEpisodes
+from rft_trainer.environments.episodes import BuiltinEpisodes
 from rft_trainer.environments.protocol import Answer, AssistantTurn, EnvironmentPrompt
 from rft_trainer.environments.tool_calls import ToolCallFormat
 from rft_trainer.metrics.phase_timer import PhaseTimer
@@ -24,16 +24,16 @@ from rft_trainer.records.turns import Turn, turn_rewards
 from rft_trainer.rollouts.collector import RolloutCollector
 from rft_trainer.rollouts.multi_turn import ConversationLimits, Conversations
 from rft_trainer.runs.step_report import rollout_metrics
-from rft_trainer.scoring.advantages import Annotations, CreditAssigner, ScoreRules
-from rft_trainer.scoring.logprobs import LogprobAnnotator
-from rft_trainer.scoring.samples import Kept, build_samples
+from rft_trainer.scoring.advantages import AdvantageEstimator, PolicyScores, RewardShapingConfig
+from rft_trainer.scoring.logprobs import LogprobScorer
+from rft_trainer.scoring.samples import FilterResult, build_samples
 from rft_trainer.testing.bigram import BigramEngine, BigramPolicy, DigitDecoder, OneRank, PlainOptimizer, PlainOutcome
 from rft_trainer.update.critic import explained_variance
 from rft_trainer.update.optimizer_step import MicroBatching, Updater
 from rft_trainer.update.policy_objective import PolicyObjective
 
 STOP = 9
-RULES = ScoreRules(longest_response=40)
+RULES = RewardShapingConfig(longest_response=40)
 
 
 def rollout(number: int, turns: Sequence[Turn], tokens: Sequence[int]) -> Rollout:
@@ -81,8 +81,8 @@ def behaviour(groups: Sequence[RolloutGroup] = GROUPS) -> list[tuple[float, ...]
 
 
 def credited(record: PolicyAlgorithm, values: Sequence[tuple[float, ...]] = ()) -> list[TrainingSample]:
-    told = Annotations(behaviour(), behaviour(), values=values)
-    return CreditAssigner(record, RULES, seed=0)(GROUPS, told, step=0)[0]
+    told = PolicyScores(behaviour(), behaviour(), values=values)
+    return AdvantageEstimator(record, RULES, seed=0)(GROUPS, told, step=0)[0]
 
 
 def test_a_batch_masks_what_was_not_sampled() -> None:
@@ -160,8 +160,8 @@ def test_no_cut_changes_the_step_and_no_observation_is_in_it(kind: type[PolicyAl
         groups = [replace(groups[0], rollouts=judged)]
     values = [(0.3,) * len(one.completion_ids) for one in groups[0].rollouts] if needs.needs_values else ()
     extra = {"reference": behaviour(), "entropy": [(0.5,) * len(row) for row in behaviour()]}
-    told = Annotations(behaviour(), behaviour(), extra["reference"], values, extra["entropy"])
-    samples, _ = CreditAssigner(record, RULES, seed=0)(groups, told, step=0)
+    told = PolicyScores(behaviour(), behaviour(), extra["reference"], values, extra["entropy"])
+    samples, _ = AdvantageEstimator(record, RULES, seed=0)(groups, told, step=0)
     whole, metrics = gradient(samples, record, MicroBatching(8, 0, by_tokens=False))
     parts, cut = gradient(samples, record, MicroBatching(1, 0, by_tokens=False))
     torch.testing.assert_close(parts, whole, rtol=1e-10, atol=1e-12)
@@ -178,14 +178,14 @@ def test_no_cut_changes_the_step_and_no_observation_is_in_it(kind: type[PolicyAl
 
 def test_an_annotator_scores_sampled_tokens_and_leaves_0_between() -> None:
     policy = BigramPolicy(10)
-    annotate = LogprobAnnotator(policy, OneRank(), max_sequences=2, max_tokens=0, temperature=1.0)
+    annotate = LogprobScorer(policy, OneRank(), max_sequences=2, max_tokens=0, temperature=1.0)
     rows = annotate(GROUPS)
     flat = -torch.tensor(10.0).log()
     assert rows[0] == pytest.approx([0, flat, flat, 0, 0, 0, flat])
 
 
 def test_lengths_are_those_of_what_was_sampled() -> None:
-    metrics = rollout_metrics(GROUPS, Kept(tuple(GROUPS), {}))
+    metrics = rollout_metrics(GROUPS, FilterResult(tuple(GROUPS), {}))
     assert metrics["completion/length_mean"] == 3.0
     assert metrics["turn/observation_tokens_mean"] == pytest.approx((4 + 1 + 3) / 3)
 
@@ -216,7 +216,7 @@ def collector(policy: BigramPolicy, collectives: object = None, greedy: bool = F
     talks = Conversations(
         BigramEngine(policy),
         DigitDecoder(),
-        OwnEpisodes(Tool),
+        BuiltinEpisodes(Tool),
         TokenText(),
         ToolCallFormat("(?P<arguments>6)"),
         ConversationLimits(3, 3),
@@ -244,7 +244,7 @@ PROMPTS = [Prompt(f"p:{i}", (1, 1 + i), "p", None, "p") for i in range(4)]
 def test_a_policy_learns_to_call_a_tool() -> None:
     policy, record = BigramPolicy(10), Grpo(kl_coef=0.0)
     optimizer = PlainOptimizer(list(policy.parameters()))
-    assign = CreditAssigner(record, RULES, seed=0)
+    assign = AdvantageEstimator(record, RULES, seed=0)
     update = Updater(
         policy,
         optimizer,
@@ -256,11 +256,11 @@ def test_a_policy_learns_to_call_a_tool() -> None:
     collect, rewards, calls = collector(policy), [], []
     for step in range(24):
         groups = collect.collect(entries(4, step), PROMPTS, PhaseTimer())
-        metrics = rollout_metrics(groups, Kept(tuple(groups), {}))
+        metrics = rollout_metrics(groups, FilterResult(tuple(groups), {}))
         rewards.append(metrics["reward/mean"])
         calls.append(metrics["turn/call_share"])
         told = [one.behaviour_logprobs for group in groups for one in group.rollouts]
-        samples, _ = assign(groups, Annotations(told, told), step=step)
+        samples, _ = assign(groups, PolicyScores(told, told), step=step)
         update(samples, step, MetricTotals())
     assert rewards[0] < 0.1
     assert sum(rewards[-3:]) / 3 > 0.8

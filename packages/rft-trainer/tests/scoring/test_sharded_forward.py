@@ -14,8 +14,8 @@ from rft_core.keyed_random import uniforms
 from rft_trainer.batches.packing import pack
 from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup, TrainingSample
 from rft_trainer.records.scores import RewardStatus
-from rft_trainer.scoring.logprobs import LogprobAnnotator
-from rft_trainer.scoring.sharded_forward import ResponseNumbers
+from rft_trainer.scoring.logprobs import LogprobScorer
+from rft_trainer.scoring.sharded_forward import ShardedTokenForward
 from rft_trainer.testing.bigram import BigramPolicy, OneRank, TokenCritic
 from rft_trainer.update.critic import ValueAnnotator
 
@@ -79,7 +79,7 @@ def expected() -> list[tuple[float, ...]]:
 
 @pytest.mark.parametrize(("max_sequences", "max_tokens"), [(100, 0), (1, 0), (5, 9)])
 def test_each_rollout_gets_its_own_numbers_whatever_the_cut(max_sequences: int, max_tokens: int) -> None:
-    numbers = ResponseNumbers(its_tokens, OneRank(), max_sequences=max_sequences, max_tokens=max_tokens)
+    numbers = ShardedTokenForward(its_tokens, OneRank(), max_sequences=max_sequences, max_tokens=max_tokens)
     assert numbers(groups()) == expected()
     assert any(row == () for row in expected())
 
@@ -93,7 +93,7 @@ def test_every_rank_gets_all_numbers_and_computes_its_share_alone(world_size: in
             seen[rank.rank] += [sample.sample_id for sample in samples]
             return its_tokens(samples)
 
-        return ResponseNumbers(forward, rank, max_sequences=2, max_tokens=0)(groups())
+        return ShardedTokenForward(forward, rank, max_sequences=2, max_tokens=0)(groups())
 
     with ThreadPoolExecutor(world_size) as pool:
         found = list(pool.map(of_rank, thread_ranks(world_size)))
@@ -111,7 +111,7 @@ def test_the_forward_keeps_no_graph() -> None:
         recorded.append(result.requires_grad)
         return result
 
-    ResponseNumbers(forward, OneRank(), max_sequences=100, max_tokens=0)(groups())
+    ShardedTokenForward(forward, OneRank(), max_sequences=100, max_tokens=0)(groups())
     assert recorded == [False]
 
 
@@ -134,10 +134,10 @@ def test_two_ranks_annotate_with_the_bits_of_one(kind: str) -> None:
         policy.table.copy_(uniforms([3], VOCAB * VOCAB).reshape(VOCAB, VOCAB))
         critic.table.copy_(uniforms([4], VOCAB)[0])
 
-    def annotator(rank: ThreadRank | OneRank) -> ValueAnnotator | LogprobAnnotator:
+    def annotator(rank: ThreadRank | OneRank) -> ValueAnnotator | LogprobScorer:
         if kind == "values":
             return ValueAnnotator(critic, rank, max_sequences=2, max_tokens=0)
-        return LogprobAnnotator(policy, rank, max_sequences=2, max_tokens=0, temperature=0.7)
+        return LogprobScorer(policy, rank, max_sequences=2, max_tokens=0, temperature=0.7)
 
     alone = annotator(OneRank())(small_groups())
     with ThreadPoolExecutor(2) as pool:

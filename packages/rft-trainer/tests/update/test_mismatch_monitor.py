@@ -15,7 +15,7 @@ from rft_trainer.batches.packing import pack
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.testing.bigram import BigramPolicy, OneRank, PlainOptimizer
-from rft_trainer.update.mismatch_monitor import GapWatch
+from rft_trainer.update.mismatch_monitor import MismatchMonitor
 from rft_trainer.update.optimizer_step import MicroBatching, Updater
 from rft_trainer.update.policy_objective import PolicyObjective
 
@@ -35,7 +35,7 @@ def sample(name: str, behaviour: tuple[float, ...], prompt_length: int = 2) -> T
     return TrainingSample(name, ids, prompt_length, 1.0, behaviour_logprobs=behaviour, old_logprobs=behaviour)
 
 
-def watched(watch: GapWatch, chosen: list[TrainingSample], found: list[float]) -> None:
+def watched(watch: MismatchMonitor, chosen: list[TrainingSample], found: list[float]) -> None:
     """One micro-batch whose response tokens the trainer gives the log-probs `found`."""
     batch = pack(chosen)
     logprobs_T = torch.zeros(batch.token_ids_T.shape[0])
@@ -44,7 +44,7 @@ def watched(watch: GapWatch, chosen: list[TrainingSample], found: list[float]) -
 
 
 def test_mean_and_largest_gap_over_all_micro_batches() -> None:
-    watch = GapWatch(collectives=OneRank(), limit=None)
+    watch = MismatchMonitor(collectives=OneRank(), limit=None)
     watch.begin("step 1", "nothing changed")
     watched(watch, [sample("a", (-1.0, -2.0))], [-1.5, -2.0])
     watched(watch, [sample("b", (-1.0,)), sample("c", (-3.0,))], [-1.0, -2.75])
@@ -53,7 +53,7 @@ def test_mean_and_largest_gap_over_all_micro_batches() -> None:
 
 
 def test_above_the_limit_the_worst_token_is_named_with_both_numbers() -> None:
-    watch = GapWatch(collectives=OneRank(), limit=0.2, remedy="do {:.2f}".format)
+    watch = MismatchMonitor(collectives=OneRank(), limit=0.2, remedy="do {:.2f}".format)
     watch.begin("step 7", "no weight changed")
     watched(watch, [sample("a", (-1.0,)), sample("b", (-1.0, -2.0, -1.0), prompt_length=3)], [-1.0, -1.0, -3.5, -1.0])
     with pytest.raises(ServiceError) as caught:
@@ -66,7 +66,7 @@ def test_above_the_limit_the_worst_token_is_named_with_both_numbers() -> None:
 
 
 def test_a_gap_at_the_limit_passes_and_the_next_update_starts_anew() -> None:
-    watch = GapWatch(collectives=OneRank(), limit=0.5)
+    watch = MismatchMonitor(collectives=OneRank(), limit=0.5)
     watch.begin("step 1", "")
     watched(watch, [sample("a", (-1.0,))], [-1.5])
     watch.judge()
@@ -79,19 +79,19 @@ def test_a_gap_at_the_limit_passes_and_the_next_update_starts_anew() -> None:
 def test_ranks_share_one_verdict_and_one_without_samples_takes_part() -> None:
     far = json.dumps({"sum": 9.0, "count": 3, "max": 8.0, "where": {
         "sample": "z", "token": 1, "position": 5, "trainer": -9.0, "engine": -1.0}}).encode()  # fmt: skip
-    watch = GapWatch(collectives=Ranks([far]), limit=1.0)
+    watch = MismatchMonitor(collectives=Ranks([far]), limit=1.0)
     watch.begin("step 1", "")
     with pytest.raises(ServiceError, match="3 nats a token apart, at most 8") as caught:
         watch.judge()
     assert "sample z, response token 5" in caught.value.problem.where
-    silent = GapWatch(collectives=OneRank(), limit=1.0)
+    silent = MismatchMonitor(collectives=OneRank(), limit=1.0)
     silent.begin("step 1", "")
     silent.judge()
     assert silent.metrics == {}
 
 
 def test_first_tokens_drawn_at_a_temperature_of_their_own_are_left_out() -> None:
-    watch = GapWatch(collectives=OneRank(), limit=None, skips_first_token=True)
+    watch = MismatchMonitor(collectives=OneRank(), limit=None, skips_first_token=True)
     watch.begin("step 1", "")
     watched(watch, [sample("a", (-1.0, -2.0)), sample("b", (-1.0, -2.0))], [-9.0, -2.5, -9.0, -2.25])
     watch.judge()
@@ -111,13 +111,13 @@ def test_the_gap_does_not_depend_on_the_cut_and_a_refused_step_changes_nothing(c
         micro_batching=cut,
         learning_rate=lambda update: 1.0,
     )
-    watch = GapWatch(collectives=OneRank(), limit=0.0)
+    watch = MismatchMonitor(collectives=OneRank(), limit=0.0)
     watch.begin("step 1", "")
     before: Tensor = policy.table.detach().clone()
     with pytest.raises(ServiceError, match="nats a token apart"):
         updater(made, 0, MetricTotals(), gaps=watch)
     assert torch.equal(policy.table, before)
-    watch = GapWatch(collectives=OneRank(), limit=None)
+    watch = MismatchMonitor(collectives=OneRank(), limit=None)
     watch.begin("step 1", "")
     updater(made, 0, MetricTotals(), gaps=watch)
     assert not torch.equal(policy.table, before)

@@ -13,7 +13,7 @@ from rft_trainer.batches.packing import pack
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.testing.bigram import BigramPolicy, OneRank, PlainOptimizer
-from rft_trainer.update.moe_aux_loss import BalancedForward
+from rft_trainer.update.moe_aux_loss import MoeAuxLoss
 from rft_trainer.update.optimizer_step import MicroBatching, Updater
 from rft_trainer.update.policy_objective import PolicyObjective
 
@@ -107,7 +107,7 @@ def one_step(cut: MicroBatching, *, coefficient: float = 0.1, world_size: int = 
             ranks,
             micro_batching=cut,
             learning_rate=lambda update: 0.1,
-            balanced=BalancedForward(policy, coefficient=coefficient, collectives=ranks),
+            balanced=MoeAuxLoss(policy, coefficient=coefficient, collectives=ranks),
         )
         totals = MetricTotals()
         updater(samples(), 0, totals)
@@ -164,5 +164,5 @@ def test_a_rank_without_micro_batches_takes_part_in_the_count() -> None:
             return super().sum(tensor)
 
     ranks: Any = Noting(1, 2, torch.ones(EXPERTS))
-    BalancedForward(RoutedBigrams(6), coefficient=1.0, collectives=ranks).begin([])
+    MoeAuxLoss(RoutedBigrams(6), coefficient=1.0, collectives=ranks).begin([])
     assert [counts.tolist() for counts in asked] == [[0.0] * EXPERTS]

@@ -33,23 +33,23 @@ from rft.build.shared_parts import (
     trainable_policy,
 )
 from rft.checkpoints.ema_weights import averaged_evaluator
-from rft.checkpoints.initial_weights import engine_source, take_weights
-from rft.checkpoints.writer import Restored
+from rft.checkpoints.initial_weights import engine_weights_directory, load_initial_weights
+from rft.checkpoints.writer import ResumePoint
 from rft.front_end import SILENT, FrontEnd
-from rft.parallel.parallelize import Spread, held_dtype, spread_policy, spread_reference, spreads_weights
+from rft.parallel.parallelize import ParallelModel, held_dtype, is_sharded, parallelize, parallelize_reference
 from rft.process.launching import Preflight
 from rft.process.machine import Machine, open_machine
 from rft.resolved import Resolved
-from rft.run_lifecycle import Started, TrainedRun, carry_out, choose_path, make_sinks, metadata, start, trained_run
+from rft.run_lifecycle import RunStart, TrainedRun, choose_path, execute, make_sinks, metadata, start, trained_run
 from rft.settings import RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
-from rft_models.lora.adapters import WithoutAdapters
+from rft_models.lora.adapters import BaseModelView
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_reference
 from rft_models.policy.load_on_meta import load_reference_on_meta
-from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_trainer.async_rollouts.scoring_threads import SerialReward
-from rft_trainer.loops.rl import Reinforcement
+from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_trainer.async_rollouts.scoring_threads import ThreadSafeReward
+from rft_trainer.loops.rl import RlLoop
 from rft_trainer.metrics.sink import Sink
 from rft_trainer.protocols import Engine
 from rft_trainer.records.rollouts import RolloutGroup, Sampling
@@ -60,18 +60,18 @@ from rft_trainer.runs.checkpointing import Progress
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
-from rft_trainer.scoring.advantages import ComputeAdvantages, CreditAssigner
-from rft_trainer.scoring.logprobs import LogprobAnnotator
+from rft_trainer.scoring.advantages import AdvantageEstimator, ComputeAdvantages
+from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.scoring.samples import shuffle_rewards
-from rft_trainer.update.mismatch_monitor import GapWatch
+from rft_trainer.update.mismatch_monitor import MismatchMonitor
 from rft_trainer.update.optimizer_step import MicroBatching, Updater
 from rft_trainer.update.policy_objective import PolicyObjective
 
 
-def _reference(settings: RlSettings, machine: Machine, spread: Spread) -> LogprobAnnotator:
+def _reference(settings: RlSettings, machine: Machine, spread: ParallelModel) -> LogprobScorer:
     """Log-probabilities under the model that the run started from: with adapters the policy without them."""
     if spread.policy.adapters is not None:
-        started: Any = WithoutAdapters(spread.policy)
+        started: Any = BaseModelView(spread.policy)
         return annotator(settings, machine, started, spread.data, in_step=spread.in_step)
     data = spread.data
     load = load_reference_on_meta if settings.strategy.meta_init else load_reference
@@ -82,18 +82,18 @@ def _reference(settings: RlSettings, machine: Machine, spread: Spread) -> Logpro
         flash_attn=settings.model.flash_attn,
         head_chunk_size=head_chunk_size(settings.model),
     )
-    take_weights(policy, settings.checkpoint, show=False)
-    policy = spread_reference(policy, settings.strategy, machine)
+    load_initial_weights(policy, settings.checkpoint, show=False)
+    policy = parallelize_reference(policy, settings.strategy, machine)
     together = data if settings.strategy.tp_size > 1 else None  # a group computes every sample together
-    return annotator(settings, machine, policy, together, in_step=spreads_weights(settings.strategy))
+    return annotator(settings, machine, policy, together, in_step=is_sharded(settings.strategy))
 
 
 def _updater(
     settings: RlSettings,
     machine: Machine,
-    spread: Spread,
+    spread: ParallelModel,
     record: PolicyAlgorithm,
-    credit: CreditAssigner,
+    credit: AdvantageEstimator,
     num_updates: int,
 ) -> Updater:
     """Optimizer steps of the record's objective."""
@@ -118,23 +118,23 @@ def build_rl(
     settings: RlSettings,
     machine: Machine,
     directory: RunDirectory,
-    codec: HfTextCodec,
+    codec: HfTokenizer,
     data: RlData,
     reward: Reward,
     sinks: Sequence[Sink],
     *,
     metadata: dict[str, object],
     resume_command: str,
-    restored: Restored | None,
+    restored: ResumePoint | None,
     compute_advantages: ComputeAdvantages | None = None,
     environment: ChosenEnvironment | None = None,
-) -> Reinforcement:
+) -> RlLoop:
     """The whole RL run, ready to go; with `restored`, exactly where that checkpoint was."""
     record = algorithm_record(settings)
-    reward = SerialReward(reward) if settings.ahead.max_staleness else reward
+    reward = ThreadSafeReward(reward) if settings.ahead.max_staleness else reward
     refuse_what_cannot_run_ahead(settings, record)
     policy, source = _policy(settings, machine, codec, restored)
-    spread = spread_policy(policy, settings.strategy, settings.optimizer, machine, restored)
+    spread = parallelize(policy, settings.strategy, settings.optimizer, machine, restored)
     longest_response, longest = response_limits(settings, data.longest_prompt)
     if environment is not None:
         longest = environment.room(settings.model.pretrain, longest, longest_response)
@@ -165,7 +165,7 @@ def build_rl(
         serving.load_weights(progress.step)
     evaluator = make_evaluator(serving, codec, reward, machine, data.held_out, longest_response, talks)
     averages, shows = spread.averages, machine.is_first
-    return Reinforcement(
+    return RlLoop(
         ledger=ledger,
         prompts=data.prompts,
         engine=serving,
@@ -193,14 +193,14 @@ def build_rl(
 
 
 def _policy(
-    settings: RlSettings, machine: Machine, codec: HfTextCodec, restored: Restored | None
+    settings: RlSettings, machine: Machine, codec: HfTokenizer, restored: ResumePoint | None
 ) -> tuple[CausalPolicy, str | Path]:
     """The policy, whole and with its adapters, and the directory that an engine with its own copy starts from."""
     source = weights_directory(settings.adapter, settings.model.pretrain, restored)
     policy = trainable_policy(settings.model, settings.strategy, source, machine, codec, settings.adapter)
     if restored is None:
-        take_weights(policy, settings.checkpoint, show=machine.is_first)
-        source = engine_source(settings.checkpoint, source, shares_weights=True)
+        load_initial_weights(policy, settings.checkpoint, show=machine.is_first)
+        source = engine_weights_directory(settings.checkpoint, source, shares_weights=True)
     adapt(policy, settings.adapter, settings.model, restored, base=source, seed=settings.run.seed)
     return policy, source
 
@@ -209,16 +209,16 @@ def _engine(
     settings: RlSettings,
     machine: Machine,
     directory: RunDirectory,
-    spread: Spread,
+    spread: ParallelModel,
     source: str | Path,
     longest: int,
-    restored: Restored | None,
+    restored: ResumePoint | None,
 ) -> tuple[Engine, bool]:
     """The engine with the policy's weights, and whether it is put to sleep while they are trained."""
     chosen = choose_engine(settings.engine, machine.device)
     sleeps = settings.engine.enable_engine_sleep and chosen.can_sleep
     if restored is None:
-        source = engine_source(settings.checkpoint, source, shares_weights=chosen.shares_weights)
+        source = engine_weights_directory(settings.checkpoint, source, shares_weights=chosen.shares_weights)
     if wants_replicas(settings):
         replicas = make_replicas(
             settings,
@@ -266,7 +266,7 @@ def _reporter(
     )
 
 
-def gap_watch(settings: RlSettings, machine: Machine, resume_command: str) -> GapWatch:
+def gap_watch(settings: RlSettings, machine: Machine, resume_command: str) -> MismatchMonitor:
     """What looks at the distance of engine and trainer in every step."""
     given = settings.algorithm
 
@@ -274,7 +274,7 @@ def gap_watch(settings: RlSettings, machine: Machine, resume_command: str) -> Ga
         corrected = "" if given.off_policy_correction else " --off_policy_correction tis"
         return f"{resume_command} --max_logprob_gap {2 * gap:.2g}{corrected}, if `rft-train conformance` calls it close"
 
-    return GapWatch(
+    return MismatchMonitor(
         collectives=machine.collectives,
         limit=None if settings.ahead.max_staleness else given.max_logprob_gap or None,
         skips_first_token=settings.sampling.use_fire,
@@ -287,7 +287,7 @@ def _collector(
     machine: Machine,
     record: PolicyAlgorithm,
     engine: Engine,
-    codec: HfTextCodec,
+    codec: HfTokenizer,
     reward: Reward,
     longest_response: int,
     talks: Conversations | None,
@@ -310,7 +310,7 @@ def _cutting(settings: RlSettings) -> MicroBatching:
     return micro_batching(batch.micro_train_batch_size, batch.max_tokens_per_micro_batch, batch.packing_samples)
 
 
-def _sampling(settings: RlSettings, longest_response: int, codec: HfTextCodec) -> Sampling:
+def _sampling(settings: RlSettings, longest_response: int, codec: HfTokenizer) -> Sampling:
     drawn = settings.sampling
     return Sampling(
         temperature=drawn.temperature,
@@ -332,11 +332,11 @@ class Prepared:
     """An RL run that is built and has not begun: nothing was written."""
 
     machine: Machine
-    codec: HfTextCodec
+    codec: HfTokenizer
     data: RlData
-    started: Started
+    started: RunStart
     sinks: Sequence[Sink]
-    training: Reinforcement
+    training: RlLoop
 
 
 @contextmanager
@@ -409,5 +409,5 @@ def train(
     `command` is what is written into the run directory as the way to start it again.
     """
     with StopSignals() as signals, prepared(resolved, command, in_place=in_place, front=front) as ready:
-        carry_out(ready.training, ready.started, resolved, ready.sinks, signals, is_first=ready.machine.is_first)
+        execute(ready.training, ready.started, resolved, ready.sinks, signals, is_first=ready.machine.is_first)
         return trained_run(ready.started, ready.machine)

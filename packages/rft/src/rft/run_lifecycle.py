@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rft.checkpoints.writer import Restored
+from rft.checkpoints.writer import ResumePoint
 from rft.front_end import SILENT, FrontEnd
 from rft.process.machine import Machine
 from rft.resolved import Resolved
@@ -41,11 +41,11 @@ _PACKAGES = ("torch", "transformers", "safetensors", "rft-algos", "rft-models", 
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class RunStart:
     """A run's directory, and the checkpoint that it continues from if it does."""
 
     directory: RunDirectory
-    restored: Restored | None
+    restored: ResumePoint | None
     resume_command: str
     begin: Callable[[], None]
     """Write the directory's first files, or cut it back to the checkpoint: once everything else is built."""
@@ -75,7 +75,7 @@ def start(
     in_place: bool = False,
     script: str = "",
     front: FrontEnd = SILENT,
-) -> Started:
+) -> RunStart:
     """The directory, and with a checkpoint to continue from that checkpoint; `begin` makes the first change on disk.
 
     What cannot be built (a reward, an engine, a tracker) is so found before anything is written, and
@@ -109,7 +109,7 @@ def start(
     if machine.is_first and not in_place:
         directory.refuse_existing(resume_command if published(directory.checkpoints_directory) else remove(path))
     machine.attach(path, resume_command)
-    return Started(
+    return RunStart(
         directory,
         restored,
         resume_command,
@@ -137,7 +137,7 @@ def _lacks_its_end(directory: RunDirectory, machine: Machine) -> bool:
     return machine.collectives.broadcast_bytes(told if machine.is_first else None) != b"finished"
 
 
-def _has_later(directory: RunDirectory, restored: Restored) -> bool:
+def _has_later(directory: RunDirectory, restored: ResumePoint) -> bool:
     for path in published(directory.checkpoints_directory).values():
         try:
             if read_manifest(path).sequence > restored.checkpoint.manifest.sequence:
@@ -171,16 +171,16 @@ _SYNC_EVERY = 100
 """Rows between two fsyncs: a checkpoint syncs before it is published, and what comes after it is done again anyway."""
 
 
-def _find(source: Path, *, asked_by: str, machine: Machine, origin: str) -> Restored:
+def _find(source: Path, *, asked_by: str, machine: Machine, origin: str) -> ResumePoint:
     """Rank 0 verifies and quarantines; the others take the one it chose."""
     if machine.is_first:
         found = resolve_checkpoint(source, asked_by=asked_by, origin=origin)
         for finding in found.findings:
             _LOG.warning("passed over a damaged checkpoint: %s", finding)
         machine.collectives.broadcast_bytes(str(found.checkpoint.path).encode())
-        return Restored(found.checkpoint)
+        return ResumePoint(found.checkpoint)
     chosen = Path(machine.collectives.broadcast_bytes(None).decode())
-    return Restored(resolve_checkpoint(chosen, asked_by=asked_by, origin=origin).checkpoint)
+    return ResumePoint(resolve_checkpoint(chosen, asked_by=asked_by, origin=origin).checkpoint)
 
 
 def _require_any(path: Path) -> None:
@@ -203,7 +203,7 @@ def _first_command(path: Path) -> str:
     return file.read_text().strip() if file.is_file() else "rft-train"
 
 
-def _belongs_to(restored: Restored, path: Path) -> bool:
+def _belongs_to(restored: ResumePoint, path: Path) -> bool:
     return restored.checkpoint.path.resolve().parent.parent == path.resolve()
 
 
@@ -284,9 +284,9 @@ class Training(Protocol):
     def run(self, signals: StopSignals) -> object: ...
 
 
-def carry_out(
+def execute(
     training: Training,
-    started: Started,
+    started: RunStart,
     resolved: Resolved[Any],
     sinks: Sequence[Sink],
     signals: StopSignals,
@@ -294,13 +294,13 @@ def carry_out(
     is_first: bool,
 ) -> None:
     """Train from the beginning of the run to its end."""
-    with under_way(training, started, resolved, sinks, is_first=is_first):
+    with running(training, started, resolved, sinks, is_first=is_first):
         training.run(signals)
 
 
 @contextmanager
-def under_way(
-    training: Training, started: Started, resolved: Resolved[Any], sinks: Sequence[Sink], *, is_first: bool
+def running(
+    training: Training, started: RunStart, resolved: Resolved[Any], sinks: Sequence[Sink], *, is_first: bool
 ) -> Generator[None]:
     """Begin the directory, and at the end of the block write how it ended, whatever happened in it.
 
@@ -373,7 +373,7 @@ class TrainedRun:
     """summary.json; None on every rank but the first."""
 
 
-def trained_run(started: Started, machine: Machine) -> TrainedRun:
+def trained_run(started: RunStart, machine: Machine) -> TrainedRun:
     """The ended run as its first rank reads it."""
     return TrainedRun(started.directory, started.directory.read_summary() if machine.is_first else None)
 

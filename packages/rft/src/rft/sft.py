@@ -17,20 +17,20 @@ from rft.build.shared_parts import (
     micro_batching,
     trainable_policy,
 )
-from rft.checkpoints.initial_weights import engine_source, take_weights
-from rft.checkpoints.writer import Restored
+from rft.checkpoints.initial_weights import engine_weights_directory, load_initial_weights
+from rft.checkpoints.writer import ResumePoint
 from rft.front_end import SILENT, FrontEnd
-from rft.parallel.parallelize import Spread, spread_policy
+from rft.parallel.parallelize import ParallelModel, parallelize
 from rft.process.launching import Preflight
 from rft.process.machine import Machine, open_machine
 from rft.resolved import Resolved
-from rft.run_lifecycle import TrainedRun, carry_out, choose_path, make_sinks, metadata, start, trained_run
+from rft.run_lifecycle import TrainedRun, choose_path, execute, make_sinks, metadata, start, trained_run
 from rft.settings import SftSettings
 from rft_models.loading.context_length import model_facts
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.mixture import Mixture
-from rft_trainer.loops.sft import EarlyStop, SupervisedRun, TokenLikelihood
+from rft_trainer.loops.sft import EarlyStop, SftLoop, TokenLikelihood
 from rft_trainer.metrics.sink import Sink
 from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.runs.best_weights import BestWeights
@@ -54,7 +54,7 @@ class SftData:
     mixture: Mixture
 
 
-def sft_data(settings: SftSettings, codec: HfTextCodec, max_positions: int) -> SftData:
+def sft_data(settings: SftSettings, codec: HfTokenizer, max_positions: int) -> SftData:
     """Read, render and count; needs a tokenizer and no weights."""
     data, chosen = settings.data, settings.training
     max_len = chosen.max_len or max_positions
@@ -91,23 +91,23 @@ def build_sft(
     settings: SftSettings,
     machine: Machine,
     directory: RunDirectory,
-    codec: HfTextCodec,
+    codec: HfTokenizer,
     data: SftData,
     sinks: Sequence[Sink],
     *,
     metadata: dict[str, object],
     resume_command: str,
-    restored: Restored | None,
-) -> SupervisedRun:
+    restored: ResumePoint | None,
+) -> SftLoop:
     """The whole supervised run, ready to go; with `restored`, exactly where that checkpoint was."""
     chosen = settings.training
     source = weights_directory(settings.adapter, settings.model.pretrain, restored)
     policy = trainable_policy(settings.model, settings.strategy, source, machine, codec, settings.adapter)
     if restored is None:
-        take_weights(policy, settings.checkpoint, show=machine.is_first)
-        source = engine_source(settings.checkpoint, source, shares_weights=True)
+        load_initial_weights(policy, settings.checkpoint, show=machine.is_first)
+        source = engine_weights_directory(settings.checkpoint, source, shares_weights=True)
     adapt(policy, settings.adapter, settings.model, restored, base=source, seed=settings.run.seed)
-    spread = spread_policy(policy, settings.strategy, settings.optimizer, machine, restored)
+    spread = parallelize(policy, settings.strategy, settings.optimizer, machine, restored)
     progress, early_stop = Progress(), EarlyStop(chosen.patience, chosen.min_improvement, chosen.target_loss)
     best = _best_weights(chosen, policy, restored)
     ledger = make_ledger(data.mixture, data.training.data_hash, len(data.samples), chosen.max_epochs, settings.run.seed)
@@ -124,7 +124,7 @@ def build_sft(
     )
     if policy.adapters is not None:
         policy.adapters.begin_update(progress.updates)
-    return SupervisedRun(
+    return SftLoop(
         ledger=ledger,
         samples=data.samples,
         held_out=data.held_out,
@@ -161,7 +161,7 @@ def build_sft(
     )
 
 
-def _updater(settings: SftSettings, machine: Machine, spread: Spread, num_steps: int) -> Updater:
+def _updater(settings: SftSettings, machine: Machine, spread: ParallelModel, num_steps: int) -> Updater:
     """Optimizer steps of the likelihood."""
     chosen = settings.training
     return Updater(
@@ -183,7 +183,9 @@ def _updater(settings: SftSettings, machine: Machine, spread: Spread, num_steps:
     )
 
 
-def _best_weights(chosen: SftTrainingSettings, policy: CausalPolicy, restored: Restored | None) -> BestWeights | None:
+def _best_weights(
+    chosen: SftTrainingSettings, policy: CausalPolicy, restored: ResumePoint | None
+) -> BestWeights | None:
     """Kept where patience decides about the end, since the best evaluation is then not the last."""
     if not chosen.patience:
         return None
@@ -235,5 +237,5 @@ def train(
             resume_command=started.resume_command,
             restored=started.restored,
         )
-        carry_out(training, started, resolved, sinks, signals, is_first=machine.is_first)
+        execute(training, started, resolved, sinks, signals, is_first=machine.is_first)
         return trained_run(started, machine)

@@ -12,7 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rft_algos.packed.reverse_scan import continues, loss_positions, placed, reverse_scan, reverse_scan_, taken
+from rft_algos.packed.reverse_scan import (
+    gather_loss_tokens,
+    loss_positions,
+    reverse_scan,
+    reverse_scan_,
+    same_sequence,
+    scatter_loss_tokens,
+)
 
 
 def gae(
@@ -93,7 +100,7 @@ def decoupled_gae(
     steps = _steps(token_rewards_T, values_T, loss_mask_T, segment_ids_T, gamma)
     if isinstance(lambd_policy, Tensor):
         assert lambd_policy.shape == loss_mask_T.shape, f"{lambd_policy.shape} lambdas, {loss_mask_T.shape} mask"
-        lambd_policy = taken(lambd_policy, steps.positions_L)
+        lambd_policy = gather_loss_tokens(lambd_policy, steps.positions_L)
     advantages_L = reverse_scan(steps.deltas_L, steps.discounts_L * lambd_policy)
     returns_L = reverse_scan_(steps.deltas_L, steps.discounts_L.mul_(lambd_value)).add_(steps.values_L)
     return _place(steps, advantages_L, loss_mask_T), _place(steps, returns_L, loss_mask_T)
@@ -140,9 +147,11 @@ def _steps(
     assert values_T.shape == loss_mask_T.shape, f"{values_T.shape} values, {loss_mask_T.shape} mask"
     assert segment_ids_T.shape == loss_mask_T.shape, f"{segment_ids_T.shape} segment ids, {loss_mask_T.shape} mask"
     positions_L = loss_positions(loss_mask_T)
-    values_L = taken(values_T, positions_L)
-    discounts_L = continues(segment_ids_T, positions_L).to(torch.float64).mul_(_gammas(positions_L, gamma, turn_gamma))
-    deltas_L = taken(token_rewards_T, positions_L).sub_(values_L)
+    values_L = gather_loss_tokens(values_T, positions_L)
+    discounts_L = (
+        same_sequence(segment_ids_T, positions_L).to(torch.float64).mul_(_gammas(positions_L, gamma, turn_gamma))
+    )
+    deltas_L = gather_loss_tokens(token_rewards_T, positions_L).sub_(values_L)
     deltas_L[:-1].addcmul_(discounts_L[:-1], values_L[1:])
     return _Steps(positions_L, values_L, discounts_L, deltas_L)
 
@@ -157,4 +166,4 @@ def _gammas(positions_L: Tensor | None, gamma: float, turn_gamma: float | None) 
 
 
 def _place(steps: _Steps, results_L: Tensor, loss_mask_T: Tensor) -> Tensor:
-    return placed(results_L, steps.positions_L, loss_mask_T.shape[0])
+    return scatter_loss_tokens(results_L, steps.positions_L, loss_mask_T.shape[0])

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.advantages.group_statistics import (
+    broadcast_to_members,
     centred,
     group_mean,
     group_size,
@@ -25,7 +26,6 @@ from rft_algos.advantages.group_statistics import (
     is_constant,
     num_groups,
     ratio_or_zero,
-    spread,
 )
 
 
@@ -53,7 +53,7 @@ def group_norm(rewards_N: Tensor, group_ids_N: Tensor, *, epsilon: float = 1e-6)
     """
     rewards_N, groups_N = grouped(rewards_N, group_ids_N)
     centred_N = centred(rewards_N, groups_N)
-    return ratio_or_zero(centred_N, spread(centred_N, groups_N) + epsilon)
+    return ratio_or_zero(centred_N, broadcast_to_members(centred_N, groups_N) + epsilon)
 
 
 def group_centred(rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:

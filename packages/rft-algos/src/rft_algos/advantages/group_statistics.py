@@ -137,10 +137,10 @@ def group_std(values_N: Tensor, groups_N: Tensor) -> Tensor:
     Returns:
         [N] float64.
     """
-    return spread(centred(values_N, groups_N), groups_N)
+    return broadcast_to_members(centred(values_N, groups_N), groups_N)
 
 
-def spread(centred_N: Tensor, groups_N: Tensor) -> Tensor:
+def broadcast_to_members(centred_N: Tensor, groups_N: Tensor) -> Tensor:
     """`group_std` of values that are `centred` already.
 
     Args:

@@ -8,7 +8,7 @@ from torch import Tensor
 from rft_algos.advantages.group_relative import group_norm
 from rft_algos.advantages.group_statistics import group_numbers
 from rft_algos.advantages.returns import discounted_returns
-from rft_algos.packed.reverse_scan import loss_positions, placed
+from rft_algos.packed.reverse_scan import loss_positions, scatter_loss_tokens
 
 
 def process_group_norm(
@@ -107,7 +107,7 @@ def turn_level(
     credit_NJ += torch.where(is_last_NJ, outcome_advantages_N.detach().to(torch.float64)[:, None], 0.0)
     for turn in reversed(range(num_turns - 1)):
         credit_NJ[:, turn] += gamma * credit_NJ[:, turn + 1]
-    return placed(credit_NJ.view(-1).index_select(0, cells_L), positions_L, turn_ids_T.shape[0])
+    return scatter_loss_tokens(credit_NJ.view(-1).index_select(0, cells_L), positions_L, turn_ids_T.shape[0])
 
 
 def _turn_advantages(turn_rewards_NJ: Tensor, has_turn_NJ: Tensor, group_ids_N: Tensor, epsilon: float) -> Tensor:

@@ -9,7 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rft_algos.packed.reverse_scan import continues, loss_positions, placed, reverse_scan_, taken
+from rft_algos.packed.reverse_scan import (
+    gather_loss_tokens,
+    loss_positions,
+    reverse_scan_,
+    same_sequence,
+    scatter_loss_tokens,
+)
 
 
 def discounted_returns(
@@ -40,9 +46,9 @@ def discounted_returns(
     assert token_rewards_T.shape == loss_mask_T.shape, f"{token_rewards_T.shape} rewards, {loss_mask_T.shape} mask"
     assert loss_mask_T.shape == segment_ids_T.shape, f"{loss_mask_T.shape} mask for {segment_ids_T.shape} segment ids"
     positions_L = loss_positions(loss_mask_T)
-    discounts_L = continues(segment_ids_T, positions_L).to(torch.float64).mul_(gamma)
-    returns_L = reverse_scan_(taken(token_rewards_T, positions_L), discounts_L)
-    return placed(returns_L, positions_L, loss_mask_T.shape[0])
+    discounts_L = same_sequence(segment_ids_T, positions_L).to(torch.float64).mul_(gamma)
+    returns_L = reverse_scan_(gather_loss_tokens(token_rewards_T, positions_L), discounts_L)
+    return scatter_loss_tokens(returns_L, positions_L, loss_mask_T.shape[0])
 
 
 reinforce = discounted_returns

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rft_algos.packed.reverse_scan import loss_positions, taken
+from rft_algos.packed.reverse_scan import gather_loss_tokens, loss_positions
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Number, mean and sum of squared deviations from the mean, as scalars []; no gradient.
+    """SourcedNumber, mean and sum of squared deviations from the mean, as scalars []; no gradient.
 
     Unlike sums of squares these keep their digits far from 0: equal values have an m2 of
     exactly 0. `merge` adds the moments of another part of the batch.
@@ -63,7 +63,7 @@ def moments(values_T: Tensor, mask_T: Tensor) -> Moments:
         Their number, mean and sum of squared deviations, which is exactly 0 for equal values.
     """
     assert values_T.shape == mask_T.shape, f"{values_T.shape} values, {mask_T.shape} mask"
-    values_L = taken(values_T, loss_positions(mask_T))
+    values_L = gather_loss_tokens(values_T, loss_positions(mask_T))
     count = values_L.new_tensor(values_L.shape[0])
     # relative to one of the values: of equal values the mean is then that value, to the last digit
     origin = values_L[:1].sum()

@@ -438,12 +438,12 @@ class _Capped(Correction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TruncateTokens(_Capped):
+class TokenTis(_Capped):
     """min(rho, cap) at every token; an infinite cap is decoupled PPO's weight (arXiv 2110.00641, 2505.24298)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TruncateSequences(_Capped):
+class SequenceTis(_Capped):
     """min(product of rho over the sequence, cap)."""
 
 
@@ -458,12 +458,12 @@ class _Bounded(Correction):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaskTokens(_Bounded):
+class TokenMis(_Bounded):
     """rho where it is in [low, high], else 0 (IcePop, arXiv 2510.18855)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaskSequences(_Bounded):
+class SequenceMis(_Bounded):
     """The product of rho where it is in [low, high], else 0."""
 
     low: float = 0.0
@@ -471,7 +471,7 @@ class MaskSequences(_Bounded):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaskGeometric(_Bounded):
+class GeometricMis(_Bounded):
     """1 where the sequence's geometric mean of rho is in [low, high], else 0."""
 
     low: float = 0.999

@@ -46,7 +46,7 @@ from rft_algos.algorithms.components import (
     Returns,
     Sapo,
     Surrogate,
-    TruncateTokens,
+    TokenTis,
     check_choice,
     check_range,
 )
@@ -418,7 +418,7 @@ class DecoupledPpo(Grpo):
     """Decoupled PPO (arXiv 2110.00641, 2505.24298): clip around the step's start, weighted by the mismatch."""
 
     name: ClassVar[str] = "decoupled_ppo"
-    correction: Correction = field(default_factory=lambda: TruncateTokens(cap=5.0))
+    correction: Correction = field(default_factory=lambda: TokenTis(cap=5.0))
     kl_place: KlPlace = "none"
     kl_coef: float = 0.0
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rft_algos.packed.segments import all_true, at_tokens, slot_counts, slots
+from rft_algos.packed.segments import all_true, broadcast_to_tokens, segment_counts, segment_index
 
 Count = int | float | Tensor
 """A global denominator: a number, or a scalar tensor [] as it comes from an all-reduce."""
@@ -62,9 +62,9 @@ def sequence_mean_token_mean(
         [T] weights; those of one sequence add up to 1 / num_sequences_global.
     """
     assert segment_ids_T.shape == loss_mask_T.shape, f"{segment_ids_T.shape} against {loss_mask_T.shape}"
-    places = slots(loss_mask_T, segment_ids_T)
-    lengths_S = slot_counts(places, dtype=dtype)
-    return at_tokens(_one(loss_mask_T, dtype) / (lengths_S * num_sequences_global), places)
+    places = segment_index(loss_mask_T, segment_ids_T)
+    lengths_S = segment_counts(places, dtype=dtype)
+    return broadcast_to_tokens(_one(loss_mask_T, dtype) / (lengths_S * num_sequences_global), places)
 
 
 def sequence_mean_token_sum(
@@ -85,7 +85,7 @@ def sequence_mean_token_sum(
     return _where_masked(loss_mask_T, _one(loss_mask_T, dtype) / num_sequences_global)
 
 
-def fixed_length(
+def seq_mean_token_sum_norm(
     loss_mask_T: Tensor,
     num_sequences_global: Count,
     max_tokens: int,

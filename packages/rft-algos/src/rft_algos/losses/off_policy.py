@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.packed.importance_ratio import ratio
-from rft_algos.packed.segments import at_tokens, slot_counts, slot_means, slot_sums, slots
+from rft_algos.packed.segments import broadcast_to_tokens, segment_counts, segment_index, segment_means, segment_sums
 
 
 def truncate_tokens(log_rho_T: Tensor, cap: float = 2.0) -> Tensor:
@@ -64,8 +64,8 @@ def truncate_sequences(log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Te
     Returns:
         [T] weights, equal within a sequence.
     """
-    places = slots(loss_mask_T, segment_ids_T)
-    return at_tokens(ratio(slot_sums(log_rho_T.detach(), places)).clamp(max=cap), places)
+    places = segment_index(loss_mask_T, segment_ids_T)
+    return broadcast_to_tokens(ratio(segment_sums(log_rho_T.detach(), places)).clamp(max=cap), places)
 
 
 def mask_tokens(log_rho_T: Tensor, low: float = 0.5, high: float = 5.0) -> Tensor:
@@ -103,8 +103,8 @@ def mask_sequences(log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor
     Returns:
         [T] weights, equal within a sequence.
     """
-    places = slots(loss_mask_T, segment_ids_T)
-    return at_tokens(_within(ratio(slot_sums(log_rho_T.detach(), places)), low, high), places)
+    places = segment_index(loss_mask_T, segment_ids_T)
+    return broadcast_to_tokens(_within(ratio(segment_sums(log_rho_T.detach(), places)), low, high), places)
 
 
 def mask_sequences_geometric(
@@ -126,9 +126,9 @@ def mask_sequences_geometric(
     Returns:
         [T] weights of 0 and 1, equal within a sequence.
     """
-    places = slots(loss_mask_T, segment_ids_T)
-    means_S = ratio(slot_means(log_rho_T, places))
-    return at_tokens(((means_S >= low) & (means_S <= high)).to(log_rho_T.dtype), places)
+    places = segment_index(loss_mask_T, segment_ids_T)
+    means_S = ratio(segment_means(log_rho_T, places))
+    return broadcast_to_tokens(((means_S >= low) & (means_S <= high)).to(log_rho_T.dtype), places)
 
 
 def off_policy_sequence_mask(
@@ -156,10 +156,10 @@ def off_policy_sequence_mask(
     Returns:
         [T] weights of 0 and 1, equal within a sequence.
     """
-    places = slots(loss_mask_T, segment_ids_T)
-    drift_S = slot_means(behaviour_log_ratio_T, places)
-    dropped_S = (slot_means(advantages_T, places) < 0) & (drift_S > delta)
-    return at_tokens((~dropped_S).to(behaviour_log_ratio_T.dtype), places)
+    places = segment_index(loss_mask_T, segment_ids_T)
+    drift_S = segment_means(behaviour_log_ratio_T, places)
+    dropped_S = (segment_means(advantages_T, places) < 0) & (drift_S > delta)
+    return broadcast_to_tokens((~dropped_S).to(behaviour_log_ratio_T.dtype), places)
 
 
 def veto_outliers(
@@ -186,10 +186,10 @@ def veto_outliers(
     Returns:
         [T] weights of 0 and 1, equal within a sequence.
     """
-    places = slots(loss_mask_T, segment_ids_T)
+    places = segment_index(loss_mask_T, segment_ids_T)
     rho_T = ratio(log_rho_T)
-    outliers_S = slot_sums(((rho_T < low) | (rho_T > high)).to(log_rho_T.dtype), places)
-    return at_tokens((outliers_S == 0).to(log_rho_T.dtype), places)
+    outliers_S = segment_sums(((rho_T < low) | (rho_T > high)).to(log_rho_T.dtype), places)
+    return broadcast_to_tokens((outliers_S == 0).to(log_rho_T.dtype), places)
 
 
 def mismatch_metrics(
@@ -216,12 +216,12 @@ def mismatch_metrics(
     Returns:
         Name to (total [], count []), float64, no gradient. Divide after adding.
     """
-    places = slots(loss_mask_T, segment_ids_T)
+    places = segment_index(loss_mask_T, segment_ids_T)
     kept_T = places.index_T < places.spare
     log_rho_T = _log_rho(old_logprobs_T, behaviour_logprobs_T, kept_T)
     rho_T = torch.where(kept_T, ratio(log_rho_T), 0.0)
-    present_S = slot_counts(places, dtype=torch.float64) > 0
-    product_S = torch.where(present_S, ratio(slot_sums(log_rho_T, places)), 0.0)
+    present_S = segment_counts(places, dtype=torch.float64) > 0
+    product_S = torch.where(present_S, ratio(segment_sums(log_rho_T, places)), 0.0)
     num_tokens, num_sequences = kept_T.sum().to(torch.float64), present_S.sum().to(torch.float64)
     return {
         "mismatch/kl_k1": (-log_rho_T.sum(), num_tokens),

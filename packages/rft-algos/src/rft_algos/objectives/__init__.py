@@ -1,28 +1,28 @@
 """From a record of choices to credit and loss: the only place that dispatches on an algorithm's choices.
 
-`credit` gives every token of a whole batch its advantage and weight, before any cut into
+`compute_advantages` gives every token of a whole batch its advantage and weight, before any cut into
 micro-batches; `policy_loss` and `supervised_loss` give the share of the step's loss that the tokens
-of one micro-batch carry. `implements` joins an equation to a choice.
+of one micro-batch carry. `register_equation` joins an equation to a choice.
 """
 
 from rft_algos.objectives import advantage_equations as advantage_equations  # joins its equations to the choices
-from rft_algos.objectives.advantages import Credit, RolloutBatch, credit, own_advantages
+from rft_algos.objectives.advantages import AdvantageOutput, RolloutBatch, algorithm_advantages, compute_advantages
 from rft_algos.objectives.policy_loss import Coefficients, LossOutput, Metrics, is_by_token, policy_loss, token_losses
-from rft_algos.objectives.registry import implements
+from rft_algos.objectives.registry import register_equation
 from rft_algos.objectives.supervised_loss import supervised_loss
 from rft_algos.objectives.token_weights import token_weights
 
 __all__ = [
+    "AdvantageOutput",
     "Coefficients",
-    "Credit",
     "LossOutput",
     "Metrics",
     "RolloutBatch",
-    "credit",
-    "implements",
+    "algorithm_advantages",
+    "compute_advantages",
     "is_by_token",
-    "own_advantages",
     "policy_loss",
+    "register_equation",
     "supervised_loss",
     "token_losses",
     "token_weights",

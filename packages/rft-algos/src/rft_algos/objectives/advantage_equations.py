@@ -10,44 +10,44 @@ from torch import Tensor
 from rft_algos import advantages
 from rft_algos.algorithms import components
 from rft_algos.losses import off_policy
-from rft_algos.objectives.registry import implements
+from rft_algos.objectives.registry import register_equation
 from rft_core.errors import OptionsError
 
 if TYPE_CHECKING:
     from rft_algos.objectives.advantages import RolloutBatch
 
 
-@implements(components.GroupNorm)
+@register_equation(components.GroupNorm)
 def _group_norm(choice: components.GroupNorm, batch: RolloutBatch) -> Tensor:
     return advantages.group_norm(batch.rewards_N, batch.group_ids_N, epsilon=choice.epsilon)
 
 
-@implements(components.GroupCentred)
+@register_equation(components.GroupCentred)
 def _group_centred(choice: components.GroupCentred, batch: RolloutBatch) -> Tensor:
     return advantages.group_centred(batch.rewards_N, batch.group_ids_N)
 
 
-@implements(components.BatchStd)
+@register_equation(components.BatchStd)
 def _batch_std(choice: components.BatchStd, batch: RolloutBatch) -> Tensor:
     return advantages.batch_std(batch.rewards_N, batch.group_ids_N, epsilon=choice.epsilon)
 
 
-@implements(components.LeaveOneOut)
+@register_equation(components.LeaveOneOut)
 def _leave_one_out(choice: components.LeaveOneOut, batch: RolloutBatch) -> Tensor:
     return advantages.leave_one_out(batch.rewards_N, batch.group_ids_N)
 
 
-@implements(components.MaxRl)
+@register_equation(components.MaxRl)
 def _max_rl(choice: components.MaxRl, batch: RolloutBatch) -> Tensor:
     return advantages.max_rl(batch.rewards_N, batch.group_ids_N)
 
 
-@implements(components.Opo)
+@register_equation(components.Opo)
 def _opo(choice: components.Opo, batch: RolloutBatch) -> Tensor:
     return advantages.opo(batch.rewards_N, batch.group_ids_N, batch.lengths_N)
 
 
-@implements(components.PassAtK)
+@register_equation(components.PassAtK)
 def _pass_at_k(choice: components.PassAtK, batch: RolloutBatch) -> Tensor:
     other_N = batch.rewards_N[(batch.rewards_N != 0) & (batch.rewards_N != 1)]
     if other_N.numel():
@@ -61,12 +61,12 @@ def _pass_at_k(choice: components.PassAtK, batch: RolloutBatch) -> Tensor:
     return advantages.pass_at_k(batch.rewards_N, batch.group_ids_N, k=choice.k)
 
 
-@implements(components.BestOfGroup)
+@register_equation(components.BestOfGroup)
 def _best_of_group(choice: components.BestOfGroup, batch: RolloutBatch) -> Tensor:
     return advantages.best_of_group(batch.rewards_N, batch.group_ids_N, epsilon=choice.epsilon)
 
 
-@implements(components.Gdpo)
+@register_equation(components.Gdpo)
 def _gdpo(choice: components.Gdpo, batch: RolloutBatch) -> Tensor:
     assert batch.components_NK is not None, "GDPO needs the parts of the reward"
     weights_K = batch.component_weights_K
@@ -80,12 +80,12 @@ def _gdpo(choice: components.Gdpo, batch: RolloutBatch) -> Tensor:
     return advantages.whiten(advantages_N, everyone_N, moments, epsilon=choice.epsilon)
 
 
-@implements(components.Gpg)
+@register_equation(components.Gpg)
 def _gpg(choice: components.Gpg, batch: RolloutBatch) -> Tensor:
     return advantages.gpg(batch.rewards_N, batch.group_ids_N)
 
 
-@implements(components.CpgdWeighted)
+@register_equation(components.CpgdWeighted)
 def _cpgd(choice: components.CpgdWeighted, batch: RolloutBatch) -> Tensor:
     return advantages.cpgd(
         batch.rewards_N,
@@ -96,42 +96,40 @@ def _cpgd(choice: components.CpgdWeighted, batch: RolloutBatch) -> Tensor:
     )
 
 
-@implements(components.ReMax)
+@register_equation(components.ReMax)
 def _remax(choice: components.ReMax, batch: RolloutBatch) -> Tensor:
     assert batch.greedy_rewards_N is not None, "ReMax needs the rewards of greedy responses"
     return advantages.remax(batch.rewards_N, batch.greedy_rewards_N)
 
 
-@implements(components.TruncateTokens)
+@register_equation(components.TokenTis)
 def _truncate_tokens(
-    choice: components.TruncateTokens, log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor
+    choice: components.TokenTis, log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor
 ) -> Tensor:
     return off_policy.truncate_tokens(log_rho_T, choice.cap)
 
 
-@implements(components.TruncateSequences)
+@register_equation(components.SequenceTis)
 def _truncate_sequences(
-    choice: components.TruncateSequences, log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor
+    choice: components.SequenceTis, log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor
 ) -> Tensor:
     return off_policy.truncate_sequences(log_rho_T, loss_mask_T, segment_ids_T, choice.cap)
 
 
-@implements(components.MaskTokens)
-def _mask_tokens(
-    choice: components.MaskTokens, log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor
-) -> Tensor:
+@register_equation(components.TokenMis)
+def _mask_tokens(choice: components.TokenMis, log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor) -> Tensor:
     return off_policy.mask_tokens(log_rho_T, choice.low, choice.high)
 
 
-@implements(components.MaskSequences)
+@register_equation(components.SequenceMis)
 def _mask_sequences(
-    choice: components.MaskSequences, log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor
+    choice: components.SequenceMis, log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor
 ) -> Tensor:
     return off_policy.mask_sequences(log_rho_T, loss_mask_T, segment_ids_T, choice.low, choice.high)
 
 
-@implements(components.MaskGeometric)
+@register_equation(components.GeometricMis)
 def _mask_geometric(
-    choice: components.MaskGeometric, log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor
+    choice: components.GeometricMis, log_rho_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor
 ) -> Tensor:
     return off_policy.mask_sequences_geometric(log_rho_T, loss_mask_T, segment_ids_T, choice.low, choice.high)

@@ -1,4 +1,4 @@
-"""Credit: the advantage and the weight of every token, from all rollouts of a step at once.
+"""AdvantageOutput: the advantage and the weight of every token, from all rollouts of a step at once.
 
 Everything that compares, ranks or counts over a batch happens here, before any cut into
 micro-batches, so no cut can change it.
@@ -34,7 +34,7 @@ from rft_algos.objectives.policy_loss import Metrics, check_lengths, total_and_c
 from rft_algos.objectives.registry import equation_of
 from rft_algos.objectives.surrogate_equations import KL_ESTIMATORS
 from rft_algos.packed import token_selection
-from rft_algos.packed.segments import all_true, slot_counts, slots
+from rft_algos.packed.segments import all_true, segment_counts, segment_index
 from rft_algos.rewards import kl_penalty
 from rft_algos.rewards.shaping import RunningMoments
 from rft_core.errors import OptionsError
@@ -87,14 +87,14 @@ class RolloutBatch:
     def lengths_N(self) -> Tensor:
         """[N] float64 loss tokens of each sequence."""
         counts_N = self.rewards_N.new_zeros(self.rewards_N.shape[0], dtype=torch.float64)
-        places = slots(self.loss_mask_T, self.segment_ids_T)
+        places = segment_index(self.loss_mask_T, self.segment_ids_T)
         num_slots = min(places.spare, counts_N.shape[0])
-        counts_N[:num_slots] = slot_counts(places, dtype=torch.float64)[:num_slots]
+        counts_N[:num_slots] = segment_counts(places, dtype=torch.float64)[:num_slots]
         return counts_N
 
 
 @dataclass(frozen=True, slots=True)
-class Credit:
+class AdvantageOutput:
     """What every token of a step is worth."""
 
     advantages_T: Tensor
@@ -111,7 +111,7 @@ class Credit:
 
 
 @torch.no_grad()
-def credit(
+def compute_advantages(
     record: PolicyAlgorithm,
     batch: RolloutBatch,
     *,
@@ -121,7 +121,7 @@ def credit(
     score_clip: float = 0.0,
     kl_coef: float | None = None,
     key: int = 0,
-) -> Credit:
+) -> AdvantageOutput:
     """Advantages and weights of all tokens of a step, by the record's choices.
 
     With `score` the record's own advantages are computed too: what a critic learns and the running scale follow
@@ -140,13 +140,15 @@ def credit(
     Returns:
         The credit of every token.
     """
-    own = own_advantages(record, batch, running=running, minus_mean=minus_mean, score_clip=score_clip, kl_coef=kl_coef)
+    own = algorithm_advantages(
+        record, batch, running=running, minus_mean=minus_mean, score_clip=score_clip, kl_coef=kl_coef
+    )
     advantages_T = own.advantages_T if score is None else _given(score, batch)
     return _finished(record, batch, advantages_T, own.returns_T, own.running, key, own.metrics)
 
 
 @torch.no_grad()
-def own_advantages(
+def algorithm_advantages(
     record: PolicyAlgorithm,
     batch: RolloutBatch,
     *,
@@ -154,7 +156,7 @@ def own_advantages(
     minus_mean: bool = False,
     score_clip: float = 0.0,
     kl_coef: float | None = None,
-) -> Credit:
+) -> AdvantageOutput:
     """The record's own advantages of all tokens, before they are normalised or clipped over the batch.
 
     Args:
@@ -180,7 +182,7 @@ def own_advantages(
         scores_N, clipped_N = advantages.clip(scores_N, score_clip)
         metrics["reward/score_clipped"] = total_and_count(clipped_N, torch.ones_like(clipped_N))
     advantages_T, returns_T = _spread(record, batch, scores_N, kl_T, coefficient)
-    return Credit(advantages_T, returns_T, None, None, running, metrics)
+    return AdvantageOutput(advantages_T, returns_T, None, None, running, metrics)
 
 
 def _given(score: Callable[[RolloutBatch], Tensor], batch: RolloutBatch) -> Tensor:
@@ -206,7 +208,7 @@ def _finished(
     running: RunningMoments | None,
     key: int,
     metrics: Metrics,
-) -> Credit:
+) -> AdvantageOutput:
     """Normalise and clip over the batch, then the weights and selections of tokens."""
     if record.normalise_advantages:
         moments = advantages.moments(advantages_T, batch.loss_mask_T)
@@ -216,7 +218,7 @@ def _finished(
         metrics["policy/advantage_clipped"] = total_and_count(clipped_T, batch.loss_mask_T)
     weights_T = _weights(record, batch, metrics)
     selected_T = _selected(record, batch, advantages_T, key, metrics)
-    return Credit(advantages_T, returns_T, weights_T, selected_T, running, metrics)
+    return AdvantageOutput(advantages_T, returns_T, weights_T, selected_T, running, metrics)
 
 
 def _scores(record: PolicyAlgorithm, batch: RolloutBatch, kl_T: Tensor | None, coefficient: float) -> Tensor:

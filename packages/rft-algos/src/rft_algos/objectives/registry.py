@@ -1,4 +1,4 @@
-"""Which equation each choice stands for. A user's own choice joins with `implements`."""
+"""Which equation each choice stands for. A user's own choice joins with `register_equation`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EQUATIONS: dict[type, Callable[..., Any]] = {}
 _CLIP_INDICATORS: dict[type, Callable[..., Any]] = {}
 
 
-def implements(choice: type[Advantage | Surrogate | Correction]) -> Callable[[Equation], Equation]:
+def register_equation(choice: type[Advantage | Surrogate | Correction]) -> Callable[[Equation], Equation]:
     """Decorator: the function is the equation of this choice.
 
     For a subclass of `Advantage`: (choice, batch: RolloutBatch) -> advantages of the sequences, [N] float64.
@@ -34,7 +34,7 @@ def implements(choice: type[Advantage | Surrogate | Correction]) -> Callable[[Eq
     return join
 
 
-def clips(choice: type[Surrogate]) -> Callable[[Equation], Equation]:
+def register_clip_mask(choice: type[Surrogate]) -> Callable[[Equation], Equation]:
     """Decorator: the function says at which tokens this surrogate's clip took the gradient away.
 
     Args:
@@ -58,7 +58,7 @@ def equation_of(choice: Advantage | Surrogate | Correction) -> Callable[..., Any
         choice: the choice (no tensors).
 
     Returns:
-        The function that `implements` joined to it.
+        The function that `register_equation` joined to it.
     """
     for kind in type(choice).__mro__:
         if kind in _EQUATIONS:
@@ -73,6 +73,6 @@ def clip_indicator_of(choice: Surrogate) -> Callable[..., Any] | None:
         choice: the surrogate (no tensors).
 
     Returns:
-        The function that `clips` joined to it.
+        The function that `register_clip_mask` joined to it.
     """
     return _CLIP_INDICATORS.get(type(choice))

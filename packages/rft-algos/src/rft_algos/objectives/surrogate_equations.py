@@ -11,7 +11,7 @@ from torch import Tensor
 from rft_algos import surrogates
 from rft_algos.algorithms import components
 from rft_algos.losses import kl
-from rft_algos.objectives.registry import clips, implements
+from rft_algos.objectives.registry import register_clip_mask, register_equation
 from rft_algos.packed.segments import all_true
 
 KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
@@ -93,128 +93,128 @@ class Tokens:
         )
 
 
-@implements(components.PpoClip)
+@register_equation(components.PpoClip)
 def _ppo_clip(choice: components.PpoClip, tokens: Tokens) -> Tensor:
     return surrogates.ppo_clip(tokens.log_ratio, tokens.advantages, choice.low, choice.high)
 
 
-@clips(components.PpoClip)
+@register_clip_mask(components.PpoClip)
 def _ppo_clipped(choice: components.PpoClip, tokens: Tokens) -> Tensor:
     return surrogates.ppo_clipped(tokens.log_ratio, tokens.advantages, choice.low, choice.high)
 
 
-@implements(components.DualClip)
+@register_equation(components.DualClip)
 def _dual_clip(choice: components.DualClip, tokens: Tokens) -> Tensor:
     return surrogates.dual_clip(tokens.log_ratio, tokens.advantages, choice.low, choice.high, choice.dual)
 
 
-@clips(components.DualClip)
+@register_clip_mask(components.DualClip)
 def _dual_clipped(choice: components.DualClip, tokens: Tokens) -> Tensor:
     return surrogates.dual_clipped(tokens.log_ratio, tokens.advantages, choice.low, choice.high, choice.dual)
 
 
-@implements(components.Gspo)
+@register_equation(components.Gspo)
 def _gspo(choice: components.Gspo, tokens: Tokens) -> Tensor:
     return surrogates.gspo(
         tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high
     )
 
 
-@implements(components.GspoToken)
+@register_equation(components.GspoToken)
 def _gspo_token(choice: components.GspoToken, tokens: Tokens) -> Tensor:
     return surrogates.gspo_token(
         tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high
     )
 
 
-@clips(components.GspoToken)
+@register_clip_mask(components.GspoToken)
 def _gspo_token_clipped(choice: components.GspoToken, tokens: Tokens) -> Tensor:
     return surrogates.gspo_token_clipped(
         tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high
     )
 
 
-@clips(components.Gspo)
+@register_clip_mask(components.Gspo)
 def _gspo_clipped(choice: components.Gspo, tokens: Tokens) -> Tensor:
     return surrogates.gspo_clipped(
         tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high
     )
 
 
-@implements(components.Gmpo)
+@register_equation(components.Gmpo)
 def _gmpo(choice: components.Gmpo, tokens: Tokens) -> Tensor:
     return surrogates.gmpo(
         tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high
     )
 
 
-@clips(components.Gmpo)
+@register_clip_mask(components.Gmpo)
 def _gmpo_clipped(choice: components.Gmpo, tokens: Tokens) -> Tensor:
     return surrogates.gmpo_clipped(
         tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high
     )
 
 
-@implements(components.Cispo)
+@register_equation(components.Cispo)
 def _cispo(choice: components.Cispo, tokens: Tokens) -> Tensor:
     return surrogates.cispo(tokens.logprobs, tokens.log_ratio, tokens.advantages, choice.low, choice.high)
 
 
-@clips(components.Cispo)
+@register_clip_mask(components.Cispo)
 def _cispo_clipped(choice: components.Cispo, tokens: Tokens) -> Tensor:
     return surrogates.cispo_clipped(tokens.log_ratio, choice.low, choice.high)
 
 
-@implements(components.Sapo)
+@register_equation(components.Sapo)
 def _sapo(choice: components.Sapo, tokens: Tokens) -> Tensor:
     return surrogates.sapo(tokens.log_ratio, tokens.advantages, choice.tau_positive, choice.tau_negative)
 
 
-@implements(components.CpgdClip)
+@register_equation(components.CpgdClip)
 def _cpgd(choice: components.CpgdClip, tokens: Tokens) -> Tensor:
     return surrogates.cpgd(tokens.logprobs, tokens.old_logprobs, tokens.advantages, choice.low, choice.high)
 
 
-@clips(components.CpgdClip)
+@register_clip_mask(components.CpgdClip)
 def _cpgd_clipped(choice: components.CpgdClip, tokens: Tokens) -> Tensor:
     return surrogates.cpgd_clipped(tokens.logprobs, tokens.old_logprobs, tokens.advantages, choice.low, choice.high)
 
 
-@implements(components.Reinforce)
+@register_equation(components.Reinforce)
 def _reinforce(choice: components.Reinforce, tokens: Tokens) -> Tensor:
     return surrogates.reinforce(tokens.logprobs, tokens.advantages)
 
 
-@implements(components.ImportanceWeighted)
+@register_equation(components.ImportanceWeighted)
 def _importance_weighted(choice: components.ImportanceWeighted, tokens: Tokens) -> Tensor:
     return surrogates.importance_weighted(tokens.log_ratio, tokens.advantages)
 
 
-@implements(components.Dppo)
+@register_equation(components.Dppo)
 def _dppo(choice: components.Dppo, tokens: Tokens) -> Tensor:
     equation = surrogates.dppo_tv if choice.divergence == "tv" else surrogates.dppo_kl
     return equation(tokens.logprobs, tokens.old_logprobs, tokens.advantages, choice.low, choice.high)
 
 
-@implements(components.ClipCov)
+@register_equation(components.ClipCov)
 def _clip_cov(choice: components.ClipCov, tokens: Tokens) -> Tensor:
     assert tokens.selected is not None, "Clip-Cov needs the tokens selected over the whole batch"
     return surrogates.clip_cov(tokens.log_ratio, tokens.advantages, tokens.selected, choice.low, choice.high)
 
 
-@clips(components.ClipCov)
+@register_clip_mask(components.ClipCov)
 def _clip_cov_clipped(choice: components.ClipCov, tokens: Tokens) -> Tensor:
     assert tokens.selected is not None, "Clip-Cov needs the tokens selected over the whole batch"
     clipped_T = surrogates.ppo_clipped(tokens.log_ratio, tokens.advantages, choice.low, choice.high)
     return clipped_T | tokens.selected
 
 
-@implements(components.KlCov)
+@register_equation(components.KlCov)
 def _kl_cov(choice: components.KlCov, tokens: Tokens) -> Tensor:
     assert tokens.selected is not None, "KL-Cov needs the tokens selected over the whole batch"
     return surrogates.kl_cov(tokens.log_ratio, tokens.advantages, tokens.selected, choice.coefficient)
 
 
-@implements(components.Dro)
+@register_equation(components.Dro)
 def _dro(choice: components.Dro, tokens: Tokens) -> Tensor:
     return surrogates.dro(tokens.logprobs, tokens.log_ratio, tokens.advantages, choice.tau)

@@ -82,7 +82,7 @@ def loss_positions(loss_mask_T: Tensor) -> Tensor | None:
     return None if all_true(loss_mask_T) else loss_mask_T.nonzero().squeeze(1)
 
 
-def taken(values_T: Tensor, positions_L: Tensor | None) -> Tensor:
+def gather_loss_tokens(values_T: Tensor, positions_L: Tensor | None) -> Tensor:
     """The values of the loss tokens.
 
     Args:
@@ -97,8 +97,8 @@ def taken(values_T: Tensor, positions_L: Tensor | None) -> Tensor:
     return values_T.detach().index_select(0, positions_L).to(torch.float64)
 
 
-def placed(values_L: Tensor, positions_L: Tensor | None, num_tokens: int) -> Tensor:
-    """The inverse of `taken`: values at their tokens, 0 elsewhere.
+def scatter_loss_tokens(values_L: Tensor, positions_L: Tensor | None, num_tokens: int) -> Tensor:
+    """The inverse of `gather_loss_tokens`: values at their tokens, 0 elsewhere.
 
     Args:
         values_L: [L] values.
@@ -129,7 +129,7 @@ def last_positions(segment_ids_T: Tensor, positions_L: Tensor | None) -> Tensor:
     return ends_I if positions_L is None else positions_L[ends_I]
 
 
-def continues(segment_ids_T: Tensor, positions_L: Tensor | None) -> Tensor:
+def same_sequence(segment_ids_T: Tensor, positions_L: Tensor | None) -> Tensor:
     """Which loss tokens are followed by another one of their sequence.
 
     Args:

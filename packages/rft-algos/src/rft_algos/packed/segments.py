@@ -3,7 +3,7 @@
 Sequences lie one after another in [T] tokens; `segment_ids_T` says which token belongs to which,
 0..T-1 in any order, negative at padding. `segment_sum` and its relatives give a sequence's result
 back at each of its tokens. An equation that lives on whole sequences works in slots instead: one
-for every id plus a spare one for the tokens that do not count (`Slots`).
+for every id plus a spare one for the tokens that do not count (`SegmentIndex`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class SegmentIndex:
     """Which entry of an array with one entry a sequence belongs to each token.
 
     Example, on the CPU: segment ids 0 0 0 1 -1 with loss mask 1 1 0 1 0 have the slots 0 0 2 1 2,
@@ -66,7 +66,7 @@ class Slots:
         return self.runs is not None and not bool((self.runs[0] == self.spare).any())
 
 
-def slots(loss_mask_T: Tensor, segment_ids_T: Tensor) -> Slots:
+def segment_index(loss_mask_T: Tensor, segment_ids_T: Tensor) -> SegmentIndex:
     """The slot of every token: of its sequence where it counts, the spare one where it is masked or padding.
 
     Args:
@@ -81,15 +81,15 @@ def slots(loss_mask_T: Tensor, segment_ids_T: Tensor) -> Slots:
     num_tokens = segment_ids_T.shape[0]
     if not segment_ids_T.is_cpu or num_tokens == 0:
         index_T = torch.where(loss_mask_T & (segment_ids_T >= 0), segment_ids_T, num_tokens)
-        return Slots(index_T, num_tokens, _runs(index_T) if index_T.is_cpu else None)
+        return SegmentIndex(index_T, num_tokens, _runs(index_T) if index_T.is_cpu else None)
     runs = _runs(segment_ids_T)
     lowest, highest = runs[0].aminmax()
     spare = int(highest) + 1
     if lowest >= 0 and all_true(loss_mask_T):
-        return Slots(segment_ids_T, spare, runs, _rows(runs[1], num_tokens))
+        return SegmentIndex(segment_ids_T, spare, runs, _rows(runs[1], num_tokens))
     index_T = torch.where(loss_mask_T & (segment_ids_T >= 0), segment_ids_T, spare)
     runs = _runs(index_T)
-    return Slots(index_T, spare, runs, _rows(runs[1], num_tokens))
+    return SegmentIndex(index_T, spare, runs, _rows(runs[1], num_tokens))
 
 
 def all_true(mask_T: Tensor) -> bool:
@@ -105,63 +105,67 @@ def all_true(mask_T: Tensor) -> bool:
     return mask_T.numel() == 0 or bool(mask_T.view(torch.uint8).amin())
 
 
-def slot_sums(values_T: Tensor, slots: Slots) -> Tensor:
+def segment_sums(values_T: Tensor, segment_index: SegmentIndex) -> Tensor:
     """Sum over the loss tokens of each sequence.
 
     Args:
         values_T: [T] values; what stands at the spare slot, NaN included, reaches neither sum nor gradient.
-        slots: of the T tokens.
+        segment_index: of the T tokens.
 
     Returns:
         [S] sums, S = spare + 1; 0 in the spare slot and in slots without tokens.
     """
-    assert values_T.shape == slots.index_T.shape, f"{values_T.shape} values for {slots.index_T.shape} segment ids"
-    return cast(Tensor, _SlotSums.apply(values_T, slots))  # pyright: ignore[reportUnknownMemberType]
+    assert values_T.shape == segment_index.index_T.shape, (
+        f"{values_T.shape} values for {segment_index.index_T.shape} segment ids"
+    )
+    return cast(Tensor, _SlotSums.apply(values_T, segment_index))  # pyright: ignore[reportUnknownMemberType]
 
 
-def slot_counts(slots: Slots, *, dtype: torch.dtype) -> Tensor:
+def segment_counts(segment_index: SegmentIndex, *, dtype: torch.dtype) -> Tensor:
     """Number of loss tokens of each sequence.
 
     Args:
-        slots: of the T tokens.
+        segment_index: of the T tokens.
         dtype: of the result.
 
     Returns:
         [S] numbers of tokens, S = spare + 1; 0 in the spare slot.
     """
-    if slots.runs is None:
+    if segment_index.runs is None:
         return _added(
-            torch.ones(slots.index_T.shape, dtype=dtype, device=slots.index_T.device), slots.index_T, slots.spare
+            torch.ones(segment_index.index_T.shape, dtype=dtype, device=segment_index.index_T.device),
+            segment_index.index_T,
+            segment_index.spare,
         )
-    runs_R, lengths_R = slots.runs
-    return _added(lengths_R.to(dtype), runs_R, slots.spare)
+    runs_R, lengths_R = segment_index.runs
+    return _added(lengths_R.to(dtype), runs_R, segment_index.spare)
 
 
-def slot_means(values_T: Tensor, slots: Slots) -> Tensor:
+def segment_means(values_T: Tensor, segment_index: SegmentIndex) -> Tensor:
     """Mean over the loss tokens of each sequence.
 
     Args:
-        values_T: [T] values, as in `slot_sums`.
-        slots: of the T tokens.
+        values_T: [T] values, as in `segment_sums`.
+        segment_index: of the T tokens.
 
     Returns:
         [S] means, S = spare + 1; 0 in the spare slot and in slots without tokens.
     """
-    return slot_sums(values_T, slots) / slot_counts(slots, dtype=values_T.dtype).clamp(min=1)
+    return segment_sums(values_T, segment_index) / segment_counts(segment_index, dtype=values_T.dtype).clamp(min=1)
 
 
-def at_tokens(values_S: Tensor, slots: Slots) -> Tensor:
+def broadcast_to_tokens(values_S: Tensor, segment_index: SegmentIndex) -> Tensor:
     """The value of its sequence at every loss token.
 
     Args:
         values_S: [S] one value a slot; that of the spare slot is not used.
-        slots: of the T tokens.
+        segment_index: of the T tokens.
 
     Returns:
         [T] values, 0 at masked tokens and padding; differentiable with respect to `values_S`.
     """
     zero_spare_S = torch.cat([values_S[:-1], values_S.new_zeros(1)])
-    return cast(Tensor, _AtTokens.apply(zero_spare_S, slots))  # pyright: ignore[reportUnknownMemberType]
+    return cast(Tensor, _AtTokens.apply(zero_spare_S, segment_index))  # pyright: ignore[reportUnknownMemberType]
 
 
 def segment_sum(values_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor) -> Tensor:
@@ -175,7 +179,7 @@ def segment_sum(values_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor) ->
     Returns:
         [T] sums, 0 at padding; differentiable with respect to `values_T`.
     """
-    return _at_all_tokens(slot_sums(values_T, slots(loss_mask_T, segment_ids_T)), segment_ids_T)
+    return _at_all_tokens(segment_sums(values_T, segment_index(loss_mask_T, segment_ids_T)), segment_ids_T)
 
 
 def segment_lengths(loss_mask_T: Tensor, segment_ids_T: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -189,7 +193,7 @@ def segment_lengths(loss_mask_T: Tensor, segment_ids_T: Tensor, *, dtype: torch.
     Returns:
         [T] numbers of tokens, 0 at padding.
     """
-    return _at_all_tokens(slot_counts(slots(loss_mask_T, segment_ids_T), dtype=dtype), segment_ids_T)
+    return _at_all_tokens(segment_counts(segment_index(loss_mask_T, segment_ids_T), dtype=dtype), segment_ids_T)
 
 
 def segment_mean(values_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor) -> Tensor:
@@ -203,7 +207,7 @@ def segment_mean(values_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor) -
     Returns:
         [T] means, 0 at padding; differentiable with respect to `values_T`.
     """
-    return _at_all_tokens(slot_means(values_T, slots(loss_mask_T, segment_ids_T)), segment_ids_T)
+    return _at_all_tokens(segment_means(values_T, segment_index(loss_mask_T, segment_ids_T)), segment_ids_T)
 
 
 def _runs(index_T: Tensor) -> tuple[Tensor, Tensor]:
@@ -220,7 +224,7 @@ def _added(values: Tensor, index: Tensor, spare: int) -> Tensor:
 
 def _at_all_tokens(values_S: Tensor, segment_ids_T: Tensor) -> Tensor:
     # masked tokens of a sequence get its value too: padding alone has the spare slot
-    return at_tokens(values_S, slots(segment_ids_T >= 0, segment_ids_T))
+    return broadcast_to_tokens(values_S, segment_index(segment_ids_T >= 0, segment_ids_T))
 
 
 def _rows(lengths_R: Tensor, num_tokens: int) -> Rows | None:
@@ -237,28 +241,28 @@ def _rows(lengths_R: Tensor, num_tokens: int) -> Rows | None:
     return Rows(whole_2R, number, ragged_X)
 
 
-def _sums(values_T: Tensor, slots: Slots) -> Tensor:
-    if slots.runs is None:
-        return _added(values_T, slots.index_T, slots.spare)
-    (runs_R, lengths_R), rows = slots.runs, slots.rows
+def _sums(values_T: Tensor, segment_index: SegmentIndex) -> Tensor:
+    if segment_index.runs is None:
+        return _added(values_T, segment_index.index_T, segment_index.spare)
+    (runs_R, lengths_R), rows = segment_index.runs, segment_index.rows
     if rows is None:
         sums_R = torch.segment_reduce(values_T, "sum", lengths=lengths_R, unsafe=True)
-        return _added(sums_R, runs_R, slots.spare)
+        return _added(sums_R, runs_R, segment_index.spare)
     sums = rows.split(values_T)[0].sum(1)
     sums_R = torch.segment_reduce(sums, "sum", lengths=rows.whole_2R, unsafe=True)[1::2]
-    ends_S = _added(rows.ragged(values_T), rows.ragged(slots.index_T), slots.spare)
-    return ends_S + _added(sums_R, runs_R, slots.spare)
+    ends_S = _added(rows.ragged(values_T), rows.ragged(segment_index.index_T), segment_index.spare)
+    return ends_S + _added(sums_R, runs_R, segment_index.spare)
 
 
-def _placed(values_S: Tensor, slots: Slots) -> Tensor:
-    if slots.runs is None or slots.rows is None:
-        return values_S.index_select(0, slots.index_T)
-    rows, values_R = slots.rows, values_S.index_select(0, slots.runs[0])
-    placed_T = values_S.new_empty(slots.index_T.shape)
+def _placed(values_S: Tensor, segment_index: SegmentIndex) -> Tensor:
+    if segment_index.runs is None or segment_index.rows is None:
+        return values_S.index_select(0, segment_index.index_T)
+    rows, values_R = segment_index.rows, values_S.index_select(0, segment_index.runs[0])
+    placed_T = values_S.new_empty(segment_index.index_T.shape)
     placed, rest = rows.split(placed_T)
     of_rows_2R = torch.stack([values_R, values_R], 1).flatten()
     placed.copy_(of_rows_2R.repeat_interleave(rows.whole_2R, output_size=rows.number)[:, None])
-    ends = values_S.index_select(0, rows.ragged(slots.index_T))
+    ends = values_S.index_select(0, rows.ragged(segment_index.index_T))
     num_ragged = rows.ragged_X.shape[0] * _ROW
     placed.index_copy_(0, rows.ragged_X, ends[:num_ragged].view(-1, _ROW))
     rest.copy_(ends[num_ragged:])
@@ -269,23 +273,23 @@ class _SlotSums(torch.autograd.Function):
     """Tokens added to their slots; the gradient is `_AtTokens`, without the spare slot."""
 
     @staticmethod
-    def forward(ctx: Any, values_T: Tensor, slots: Slots) -> Tensor:  # pyright: ignore
-        ctx.slots = slots
-        return _sums(values_T, slots)
+    def forward(ctx: Any, values_T: Tensor, segment_index: SegmentIndex) -> Tensor:  # pyright: ignore
+        ctx.segment_index = segment_index
+        return _sums(values_T, segment_index)
 
     @staticmethod
     def backward(ctx: Any, gradient_S: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
-        return at_tokens(gradient_S, ctx.slots), None
+        return broadcast_to_tokens(gradient_S, ctx.segment_index), None
 
 
 class _AtTokens(torch.autograd.Function):
-    """values_S[index_T], whose gradient is `slot_sums`: torch's own accumulates token by token."""
+    """values_S[index_T], whose gradient is `segment_sums`: torch's own accumulates token by token."""
 
     @staticmethod
-    def forward(ctx: Any, values_S: Tensor, slots: Slots) -> Tensor:  # pyright: ignore
-        ctx.slots = slots
-        return _placed(values_S, slots)
+    def forward(ctx: Any, values_S: Tensor, segment_index: SegmentIndex) -> Tensor:  # pyright: ignore
+        ctx.segment_index = segment_index
+        return _placed(values_S, segment_index)
 
     @staticmethod
     def backward(ctx: Any, gradient_T: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
-        return slot_sums(gradient_T, ctx.slots), None
+        return segment_sums(gradient_T, ctx.segment_index), None

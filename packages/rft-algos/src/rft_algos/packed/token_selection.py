@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rft_algos.packed.segments import slot_counts, slots
+from rft_algos.packed.segments import segment_counts, segment_index
 
 
 def high_entropy_tokens(entropy_T: Tensor, loss_mask_T: Tensor, *, fraction: float) -> Tensor:
@@ -51,11 +51,11 @@ def high_entropy_tokens_per_sequence(
         [T] bool, a part of `loss_mask_T`.
     """
     _check(entropy_T, loss_mask_T, fraction)
-    places = slots(loss_mask_T, segment_ids_T)
+    places = segment_index(loss_mask_T, segment_ids_T)
     slots_T = places.index_T
     falling_T = entropy_T.argsort(descending=True, stable=True)
     order_T = falling_T[slots_T[falling_T].argsort(stable=True)]  # by slot, within a slot by falling entropy
-    counts_S = slot_counts(places, dtype=torch.float64)
+    counts_S = segment_counts(places, dtype=torch.float64)
     quotas_S = (fraction * counts_S).floor().clamp(min=1.0)
     starts_S = counts_S.cumsum(0) - counts_S
     ordered_slots_T = slots_T[order_T]

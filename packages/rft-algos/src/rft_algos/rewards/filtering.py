@@ -18,7 +18,7 @@ _ROUNDING = 1e-9
 """Means within this of a bound count as the bound: the order in which rewards are added must not decide."""
 
 
-def has_signal(rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:
+def has_reward_variance(rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:
     """Whether the rewards of a sequence's group differ, so that comparing them teaches something.
 
     Exact: equal rewards are equal whatever their value, and no tolerance hides a small difference.
@@ -37,7 +37,7 @@ def has_signal(rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:
     return ~is_constant(*grouped(rewards_N, group_ids_N))
 
 
-def signal_fraction(rewards_N: Tensor, group_ids_N: Tensor) -> tuple[Tensor, Tensor]:
+def fraction_with_variance(rewards_N: Tensor, group_ids_N: Tensor) -> tuple[Tensor, Tensor]:
     """How many groups have a signal, of how many groups: totals and counts add over ranks, then divide.
 
     Args:
@@ -45,7 +45,7 @@ def signal_fraction(rewards_N: Tensor, group_ids_N: Tensor) -> tuple[Tensor, Ten
         group_ids_N: [N] int64; a group must be whole.
 
     Returns:
-        total [] groups whose rewards differ (`has_signal`) and count [] groups, float64.
+        total [] groups whose rewards differ (`has_reward_variance`) and count [] groups, float64.
     """
     rewards, groups = grouped(rewards_N, group_ids_N)
     signal_N = ~is_constant(rewards, groups)
@@ -56,7 +56,7 @@ def accuracy_between(rewards_N: Tensor, group_ids_N: Tensor, low: float, high: f
     """Whether the mean reward of a sequence's group is in [low, high]: prompts neither too hard nor too easy.
 
     With rewards of 0 and 1 the mean is the share of right answers. Both bounds are included;
-    `has_signal` is for what excludes exactly the groups of none and of all.
+    `has_reward_variance` is for what excludes exactly the groups of none and of all.
 
     Source: Cui et al. 2025, "PRIME" (arXiv 2502.01456), online prompt filtering with 0.2 and 0.8.
 
@@ -75,10 +75,10 @@ def accuracy_between(rewards_N: Tensor, group_ids_N: Tensor, low: float, high: f
 
 
 @dataclass(frozen=True, slots=True)
-class Refill:
+class DynamicSamplingRefill:
     """Dynamic sampling: sample prompts until enough groups are kept, for a bounded number of rounds.
 
-    Example: Refill(wanted=64, max_rounds=3) samples 64 prompts first. If 50 groups are kept it
+    Example: DynamicSamplingRefill(wanted=64, max_rounds=3) samples 64 prompts first. If 50 groups are kept it
     samples 14 more, and if 4 of those are not kept, 4 in the third and last round.
     """
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.advantages.group_relative import gdpo
-from rft_algos.packed.reverse_scan import last_positions, loss_positions, placed, taken
+from rft_algos.packed.reverse_scan import gather_loss_tokens, last_positions, loss_positions, scatter_loss_tokens
 
 
 def kl_penalised(
@@ -65,8 +65,8 @@ def token_rewards(
     assert kl_T.shape == loss_mask_T.shape, f"{kl_T.shape} estimates, {loss_mask_T.shape} mask"
     assert segment_ids_T.shape == loss_mask_T.shape, f"{segment_ids_T.shape} segment ids, {loss_mask_T.shape} mask"
     positions_L = loss_positions(loss_mask_T)
-    costs_L = taken(kl_T, positions_L).mul_(-coefficient)
-    token_rewards_T = placed(costs_L, positions_L, loss_mask_T.shape[0])
+    costs_L = gather_loss_tokens(kl_T, positions_L).mul_(-coefficient)
+    token_rewards_T = scatter_loss_tokens(costs_L, positions_L, loss_mask_T.shape[0])
     ends_I = last_positions(segment_ids_T, positions_L)
     return token_rewards_T.index_add_(0, ends_I, rewards_N.detach().to(torch.float64)[segment_ids_T[ends_I]])
 

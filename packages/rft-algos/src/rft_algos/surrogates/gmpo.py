@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.packed.importance_ratio import ratio
-from rft_algos.packed.segments import at_tokens, slot_means, slots
+from rft_algos.packed.segments import broadcast_to_tokens, segment_index, segment_means
 
 
 def gmpo(
@@ -42,11 +42,11 @@ def gmpo(
     Returns:
         [T] loss per token, equal within a sequence; 0 where masked.
     """
-    places = slots(loss_mask_T, segment_ids_T)
-    advantages_S = slot_means(advantages_T, places)
-    sign_T = at_tokens(advantages_S, places)
+    places = segment_index(loss_mask_T, segment_ids_T)
+    advantages_S = segment_means(advantages_T, places)
+    sign_T = broadcast_to_tokens(advantages_S, places)
     bounded_T = torch.where(sign_T < 0, log_ratio_T.clamp(min=-clip_low), log_ratio_T.clamp(max=clip_high))
-    return at_tokens(-advantages_S * ratio(slot_means(bounded_T, places)), places)
+    return broadcast_to_tokens(-advantages_S * ratio(segment_means(bounded_T, places)), places)
 
 
 def gmpo_clipped(
@@ -72,6 +72,6 @@ def gmpo_clipped(
     Returns:
         [T] bool; false where masked.
     """
-    places = slots(loss_mask_T, segment_ids_T)
-    sign_T = at_tokens(slot_means(advantages_T, places), places)  # 0 where masked, so neither side acts
+    places = segment_index(loss_mask_T, segment_ids_T)
+    sign_T = broadcast_to_tokens(segment_means(advantages_T, places), places)  # 0 where masked, so neither side acts
     return ((sign_T > 0) & (log_ratio_T > clip_high)) | ((sign_T < 0) & (log_ratio_T < -clip_low))

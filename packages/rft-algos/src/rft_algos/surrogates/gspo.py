@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rft_algos.packed.segments import at_tokens, slot_means, slots
+from rft_algos.packed.segments import broadcast_to_tokens, segment_index, segment_means
 from rft_algos.surrogates.ppo import ppo_clip, ppo_clipped
 
 
@@ -44,9 +44,9 @@ def gspo(
     Returns:
         [T] loss per token, equal within a sequence; 0 where masked.
     """
-    places = slots(loss_mask_T, segment_ids_T)
-    log_ratio_S, advantages_S = slot_means(log_ratio_T, places), slot_means(advantages_T, places)
-    return at_tokens(ppo_clip(log_ratio_S, advantages_S, clip_low, clip_high), places)
+    places = segment_index(loss_mask_T, segment_ids_T)
+    log_ratio_S, advantages_S = segment_means(log_ratio_T, places), segment_means(advantages_T, places)
+    return broadcast_to_tokens(ppo_clip(log_ratio_S, advantages_S, clip_low, clip_high), places)
 
 
 def gspo_clipped(
@@ -70,8 +70,8 @@ def gspo_clipped(
     Returns:
         [T] bool, equal within a sequence; false where masked.
     """
-    places = slots(loss_mask_T, segment_ids_T)
-    log_ratio_S, advantages_S = slot_means(log_ratio_T, places), slot_means(advantages_T, places)
+    places = segment_index(loss_mask_T, segment_ids_T)
+    log_ratio_S, advantages_S = segment_means(log_ratio_T, places), segment_means(advantages_T, places)
     return ppo_clipped(log_ratio_S, advantages_S, clip_low, clip_high).index_select(0, places.index_T)
 
 
@@ -103,8 +103,8 @@ def gspo_token(
     Returns:
         [T] loss per token; 0 where masked.
     """
-    places = slots(loss_mask_T, segment_ids_T)
-    mean_T = at_tokens(slot_means(log_ratio_T.detach(), places), places)
+    places = segment_index(loss_mask_T, segment_ids_T)
+    mean_T = broadcast_to_tokens(segment_means(log_ratio_T.detach(), places), places)
     if not places.keep_all:
         kept_T = places.index_T < places.spare
         log_ratio_T, advantages_T = torch.where(kept_T, log_ratio_T, mean_T), torch.where(kept_T, advantages_T, 0.0)
@@ -133,6 +133,6 @@ def gspo_token_clipped(
     Returns:
         [T] bool; false where masked.
     """
-    places = slots(loss_mask_T, segment_ids_T)
-    log_s_T = at_tokens(slot_means(log_ratio_T, places), places)  # 0 where masked, so neither side acts
+    places = segment_index(loss_mask_T, segment_ids_T)
+    log_s_T = broadcast_to_tokens(segment_means(log_ratio_T, places), places)  # 0 where masked, so neither side acts
     return ppo_clipped(log_s_T, advantages_T, clip_low, clip_high)

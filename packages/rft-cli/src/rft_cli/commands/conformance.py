@@ -29,7 +29,7 @@ from rft_engine.settings import ComparedEnginesSettings, DecodingEngineSettings
 from rft_models.loading.context_length import model_facts
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
-from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.prompts import PromptRow
 from rft_trainer.evaluation.logprob_mismatch import Draw, Measured, limits_of, measure_gap
 from rft_trainer.protocols import Engine
@@ -86,7 +86,7 @@ def _refuse_ranks(machine: Machine) -> None:
         )
 
 
-def _prompts(settings: ConformanceSettings, codec: HfTextCodec) -> tuple[list[Prompt], str]:
+def _prompts(settings: ConformanceSettings, codec: HfTokenizer) -> tuple[list[Prompt], str]:
     """The prompts, and a line about them."""
     data, lengths = settings.data, settings.lengths
     if data.prompt or data.prompt_data:
@@ -100,7 +100,7 @@ def _prompts(settings: ConformanceSettings, codec: HfTextCodec) -> tuple[list[Pr
     return prompts, f"{source}: {len(prompts)} {noun}, {each}, seed {settings.output.seed}"
 
 
-def _built_in(settings: ConformanceSettings, codec: HfTextCodec, most: int) -> tuple[list[Prompt], str]:
+def _built_in(settings: ConformanceSettings, codec: HfTokenizer, most: int) -> tuple[list[Prompt], str]:
     """The built-in texts that the tokenizer can write, cut at `most` tokens; drawn tokens where it can write none."""
     limit = settings.data.max_samples or len(BUILT_IN)
     renderer, prompts = renderer_for(settings.data, codec), list[Prompt]()
@@ -123,7 +123,7 @@ def _built_in(settings: ConformanceSettings, codec: HfTextCodec, most: int) -> t
 
 
 def _compare(
-    settings: ConformanceSettings, machine: Machine, codec: HfTextCodec, policy: CausalPolicy, prompts: list[Prompt]
+    settings: ConformanceSettings, machine: Machine, codec: HfTokenizer, policy: CausalPolicy, prompts: list[Prompt]
 ) -> list[EngineResult]:
     longest = max(len(prompt.token_ids) for prompt in prompts)
     response = min(settings.lengths.generate_max_len, model_facts(settings.model.pretrain).max_positions - longest)

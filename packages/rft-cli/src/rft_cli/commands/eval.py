@@ -22,7 +22,7 @@ from rft_cli.config.stored_run import as_words, read_values
 from rft_core.errors import OptionsError
 from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_models.policy.load import load_policy
-from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
 from rft_trainer.records.rollouts import Prompt, Rollout
 from rft_trainer.runs.step_report import rollout_row
@@ -127,7 +127,7 @@ def _evaluate(
     return result, rollouts, prompts[machine.ranks.rank :: machine.ranks.world_size]
 
 
-def _prompts(settings: EvalSettings, codec: HfTextCodec) -> list[Prompt]:
+def _prompts(settings: EvalSettings, codec: HfTokenizer) -> list[Prompt]:
     rendered = read_held_out(
         settings.data.eval_data,
         settings.data.eval_split,

@@ -16,7 +16,7 @@ from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.load import load_policy
-from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.prompts import PromptRow, prompts_from_rows
 from rft_trainer.data.readers.formats import read_rows
 from rft_trainer.records.rollouts import Prompt, Sampling
@@ -67,7 +67,7 @@ def run(argv: list[str]) -> int:
 
 def prompts_of(
     data: GenerateDataSettings,
-    codec: HfTextCodec,
+    codec: HfTokenizer,
     prompt_max_len: int,
     images: GenerateImageSettings = _NO_IMAGES,
 ) -> list[Prompt]:

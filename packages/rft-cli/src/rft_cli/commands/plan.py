@@ -15,8 +15,17 @@ from rft.resolved import Resolved
 from rft.reward_names import memory_notes
 from rft_cli.config.resolve import resolve
 from rft_core.errors import OptionsError
-from rft_dist.planning.memory_estimate import GIB, SHARDINGS, Sharding, Term, Training, estimate, host_peak, peaks
-from rft_dist.planning.parallel_dims import Number, RankGrid, Share, Wanted, resolve_grid
+from rft_dist.planning.memory_estimate import (
+    GIB,
+    SHARDINGS,
+    MemoryTerm,
+    Sharding,
+    TrainingMemoryConfig,
+    estimate,
+    host_peak,
+    peak_bytes,
+)
+from rft_dist.planning.parallel_dims import BatchShare, ParallelDims, SourcedNumber, Wanted, resolve_grid
 from rft_models.files.divisibility import refuse_uneven_model
 
 if TYPE_CHECKING:
@@ -56,9 +65,9 @@ class Asked:
 class Plan:
     """What is said of a run."""
 
-    grid: RankGrid
+    grid: ParallelDims
     shares: list[str]
-    terms: list[Term]
+    terms: list[MemoryTerm]
     parameters: int
     notes: list[str]
     gpu_memory: int | None
@@ -123,15 +132,15 @@ def plan_of(asked: Asked, resolved: Resolved[Any]) -> Plan:
     return _with_images(plan, asked, resolved, training)
 
 
-def _with_images(plan: Plan, asked: Asked, resolved: Resolved[Any], training: Training) -> Plan:
+def _with_images(plan: Plan, asked: Asked, resolved: Resolved[Any], training: TrainingMemoryConfig) -> Plan:
     """The plan with what images and a vision tower add, where there are any."""
     if not resolved.values.get("images_key") and IMAGES_NOT_COUNTED not in plan.notes:
         return plan
-    from rft.build.reward_checks import refuse_blind_rewards
+    from rft.build.reward_checks import require_image_rewards
     from rft.planning.vision_memory import image_parts
 
     if asked.command == "rl":
-        refuse_blind_rewards(resolved.settings)
+        require_image_rewards(resolved.settings)
     positions = max_positions(resolved.values["pretrain"])
     parts = image_parts(asked.command, resolved.settings, resolved.values, training, positions)
     notes = [note for note in plan.notes if note != IMAGES_NOT_COUNTED or not parts.parameters]
@@ -148,16 +157,18 @@ def wanted_of(
     asked: Asked, values: Mapping[str, Any], origins: Mapping[str, Any], environment: Mapping[str, str]
 ) -> Wanted:
     """The numbers of flags; where there are none those of NUM_NODES and GPUS_PER_NODE."""
-    flags = {name: Number(value, f"--{name}") for name, value in asked.numbers.items()}
+    flags = {name: SourcedNumber(value, f"--{name}") for name, value in asked.numbers.items()}
 
-    def variable(name: str) -> Number | None:
+    def variable(name: str) -> SourcedNumber | None:
         text = environment.get(name, "")
-        return Number(int(text), f"{name} (the environment)") if text.isdecimal() else None
+        return SourcedNumber(int(text), f"{name} (the environment)") if text.isdecimal() else None
 
-    nproc = Number(values["nproc"], f"nproc: {origins['nproc']}") if values["nproc"] else None
+    nproc = SourcedNumber(values["nproc"], f"nproc: {origins['nproc']}") if values["nproc"] else None
     per_node = flags.get("gpus_per_node") or variable("GPUS_PER_NODE")
     parallel = {
-        name: Number(values[name], f"{name}: {origins[name]}") for name in ("sp_size", "tp_size") if values.get(name)
+        name: SourcedNumber(values[name], f"{name}: {origins[name]}")
+        for name in ("sp_size", "tp_size")
+        if values.get(name)
     }
     return Wanted(
         ranks=flags.get("world_size"),
@@ -170,7 +181,7 @@ def wanted_of(
     )
 
 
-def training_of(asked: Asked, resolved: Resolved[Any], grid: RankGrid) -> tuple[Training, list[str]]:
+def training_of(asked: Asked, resolved: Resolved[Any], grid: ParallelDims) -> tuple[TrainingMemoryConfig, list[str]]:
     """What the settings say of memory, and notes on what they leave open."""
     values, notes = resolved.values, list[str]()
     longest = longest_tokens(asked, values, notes)
@@ -196,7 +207,7 @@ def training_of(asked: Asked, resolved: Resolved[Any], grid: RankGrid) -> tuple[
     notes += more
     if adapters and needs_reference:
         notes.append("the reference is the policy with its adapters disabled, and takes no memory")
-    return Training(
+    return TrainingMemoryConfig(
         dp_size=grid.dp_size,
         sp_size=grid.sp_size,
         tp_size=grid.tp_size,
@@ -248,7 +259,7 @@ def _precision(values: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:
     return {"weight_bytes": 2 if rounds or values["bf16"] else 4, "master_copy": rounds}
 
 
-def _rollout_lines(asked: Asked, resolved: Resolved[Any], grid: RankGrid) -> list[str]:
+def _rollout_lines(asked: Asked, resolved: Resolved[Any], grid: ParallelDims) -> list[str]:
     """How a rollout is shared out, by prompts; refuses batches that the start refuses."""
     if asked.command != "rl":
         return []
@@ -261,7 +272,7 @@ def _rollout_lines(asked: Asked, resolved: Resolved[Any], grid: RankGrid) -> lis
     groups = algorithm_record(resolved.settings).advantage.compares_groups
     numbers = {name: int(values[name]) for name in names}
     plan_batches(values["rollout_batch_size"], **numbers, world_size=grid.dp_size, group_estimator=groups)
-    prompts = Share("rollout_batch_size", values["rollout_batch_size"], values["rollout_batch_size"])
+    prompts = BatchShare("rollout_batch_size", values["rollout_batch_size"], values["rollout_batch_size"])
     share, _ = prompts.of(grid.world_size)  # every rank generates, also those that train on the same samples
     samples = share * values["n_samples_per_prompt"]
     scored = -(-values["rollout_batch_size"] * values["n_samples_per_prompt"] // grid.dp_size)
@@ -275,7 +286,7 @@ def _rollout_lines(asked: Asked, resolved: Resolved[Any], grid: RankGrid) -> lis
 
 def lines(plan: Plan) -> list[str]:
     """The plan for a person."""
-    training, rollout = peaks(plan.terms)
+    training, rollout = peak_bytes(plan.terms)
     rows = [f"{'ranks':<12} {line}" for line in plan.grid.lines()]
     rows += [f"{'origin':<12} {name}: {origin}" for name, origin in plan.grid.origins.items()]
     rows += [f"{'batches':<12} {line}" for line in plan.shares]
@@ -295,7 +306,7 @@ def lines(plan: Plan) -> list[str]:
 
 def as_object(plan: Plan) -> dict[str, Any]:
     """The plan for a program."""
-    training, rollout = peaks(plan.terms)
+    training, rollout = peak_bytes(plan.terms)
     grid = plan.grid
     return {
         "world_size": grid.world_size,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rft.resolved import Origin
-from rft_cli.config.origins import Given
+from rft_cli.config.origins import GivenSetting
 from rft_cli.config.schema import Setting
 from rft_cli.config.values import FALSE, TRUE
 
@@ -22,11 +22,11 @@ OPPOSITES = {"disable_engine_sleep": "enable_engine_sleep"}
 class Words:
     """What a command line holds, in the order in which it was written."""
 
-    given: list[Given] = field(default_factory=list[Given])
+    given: list[GivenSetting] = field(default_factory=list[GivenSetting])
     configs: list[str] = field(default_factory=list[str])
     strays: list[str] = field(default_factory=list[str])
-    without_value: list[Given] = field(default_factory=list[Given])
-    negated_with_value: list[Given] = field(default_factory=list[Given])
+    without_value: list[GivenSetting] = field(default_factory=list[GivenSetting])
+    negated_with_value: list[GivenSetting] = field(default_factory=list[GivenSetting])
 
 
 def read(argv: Sequence[str], schema: dict[str, Setting]) -> Words:
@@ -43,10 +43,10 @@ def read(argv: Sequence[str], schema: dict[str, Setting]) -> Words:
             words.strays.append(word)
             continue
         written, equals, inline = word.partition("=")
-        name, negated = meaning(written.lstrip("-").replace("-", "_"), schema)
+        name, negated = setting_of(written.lstrip("-").replace("-", "_"), schema)
         setting = schema.get(name)
         values = [inline] if equals else _take(rest, _most(setting, name))
-        _record(words, Given(written, name, tuple(values), Origin("command line", text=word)), setting, negated)
+        _record(words, GivenSetting(written, name, tuple(values), Origin("command line", text=word)), setting, negated)
     return words
 
 
@@ -55,7 +55,7 @@ def is_flag(word: str) -> bool:
     return word.startswith("-") and len(word) > 1 and not re.match(r"-\.?\d", word)
 
 
-def meaning(name: str, schema: dict[str, Setting]) -> tuple[str, bool]:
+def setting_of(name: str, schema: dict[str, Setting]) -> tuple[str, bool]:
     """The setting that a name stands for, and whether it means its contrary."""
     if name in OPPOSITES and OPPOSITES[name] in schema:
         return OPPOSITES[name], True
@@ -71,7 +71,7 @@ def meaning(name: str, schema: dict[str, Setting]) -> tuple[str, bool]:
     return name, False
 
 
-def flipped(texts: tuple[str, ...]) -> tuple[str, ...]:
+def negate(texts: tuple[str, ...]) -> tuple[str, ...]:
     """The contrary of what was written after an opposite; what is no boolean stays, to be refused."""
     if not texts:
         return ("false",)
@@ -92,7 +92,7 @@ def _take(rest: list[str], most: int) -> list[str]:
     return taken
 
 
-def _record(words: Words, given: Given, setting: Setting | None, negated: bool) -> None:
+def _record(words: Words, given: GivenSetting, setting: Setting | None, negated: bool) -> None:
     if given.name == CONFIG and setting is None:
         if given.texts:
             words.configs.append(given.texts[0])
@@ -105,12 +105,12 @@ def _record(words: Words, given: Given, setting: Setting | None, negated: bool) 
         if is_no_form and given.texts:
             words.negated_with_value.append(given)
         else:
-            words.given.append(Given(given.written, given.name, flipped(given.texts), given.origin))
+            words.given.append(GivenSetting(given.written, given.name, negate(given.texts), given.origin))
     elif given.texts:
         words.given.append(given)
     elif setting.is_switch:
-        words.given.append(Given(given.written, given.name, ("true",), given.origin))
+        words.given.append(GivenSetting(given.written, given.name, ("true",), given.origin))
     elif "bare" in setting.metadata:
-        words.given.append(Given(given.written, given.name, (setting.metadata["bare"],), given.origin))
+        words.given.append(GivenSetting(given.written, given.name, (setting.metadata["bare"],), given.origin))
     else:
         words.without_value.append(given)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from rft.resolved import Origin
-from rft_cli.config.origins import Given
+from rft_cli.config.origins import GivenSetting
 from rft_cli.config.refused_flags import REFUSED_FLAGS, Refusal
 from rft_cli.config.schema import Required, Setting, commands_with, schema
 from rft_cli.config.suggestions import nearest
@@ -48,7 +48,7 @@ def _summary(problems: Sequence[Problem]) -> Problem:
     )
 
 
-def unknown_option(command: str, given: Given) -> Problem:
+def unknown_option(command: str, given: GivenSetting) -> Problem:
     """A name that no command knows, or that another command knows."""
     elsewhere = commands_with(given.name)
     options = nearest(given.name, schema(command))
@@ -68,13 +68,13 @@ def unknown_option(command: str, given: Given) -> Problem:
     )
 
 
-def _refused_neighbours(given: Given) -> list[str]:
+def _refused_neighbours(given: GivenSetting) -> list[str]:
     return [
         f"{_like(given, name)} (known, but not usable here)" for name in nearest(given.name, REFUSED_FLAGS, count=1)
     ]
 
 
-def refused_option(given: Given, refusal: Refusal) -> Problem:
+def refused_option(given: GivenSetting, refusal: Refusal) -> Problem:
     """A name or a value of the guides that this version does not have."""
     return Problem(
         code="option.refused",
@@ -85,7 +85,7 @@ def refused_option(given: Given, refusal: Refusal) -> Problem:
     )
 
 
-def bad_value(setting: Setting, given: Given) -> Problem:
+def bad_value(setting: Setting, given: GivenSetting) -> Problem:
     """A value of the wrong kind or out of bounds."""
     text = given.texts[0] if given.texts else ""
     near = nearest(text, setting.choices) or list(setting.choices[:1])
@@ -99,7 +99,7 @@ def bad_value(setting: Setting, given: Given) -> Problem:
     )
 
 
-def key_as_project(given: Given) -> Problem:
+def key_as_project(given: GivenSetting) -> Problem:
     """What was given as a tracker's project looks like its key."""
     return Problem(
         code="option.secret",
@@ -110,7 +110,7 @@ def key_as_project(given: Given) -> Problem:
     )
 
 
-def missing_value(setting: Setting, given: Given) -> Problem:
+def missing_value(setting: Setting, given: GivenSetting) -> Problem:
     """A flag at the end, or before another flag, that needs a value."""
     return Problem(
         code="option.no_value",
@@ -145,7 +145,7 @@ def unexpected_argument(text: str, recipes: Sequence[str]) -> Problem:
     )
 
 
-def negated_with_value(given: Given) -> Problem:
+def negated_with_value(given: GivenSetting) -> Problem:
     """`--no-x true` says two things."""
     return Problem(
         code="option.value",
@@ -161,18 +161,18 @@ def unreadable(code: str, what: str, origin: Origin, why: str, do: str) -> Probl
     return Problem(code=code, what=what, where=str(origin), why=why, do=do)
 
 
-def _shown(given: Given) -> str:
+def _shown(given: GivenSetting) -> str:
     text = " ".join(given.texts)
     value = HIDDEN if looks_like_key(text) else text if len(text) <= 80 else f"{text[:77]}..."
     return f"{given.written} = {value or 'nothing'}"
 
 
-def _like(given: Given, name: str) -> str:
+def _like(given: GivenSetting, name: str) -> str:
     """A name in the way the person writes names."""
     return f"--{name}" if given.origin.kind == "command line" else name
 
 
-def _assignment(given: Given, name: str, value: str) -> str:
+def _assignment(given: GivenSetting, name: str, value: str) -> str:
     if given.origin.kind == "command line":
         return f"--{name} {value}" if value else f"--{name}"
     return f"{name}={_literal(value)}" if given.origin.kind == "keyword argument" else f"{name}: {value}"
@@ -185,7 +185,7 @@ def _literal(text: str) -> str:
     return text if re.fullmatch(r"[+-]?\d[\d.]*(?:e[+-]?\d+)?", text) else repr(text)
 
 
-def _value(setting: Setting, given: Given) -> str:
+def _value(setting: Setting, given: GivenSetting) -> str:
     if setting.is_switch and not given.texts:
         return ""
     text = " ".join(given.texts)

@@ -11,7 +11,7 @@ KEYWORD = Origin("keyword argument")
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenSetting:
     """One setting as a person wrote it, not yet understood."""
 
     written: str

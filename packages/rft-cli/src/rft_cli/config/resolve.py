@@ -21,7 +21,7 @@ from rft.settings import (
 )
 from rft_cli.config import command_line, errors, recipes, yaml_file
 from rft_cli.config.errors import SettingsError
-from rft_cli.config.origins import DEFAULT, Given
+from rft_cli.config.origins import DEFAULT, GivenSetting
 from rft_cli.config.refused_flags import REFUSED_FLAGS
 from rft_cli.config.render import config_yaml
 from rft_cli.config.rules import contradictions
@@ -34,7 +34,7 @@ _TRACKERS = ("use_wandb", "use_tensorboard", "use_trackio")
 
 
 @dataclass(slots=True)
-class Merged:
+class MergedSources:
     """What all sources say together, with what is wrong in them."""
 
     command: str
@@ -71,10 +71,10 @@ def resolve(command: str, argv: Sequence[str]) -> Resolved[Any]:
     Raises:
         SettingsError: with every problem of the command line and of the files.
     """
-    return settled(merge(command, argv))
+    return validated(merge(command, argv))
 
 
-def settled(merged: Merged) -> Resolved[Any]:
+def validated(merged: MergedSources) -> Resolved[Any]:
     """The settings that all sources say together.
 
     Raises:
@@ -102,10 +102,12 @@ def settled(merged: Merged) -> Resolved[Any]:
     )
 
 
-def merge(command: str, argv: Sequence[str], keywords: Sequence[Given] = ()) -> Merged:
+def merge(command: str, argv: Sequence[str], keywords: Sequence[GivenSetting] = ()) -> MergedSources:
     """Defaults, then files, then flags, then the keyword arguments of Python code; nothing is raised."""
     table = schema(command)
-    merged = Merged(command, table, {name: row.default for name, row in table.items()}, dict.fromkeys(table, DEFAULT))
+    merged = MergedSources(
+        command, table, {name: row.default for name, row in table.items()}, dict.fromkeys(table, DEFAULT)
+    )
     words = command_line.read(argv, table)
     for reference in words.configs:
         _read_config(merged, reference)
@@ -121,7 +123,7 @@ def merge(command: str, argv: Sequence[str], keywords: Sequence[Given] = ()) -> 
     return merged
 
 
-def _read_config(merged: Merged, reference: str) -> None:
+def _read_config(merged: MergedSources, reference: str) -> None:
     source, problem = recipes.find(reference)
     if source is None:
         merged.problems += [problem] if problem else []
@@ -139,7 +141,7 @@ def _read_config(merged: Merged, reference: str) -> None:
         _apply(merged, given)
 
 
-def _apply(merged: Merged, given: Given) -> None:
+def _apply(merged: MergedSources, given: GivenSetting) -> None:
     setting = merged.schema.get(given.name)
     if setting is None:
         refusal = REFUSED_FLAGS.get(given.name)
@@ -158,7 +160,7 @@ def _apply(merged: Merged, given: Given) -> None:
             merged.problems.append(errors.bad_value(setting, given))
 
 
-def _config_without_name(given: Given) -> Problem:
+def _config_without_name(given: GivenSetting) -> Problem:
     return errors.unreadable(
         "option.no_value",
         "--config needs a file or the name of a recipe",
@@ -168,7 +170,7 @@ def _config_without_name(given: Given) -> Problem:
     )
 
 
-def _other_command(merged: Merged, reference: str, made_for: str, path: Path) -> Problem:
+def _other_command(merged: MergedSources, reference: str, made_for: str, path: Path) -> Problem:
     return errors.unreadable(
         "file.other_command",
         f"{reference} is made for rft-train {made_for}, not for rft-train {merged.command}",

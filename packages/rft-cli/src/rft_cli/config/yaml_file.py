@@ -14,8 +14,8 @@ import yaml
 
 from rft.resolved import Origin, OriginKind
 from rft_cli.config import errors
-from rft_cli.config.command_line import flipped, meaning
-from rft_cli.config.origins import Given
+from rft_cli.config.command_line import negate, setting_of
+from rft_cli.config.origins import GivenSetting
 from rft_cli.config.schema import Setting
 from rft_core.errors import Problem
 
@@ -31,7 +31,7 @@ _PLAIN_TAGS = {
 class FileSettings:
     """What one file holds."""
 
-    given: list[Given] = field(default_factory=list[Given])
+    given: list[GivenSetting] = field(default_factory=list[GivenSetting])
     header: dict[str, str] = field(default_factory=dict[str, str])
     """The fields under `recipe:` that hold one value, as text."""
     stages: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
@@ -110,7 +110,7 @@ class _Reader:
         if not isinstance(key, yaml.ScalarNode):
             self._refuse("name", "a name must be one word", key, "settings are flat", "seed: 42")
             return
-        name, negated = meaning(key.value.lstrip("-").replace("-", "_"), dict(self.schema))
+        name, negated = setting_of(key.value.lstrip("-").replace("-", "_"), dict(self.schema))
         line = key.start_mark.line + 1
         if name in self.lines:
             why = f"line {self.lines[name]} gives it already"
@@ -124,9 +124,9 @@ class _Reader:
         if texts is not None:
             shown = ", ".join(texts)
             is_null = value.tag.endswith(":null")
-            texts = ("none",) if is_null else flipped(texts) if negated else texts
+            texts = ("none",) if is_null else negate(texts) if negated else texts
             origin = Origin(self.kind, str(self.path), line, shown)
-            self.found.given.append(Given(key.value, name, texts, origin, is_null))
+            self.found.given.append(GivenSetting(key.value, name, texts, origin, is_null))
 
     def _header(self, header: yaml.MappingNode) -> None:
         for key, value in header.value:

@@ -8,9 +8,9 @@ from typing import cast
 
 from rft.resolved import Resolved
 from rft.settings import RlSettings
-from rft_cli.config.command_line import CONFIG, flipped, meaning
-from rft_cli.config.origins import KEYWORD, Given
-from rft_cli.config.resolve import merge, settled
+from rft_cli.config.command_line import CONFIG, negate, setting_of
+from rft_cli.config.origins import KEYWORD, GivenSetting
+from rft_cli.config.resolve import merge, validated
 from rft_cli.config.schema import Setting, schema
 from rft_core.errors import OptionsError
 
@@ -42,8 +42,8 @@ def resolved(keywords: Mapping[str, object], reward: str | None = None) -> Resol
     if reward is not None:
         if "reward" in keywords:
             raise _two_rewards(keywords["reward"], reward)
-        given.append(Given("reward_fn", "reward", (reward,), KEYWORD))
-    return cast("Resolved[RlSettings]", settled(merge("rl", _config_words(keywords), given)))
+        given.append(GivenSetting("reward_fn", "reward", (reward,), KEYWORD))
+    return cast("Resolved[RlSettings]", validated(merge("rl", _config_words(keywords), given)))
 
 
 def command_words(keywords: Mapping[str, object]) -> list[str]:
@@ -52,16 +52,16 @@ def command_words(keywords: Mapping[str, object]) -> list[str]:
     return [*_config_words(keywords), *(word for flag in words for word in flag)]
 
 
-def givens(keywords: Mapping[str, object]) -> list[Given]:
+def givens(keywords: Mapping[str, object]) -> list[GivenSetting]:
     """Each keyword as a setting that was given; `config` is none, it names files of settings."""
     table = schema("rl")
-    found: list[Given] = []
+    found: list[GivenSetting] = []
     for written, value in keywords.items():
         if written == CONFIG:
             continue
-        name, negated = meaning(written, table)
+        name, negated = setting_of(written, table)
         texts = as_texts(value, table.get(name))
-        found.append(Given(written, name, flipped(texts) if negated else texts, KEYWORD, is_null=value is None))
+        found.append(GivenSetting(written, name, negate(texts) if negated else texts, KEYWORD, is_null=value is None))
     return found
 
 

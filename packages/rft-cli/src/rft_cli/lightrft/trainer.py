@@ -36,7 +36,7 @@ from rft_cli.lightrft import keywords
 from rft_cli.lightrft.strategy import Generation, Strategy
 from rft_cli.pages.terminal import terminal
 from rft_core.errors import OptionsError
-from rft_models.families.custom import any_patch_by_hand
+from rft_models.families.custom import has_manual_patches
 from rft_models.families.patches import register_patch, unregister_patch
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_trainer.evaluation.evaluator import EvaluationResult
@@ -218,7 +218,7 @@ class SPMDPPOTrainer:
             getattr(type(self), name) is not getattr(SPMDPPOTrainer, name)
             for name in ("compute_advantages", "ppo_train")
         )
-        return self._reward is None and not overridden and not any_patch_by_hand()
+        return self._reward is None and not overridden and not has_manual_patches()
 
     def _checked_advantages(self, batch: RolloutBatch) -> Tensor:
         found: Any = self.compute_advantages(batch)
@@ -239,7 +239,7 @@ class SPMDPPOTrainer:
         if self._begun:
             return
         ready = self._ready
-        context = run_lifecycle.under_way(
+        context = run_lifecycle.running(
             ready.training, ready.started, self._resolved, ready.sinks, is_first=ready.machine.is_first
         )
         self._stack.enter_context(context)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from rft.conformance import DrawResult, EngineResult
 from rft_core.errors import OptionsError, PreflightError, Problem, RftError, ServiceError
-from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.evaluation.logprob_mismatch import VERDICTS, Gap, Limits, Measured, TokenGap
 from rft_trainer.records.rollouts import Prompt
 
@@ -24,7 +24,7 @@ _READING = (
 
 
 def page(
-    results: Sequence[EngineResult], facts: Sequence[tuple[str, str]], prompts: Sequence[Prompt], codec: HfTextCodec
+    results: Sequence[EngineResult], facts: Sequence[tuple[str, str]], prompts: Sequence[Prompt], codec: HfTokenizer
 ) -> RenderableType:
     """The facts, the table, what it means, and the outcome."""
     head = Table.grid(padding=(0, 2, 0, 0))
@@ -86,7 +86,7 @@ def _absence(result: EngineResult) -> str:
     return "not installed" if result.problem.code == "engine.not_installed" else "not here"
 
 
-def _tail(results: Sequence[EngineResult], prompts: Sequence[Prompt], codec: HfTextCodec) -> list[tuple[str, Text]]:
+def _tail(results: Sequence[EngineResult], prompts: Sequence[Prompt], codec: HfTokenizer) -> list[tuple[str, Text]]:
     """One line for each engine that there is something to say of, and the verdict."""
     lines: list[tuple[str, Text]] = []
     for result in results:
@@ -137,7 +137,7 @@ def _way(result: DrawResult) -> str:
     return f"temperature {result.draw.temperature:g}, top-p {result.draw.top_p:g}"
 
 
-def place(result: DrawResult, prompts: Sequence[Prompt], codec: HfTextCodec) -> str:
+def place(result: DrawResult, prompts: Sequence[Prompt], codec: HfTokenizer) -> str:
     """The token with the largest gap of this draw, with both values."""
     measured = result.measured
     assert measured is not None
@@ -161,7 +161,7 @@ def _worst(measured: Measured) -> tuple[TokenGap, str]:
 
 
 def failure(
-    results: Sequence[EngineResult], asked: bool, fp8: bool, bf16: bool, prompts: Sequence[Prompt], codec: HfTextCodec
+    results: Sequence[EngineResult], asked: bool, fp8: bool, bf16: bool, prompts: Sequence[Prompt], codec: HfTokenizer
 ) -> RftError | None:
     """What the command ends with: an engine apart, one that failed, one asked for by name and absent; or nothing."""
     apart = [result for result in results if result.verdict == "apart"]
@@ -197,7 +197,7 @@ def _apart(
     fp8: bool,
     bf16: bool,
     prompts: Sequence[Prompt],
-    codec: HfTextCodec,
+    codec: HfTokenizer,
 ) -> ServiceError:
     worst = result.worst
     assert worst is not None

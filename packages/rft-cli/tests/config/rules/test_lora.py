@@ -13,7 +13,7 @@ from rft.planning.lora_memory import adapter_weights
 from rft_cli.commands import plan
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
-from rft_dist.planning.memory_estimate import DecoderSizes, Sharding, Training, estimate
+from rft_dist.planning.memory_estimate import DecoderSizes, Sharding, TrainingMemoryConfig, estimate
 from rft_models.lora.adapters import AdapterRules
 from rft_models.policy.load import load_policy
 from rft_models.settings import AdapterKind
@@ -100,7 +100,7 @@ def test_moments_and_averages_of_adapters_are_spread_as_the_strategy_says() -> N
     sizes = DecoderSizes(vocab=100, hidden=16, layers=2, query_width=16, kv_width=8, ffn=40, tied=False)
 
     def of(sharding: Sharding) -> dict[str, int]:
-        run = Training(dp_size=2, sharding=sharding, adapter_weights=30, average=True)
+        run = TrainingMemoryConfig(dp_size=2, sharding=sharding, adapter_weights=30, average=True)
         return {term.name: term.num_bytes for term in estimate(sizes, run)}
 
     names = ("parameters", "adapters", "gradients", "Adam moments", "moving average")

@@ -103,7 +103,7 @@ def flat_shards(name: str, global_shape: Sequence[int], offset: int, data: Tenso
     return blocks
 
 
-def flat_wanted(name: str, global_shape: Sequence[int], dtype: torch.dtype, offset: int, numel: int) -> list[Wanted]:
+def flat_requests(name: str, global_shape: Sequence[int], dtype: torch.dtype, offset: int, numel: int) -> list[Wanted]:
     """What a rank needs that holds elements `offset` to `offset + numel - 1` of the flattened tensor."""
     shape = tuple(global_shape)
     return [Wanted(name, shape, dtype, start, extent) for start, extent in flat_blocks(shape, offset, numel)]

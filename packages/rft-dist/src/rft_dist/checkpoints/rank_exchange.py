@@ -88,7 +88,7 @@ class StoreExchange:
         return found
 
 
-def together(exchange: Exchange, work: Callable[[], Any]) -> list[Any]:
+def collective_call(exchange: Exchange, work: Callable[[], Any]) -> list[Any]:
     """Do this rank's part, and give the results of all ranks (JSON values), in rank order.
 
     Where any rank raised, every rank raises: its own error, or else that of the lowest rank that failed.

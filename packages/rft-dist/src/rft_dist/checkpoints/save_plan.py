@@ -17,7 +17,7 @@ _HEADER_BYTES = 200  # of one tensor in a file and in the manifest, roughly
 
 
 @dataclass(frozen=True, slots=True)
-class Announcement:
+class RankShards:
     """What one rank will write."""
 
     step: int
@@ -32,7 +32,7 @@ class Announcement:
         return {"step": self.step, "parts": {name: list(part) for name, part in self.parts.items()}, "model": model}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Announcement:
+    def from_json(cls, value: Mapping[str, Any]) -> RankShards:
         """From JSON."""
         parts = {name: (part[0], part[1], part[2]) for name, part in value["parts"].items()}
         return cls(value["step"], parts, value["model"])
@@ -40,7 +40,7 @@ class Announcement:
 
 def announce(
     step: int, shards: Mapping[str, Sequence[Shard]], model_tensors: Mapping[str, Tensor] | None
-) -> Announcement:
+) -> RankShards:
     """What this rank will write."""
     parts = {
         name: (len(blocks), _num_bytes(block.data for block in blocks), all(block.is_whole for block in blocks))
@@ -50,14 +50,14 @@ def announce(
         keys = [key_of(block) for block in blocks]
         assert len(set(keys)) == len(keys), f"component {name} has a block twice"
     model = None if model_tensors is None else {name: num_tensor_bytes(value) for name, value in model_tensors.items()}
-    return Announcement(step, parts, model)
+    return RankShards(step, parts, model)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The files of a checkpoint, the same on every rank."""
 
-    announced: tuple[Announcement, ...]
+    announced: tuple[RankShards, ...]
 
     @property
     def components(self) -> set[str]:

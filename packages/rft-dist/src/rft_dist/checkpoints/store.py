@@ -18,7 +18,7 @@ from rft_dist.checkpoint_format.file_operations import STAGE, sync_directory
 from rft_dist.checkpoint_format.layout import MODEL, pin_path, published, step_name
 from rft_dist.checkpoint_format.manifest import Manifest, ManifestFault
 from rft_dist.checkpoint_format.shards import Shard, wholes
-from rft_dist.checkpoints.rank_exchange import Exchange, together
+from rft_dist.checkpoints.rank_exchange import Exchange, collective_call
 from rft_dist.checkpoints.reader import (
     Checkpoint,
     Search,
@@ -35,7 +35,7 @@ from rft_dist.checkpoints.retention import (
     remove_checkpoint,
     sweep,
 )
-from rft_dist.checkpoints.save_plan import Announcement, Plan, announce
+from rft_dist.checkpoints.save_plan import Plan, RankShards, announce
 from rft_dist.checkpoints.storage_errors import refused_opening, refused_save
 from rft_dist.checkpoints.writer import SaveRequest, write_checkpoint
 from rft_dist.collectives import SingleProcess
@@ -93,7 +93,7 @@ class CheckpointStore:
         self._components = None if components is None else frozenset(components)
         self._protected: dict[str, int] = {}
         self._parent_step: int | None = None
-        together(self._exchange, self._open_folder)
+        collective_call(self._exchange, self._open_folder)
 
     def _open_folder(self) -> None:
         if not self.is_first:
@@ -139,8 +139,8 @@ class CheckpointStore:
         def opening_of() -> list[Any]:
             return [told.to_json(), {**self._opening(step), "records": sorted(records)} if is_first else {}]
 
-        answers = together(self._exchange, opening_of)
-        plan, opening = Plan(tuple(Announcement.from_json(answer[0]) for answer in answers)), answers[0][1]
+        answers = collective_call(self._exchange, opening_of)
+        plan, opening = Plan(tuple(RankShards.from_json(answer[0]) for answer in answers)), answers[0][1]
         _require_same_step(plan)
         components = plan.components | set(opening["records"])
         self._require_components(components, step)
@@ -163,7 +163,7 @@ class CheckpointStore:
         )
         manifest = write_checkpoint(request, plan)
         self._parent_step = step
-        pruned = together(self._exchange, self._prune_on_first)[0]
+        pruned = collective_call(self._exchange, self._prune_on_first)[0]
         removed = tuple(Removal(*entry) for entry in pruned["removed"])
         return _info(request.target, manifest, removed, tuple(pruned["problems"]))
 

@@ -12,7 +12,7 @@ next save or opening removes. An earlier checkpoint of the same step is first mo
 the new one is published, readers find it under that name (`layout.published`).
 
 Each phase ends with an exchange in which the ranks tell their results or their errors
-(`exchange.together`): what fails on one rank is raised by all, and rank 0 takes the staging
+(`exchange.collective_call`): what fails on one rank is raised by all, and rank 0 takes the staging
 directory away. All ranks write into one directory, on a file system that they share.
 """
 
@@ -55,7 +55,7 @@ from rft_dist.checkpoint_format.layout import (
 from rft_dist.checkpoint_format.manifest import Manifest, ManifestFault, canonical_json, entry_from_json
 from rft_dist.checkpoint_format.resharding import from_json, merged
 from rft_dist.checkpoint_format.shards import Shard
-from rft_dist.checkpoints.rank_exchange import Exchange, together
+from rft_dist.checkpoints.rank_exchange import Exchange, collective_call
 from rft_dist.checkpoints.rank_writer import RankParts, write_rank
 from rft_dist.checkpoints.reader import Finding, inspect, inspect_files, quarantine, read_manifest
 from rft_dist.checkpoints.save_plan import Plan
@@ -136,7 +136,7 @@ def write_checkpoint(request: SaveRequest, plan: Plan) -> Manifest:
 
     try:
         staging = request.directory / _on_first(request, opened)
-        answers = together(request.exchange, written)
+        answers = collective_call(request.exchange, written)
         manifest = _manifest(request, plan, answers)
         displaced = _on_first(request, lambda: _list_and_publish(request, staging, manifest, need))
         _verify(request, manifest, [_own_files(answer) for answer in answers], displaced)
@@ -151,7 +151,7 @@ def write_checkpoint(request: SaveRequest, plan: Plan) -> Manifest:
 
 def _on_first(request: SaveRequest, work: Callable[[], Any]) -> Any:
     """What rank 0 gives for `work`, on every rank."""
-    return together(request.exchange, lambda: work() if request.is_first else None)[0]
+    return collective_call(request.exchange, lambda: work() if request.is_first else None)[0]
 
 
 @contextmanager
@@ -311,7 +311,7 @@ def _verify(request: SaveRequest, manifest: Manifest, files: Sequence[list[str]]
                 problems = inspect_files(request.target, manifest, files[request.exchange.rank])
         return [f"{problem.file} {problem.problem}" for problem in problems]
 
-    found = [problem for problems in together(request.exchange, compared) for problem in problems]
+    found = [problem for problems in collective_call(request.exchange, compared) for problem in problems]
 
     def settled() -> None:
         problems = quarantine(request.target, [Finding(request.target, "", problem) for problem in found])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rft_dist.health import failure as kinds
 from rft_dist.health.failure import Cause
-from rft_dist.health.heartbeat import Seen, Status
+from rft_dist.health.heartbeat import LastSeen, Status
 from rft_dist.health.process_state import ALIVE, GONE, STOPPED
 
 _STACK_TOLD = 5
@@ -32,7 +32,7 @@ class Limits:
         return self.phase if status.steps_done else self.first
 
 
-def of_neighbours(states: Mapping[int, tuple[str, float]], seen: Mapping[int, Seen], now: float) -> Cause | None:
+def of_neighbours(states: Mapping[int, tuple[str, float]], seen: Mapping[int, LastSeen], now: float) -> Cause | None:
     """A rank of this machine whose process has ended or is stopped.
 
     `states` gives rank -> (state, since when it was seen so). A process that leaves in order may be gone
@@ -57,7 +57,7 @@ _STOPPED_PATIENCE = 3.0
 
 
 def of_all(
-    seen: Mapping[int, Seen],
+    seen: Mapping[int, LastSeen],
     limits: Limits,
     now: float,
     *,
@@ -82,7 +82,7 @@ def of_all(
     )
 
 
-def waiting_for(seen: Mapping[int, Seen], now: float, seconds: float) -> str:
+def waiting_for(seen: Mapping[int, LastSeen], now: float, seconds: float) -> str:
     """One line naming whom others wait for since `seconds`; empty where nobody does."""
     front = _front(seen)
     waiters = [s for s in seen.values() if s.status.inside and s.status.number == front]
@@ -102,7 +102,7 @@ def waiting_for(seen: Mapping[int, Seen], now: float, seconds: float) -> str:
     )
 
 
-def _silent(seen: Mapping[int, Seen], limits: Limits, now: float, known: Container[int]) -> Cause | None:
+def _silent(seen: Mapping[int, LastSeen], limits: Limits, now: float, known: Container[int]) -> Cause | None:
     for rank, each in sorted(seen.items()):
         silence = now - each.at
         if each.status.ended or rank in known or not limits.silence or silence <= limits.silence:
@@ -113,7 +113,7 @@ def _silent(seen: Mapping[int, Seen], limits: Limits, now: float, known: Contain
     return None
 
 
-def _mismatch(seen: Mapping[int, Seen]) -> Cause | None:
+def _mismatch(seen: Mapping[int, LastSeen]) -> Cause | None:
     by_number: dict[int, Status] = {}
     for each in sorted(seen.values(), key=lambda s: s.status.rank):
         status = each.status
@@ -137,7 +137,7 @@ def mismatch(rank: int, call: str, other: int, other_call: str) -> Cause:
     )
 
 
-def _left(seen: Mapping[int, Seen], now: float) -> Cause | None:
+def _left(seen: Mapping[int, LastSeen], now: float) -> Cause | None:
     """Someone waits in a collective that a rank, which left in order, will never enter."""
     front = _front(seen)
     waiters = [s for s in seen.values() if s.status.inside and s.status.number == front]
@@ -153,9 +153,9 @@ def _left(seen: Mapping[int, Seen], now: float) -> Cause | None:
 _LEFT_PATIENCE = 2.0
 
 
-def _late(seen: Mapping[int, Seen], heard: Mapping[int, Seen], limits: Limits, now: float) -> Cause | None:
+def _late(seen: Mapping[int, LastSeen], heard: Mapping[int, LastSeen], limits: Limits, now: float) -> Cause | None:
     """Outside of any collective, and without progress for longer than its phase allows; of those heard of lately."""
-    late: list[tuple[int, int, float, float, Seen]] = []
+    late: list[tuple[int, int, float, float, LastSeen]] = []
     for rank, each in heard.items():
         limit, idle = limits.of(each.status), each.idle(now)
         if limit and idle > limit and not each.status.inside and not each.status.ended:
@@ -170,7 +170,7 @@ def _late(seen: Mapping[int, Seen], heard: Mapping[int, Seen], limits: Limits, n
     return Cause(kinds.LATE, rank, what, f"at most {limit:g} s are allowed ({flag})", _where(each.status))
 
 
-def _stuck(seen: Mapping[int, Seen], limits: Limits, now: float) -> Cause | None:
+def _stuck(seen: Mapping[int, LastSeen], limits: Limits, now: float) -> Cause | None:
     """Everyone is in the same collective and it does not end."""
     statuses = [each.status for each in seen.values()]
     if not limits.collective or not all(status.inside for status in statuses):
@@ -187,12 +187,12 @@ def _stuck(seen: Mapping[int, Seen], limits: Limits, now: float) -> Cause | None
     return Cause(kinds.STUCK, -1, what, why, first.call.site)
 
 
-def _front(seen: Mapping[int, Seen]) -> int:
+def _front(seen: Mapping[int, LastSeen]) -> int:
     """Number of the newest collective that anybody waits in; 0 where nobody does."""
     return max((s.status.number for s in seen.values() if s.status.inside), default=0)
 
 
-def _reached(status: Status, seen: Mapping[int, Seen]) -> str:
+def _reached(status: Status, seen: Mapping[int, LastSeen]) -> str:
     """Which collective of the others this rank did not reach."""
     front = _front({rank: each for rank, each in seen.items() if rank != status.rank})
     ahead = [s.status for s in seen.values() if s.status.inside and s.status.number == front]
@@ -211,7 +211,7 @@ def _ranks(statuses: Sequence[Status]) -> str:
     return shown + (f" and {len(statuses) - 16} more" if len(statuses) > 16 else "")
 
 
-def _phase(each: Seen, now: float) -> str:
+def _phase(each: LastSeen, now: float) -> str:
     status = each.status
     return f"in phase {status.phase} of step {status.step} for {status.phase_seconds + max(0.0, now - each.at):.0f} s"
 

@@ -68,7 +68,7 @@ def decode(text: str | bytes) -> Status:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LastSeen:
     """A status and when this process first read that heartbeat, by its own clock."""
 
     status: Status
@@ -79,6 +79,6 @@ class Seen:
         return self.status.idle_seconds + max(0.0, now - self.at)
 
 
-def unheard(rank: int) -> Status:
+def no_heartbeat_yet(rank: int) -> Status:
     """Of a rank whose first heartbeat has not come."""
     return Status(rank, "host unknown", "", 0, 0, "start", 0.0, 0, 0, None, False, 0.0, 0.0, 0)

@@ -1,7 +1,7 @@
 """The side channel: heartbeats and the cause of the end, through the TCP store at which the ranks met.
 
 The store is served by C++ threads of its process, so it answers while the collectives hang and while
-Python computes. A call on it may block for ever where that process is stopped: only `Courier`, in a
+Python computes. A call on it may block for ever where that process is stopped: only `HeartbeatClient`, in a
 thread of its own, makes them, and nobody waits for it without a limit.
 """
 
@@ -17,13 +17,13 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from rft_dist.health import failure as causes
 from rft_dist.health.failure import Cause
-from rft_dist.health.heartbeat import Seen, Status, decode
+from rft_dist.health.heartbeat import LastSeen, Status, decode
 
 _CAUSE = "cause"
 _READ = "cause_read"
 
 
-class Outlook(Protocol):
+class StatusSource(Protocol):
     """What the courier needs of the watch."""
 
     def status(self) -> Status:
@@ -31,10 +31,10 @@ class Outlook(Protocol):
         ...
 
 
-class Courier:
+class HeartbeatClient:
     """Publishes this rank's status, and reads those of others, about every `beat` seconds."""
 
-    def __init__(self, store: Store, outlook: Outlook, *, rank: int, world_size: int, beat: float) -> None:
+    def __init__(self, store: Store, outlook: StatusSource, *, rank: int, world_size: int, beat: float) -> None:
         self._thread = threading.Thread(target=self._run, name="rft-watch-courier", daemon=True)
         self._store, self._outlook = store, outlook
         self._rank, self._world_size, self._beat = rank, world_size, beat
@@ -44,7 +44,7 @@ class Courier:
         self.reads_all = False
         self.read_at: dict[int, float] = {}
         """When each rank's status was last read, new or not."""
-        self.seen: dict[int, Seen] = {}
+        self.seen: dict[int, LastSeen] = {}
         self.cause: Cause | None = None
         self.answered = time.monotonic()
         """When the store last answered."""
@@ -145,7 +145,7 @@ class Courier:
             self.read_at[rank] = now
             known = self.seen.get(rank)
             if known is None or known.status.beat != status.beat:
-                self.seen[rank] = Seen(status, now)
+                self.seen[rank] = LastSeen(status, now)
 
     def _do_errand(self, seconds: float) -> None:
         try:

@@ -23,8 +23,8 @@ from rft_dist.health.activity import Activity
 from rft_dist.health.error_files import RunFolder
 from rft_dist.health.failure import Cause
 from rft_dist.health.flight_recorder import abort_groups, library_calls
-from rft_dist.health.heartbeat import FINISHED, STOPPING, Seen, Status, unheard
-from rft_dist.health.heartbeat_store import Courier
+from rft_dist.health.heartbeat import FINISHED, STOPPING, LastSeen, Status, no_heartbeat_yet
+from rft_dist.health.heartbeat_store import HeartbeatClient
 from rft_dist.health.process_state import ALIVE, process_state, this_machine
 from rft_dist.health.report import page
 from rft_dist.health.termination import StoppedByPeer, comes_from_peers, flush, raise_in_main
@@ -75,7 +75,7 @@ class Watch:
         self._host, self._machine, self._pid = socket.gethostname(), this_machine(), os.getpid()
         self._num_beats, self._ended, self._ended_at = 0, "", 0.0
         self._library = (0, time.monotonic())
-        self._courier = Courier(store, self, rank=rank, world_size=world_size, beat=beat) if store else None
+        self._courier = HeartbeatClient(store, self, rank=rank, world_size=world_size, beat=beat) if store else None
         self._guard = threading.Thread(target=self._run, name="rft-watch-guard", daemon=True)
         self._stop = threading.Event()
         self._leaving = threading.Event()
@@ -90,7 +90,7 @@ class Watch:
         now = time.monotonic()
         if self._courier is not None:
             for rank in range(self._world_size):
-                self._courier.seen[rank] = Seen(unheard(rank), now)
+                self._courier.seen[rank] = LastSeen(no_heartbeat_yet(rank), now)
             self._courier.start()
             until = now + _START_SECONDS
             self._courier.announce_now(_START_SECONDS)
@@ -195,7 +195,7 @@ class Watch:
     def _decide(self, now: float) -> Cause | None:
         courier = self._courier
         if courier is None:
-            own = {0: Seen(self.status(), now)}
+            own = {0: LastSeen(self.status(), now)}
             return None if self._ended else diagnosis.of_all(own, self._limits, now)
         if courier.cause is not None:
             return courier.cause
@@ -211,7 +211,7 @@ class Watch:
         seen = dict(self._courier.seen)
         if self._rank != 0 and not seen[0].status.ended:
             seen = {0: seen[0]}
-        seen[self._rank] = Seen(self.status(), self._ended_at or now)
+        seen[self._rank] = LastSeen(self.status(), self._ended_at or now)
         if self._rank == 0:
             self._report_waiting(seen, now)
         # Neighbours are judged by their processes: one that computes may be silent, for want of Python's lock.
@@ -261,9 +261,9 @@ class Watch:
         if self._courier is not None:
             self._courier.answered = now
             for rank, each in list(self._courier.seen.items()):
-                self._courier.seen[rank] = Seen(each.status, now)
+                self._courier.seen[rank] = LastSeen(each.status, now)
 
-    def _report_waiting(self, seen: dict[int, Seen], now: float) -> None:
+    def _report_waiting(self, seen: dict[int, LastSeen], now: float) -> None:
         """Who is waited for, at growing intervals; a new wait starts again."""
         if not diagnosis.waiting_for(seen, now, _REPORT_AFTER[0]):
             self._num_reported = 0
@@ -306,11 +306,11 @@ class Watch:
             if self._has_told:
                 return
             self._has_told = True
-        seen: dict[int, Seen] = {0: Seen(self.status(), time.monotonic())}
+        seen: dict[int, LastSeen] = {0: LastSeen(self.status(), time.monotonic())}
         if self._courier is not None:
             self._courier.read_everyone(_STORE_SECONDS)
             seen = dict(self._courier.seen)
-            seen[self._rank] = Seen(self.status(), time.monotonic())
+            seen[self._rank] = LastSeen(self.status(), time.monotonic())
         text = page(cause, seen, time.monotonic())
         self.folder.write_page(text)
         self.folder.write_error(cause)

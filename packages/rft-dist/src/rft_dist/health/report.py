@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rft_dist.health.failure import Cause
-from rft_dist.health.heartbeat import Seen
+from rft_dist.health.heartbeat import LastSeen
 
 _SHOWN = 64
 _STACK_LINES = 8
 
 
-def page(cause: Cause, seen: Mapping[int, Seen], now: float) -> str:
+def page(cause: Cause, seen: Mapping[int, LastSeen], now: float) -> str:
     """The cause, one line a rank (at most 64), and the stack of the rank at fault."""
     lines = [f"the run ends: {cause.what}", f"  why    {cause.why}"]
     if cause.where:
@@ -29,12 +29,12 @@ def page(cause: Cause, seen: Mapping[int, Seen], now: float) -> str:
 _HEADER = ("rank", "host", "pid", "heard", "step", "phase", "last collective", "is", "idle")
 
 
-def _chosen(cause: Cause, seen: Mapping[int, Seen]) -> list[tuple[int, Seen]]:
+def _chosen(cause: Cause, seen: Mapping[int, LastSeen]) -> list[tuple[int, LastSeen]]:
     """The rank at fault is among those shown."""
     return sorted(sorted(seen.items(), key=lambda entry: (entry[0] != cause.rank, entry[0]))[:_SHOWN])
 
 
-def _row(each: Seen, now: float) -> tuple[str, ...]:
+def _row(each: LastSeen, now: float) -> tuple[str, ...]:
     status = each.status
     state = status.ended or ("inside" if status.inside else "done" if status.call else "")
     return (
@@ -50,7 +50,7 @@ def _row(each: Seen, now: float) -> tuple[str, ...]:
     )
 
 
-def _stack(cause: Cause, seen: Mapping[int, Seen]) -> list[str]:
+def _stack(cause: Cause, seen: Mapping[int, LastSeen]) -> list[str]:
     if cause.error.get("traceback"):
         return [f"  error of rank {cause.rank}:", *(f"    {line}" for line in cause.error["traceback"])]
     if cause.rank in seen and seen[cause.rank].status.stack:

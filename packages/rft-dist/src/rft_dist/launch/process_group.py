@@ -28,12 +28,12 @@ from rft_dist.launch.environment import (
     timeout_seconds,
 )
 from rft_dist.launch.rendezvous import another_client, meet, serves_store, this_process
-from rft_dist.launch.single_process import is_alone
+from rft_dist.launch.single_process import is_single_process_group
 from rft_dist.settings import WatchSettings
 
 __all__ = [
+    "HealthConfig",
     "RankInfo",
-    "Watched",
     "backend_for",
     "environment_report",
     "meet_ranks",
@@ -46,7 +46,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class HealthConfig:
     """What a run that is watched brings along: the record of what it does, and the limits."""
 
     activity: Activity
@@ -90,7 +90,7 @@ def start_process_group(
     store: Store | None = None,
     environment: Mapping[str, str] | None = None,
     compare: Callable[[Store], None] | None = None,
-    watched: Watched | None = None,
+    watched: HealthConfig | None = None,
 ) -> Collectives:
     """Join the other ranks and give the exchanges between them; a single process joins nothing.
 
@@ -144,7 +144,7 @@ def start_process_group(
 
 def start_watch(
     info: RankInfo,
-    watched: Watched,
+    watched: HealthConfig,
     *,
     environment: Mapping[str, str] | None = None,
     scrub: Callable[[str], str] = str,
@@ -188,6 +188,6 @@ def stop_process_group() -> None:
     aborts the process (torch 2.13: "terminate called without an active exception"), which would
     replace the exit code of the error that is being reported.
     """
-    if dist.is_initialized() and not is_alone():
+    if dist.is_initialized() and not is_single_process_group():
         dist.destroy_process_group()
         gc.collect()  # the frames of a caught error may hold the group in a cycle

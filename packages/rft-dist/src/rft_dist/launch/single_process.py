@@ -11,7 +11,7 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 _GROUP_NAME = "rft_alone"
 
 
-def join_alone(device: torch.device) -> None:
+def init_single_process_group(device: torch.device) -> None:
     """Make the group where there is none. It stays until the process ends: libraries keep it from run to run."""
     if dist.is_initialized():
         return
@@ -20,11 +20,11 @@ def join_alone(device: torch.device) -> None:
     atexit.register(_leave)
 
 
-def is_alone() -> bool:
+def is_single_process_group() -> bool:
     """Whether the group that there is was made here."""
     return dist.is_initialized() and dist.get_world_size() == 1
 
 
 def _leave() -> None:
-    if is_alone():
+    if is_single_process_group():
         dist.destroy_process_group()

@@ -87,7 +87,7 @@ class LossScaler:
             self.scale, self.clean_steps, self.skipped = scale, int(clean), int(skipped)
 
 
-class Unscaled:
+class NoLossScaler:
     """In the place of a `LossScaler` where none is needed."""
 
     scale: float | None = None

@@ -78,7 +78,7 @@ class DecoderSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainingMemoryConfig:
     """What a run holds beside its model."""
 
     dp_size: int = 1
@@ -122,7 +122,7 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class MemoryTerm:
     """One part of a rank's memory."""
 
     name: str
@@ -140,7 +140,7 @@ class Term:
         return f"{self.name:<22} {self.num_bytes / GIB:9.3f} GiB = {self.formula}{where}"
 
 
-def estimate(sizes: DecoderSizes, run: Training) -> list[Term]:
+def estimate(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm]:
     """Every part of one rank's memory, at most."""
     terms = [*_weights(sizes, run), *_exchange(sizes, run)]
     if run.critic:
@@ -158,7 +158,7 @@ def estimate(sizes: DecoderSizes, run: Training) -> list[Term]:
     return terms + ([_cache(sizes, run)] if run.cache_rows else [])
 
 
-def peaks(terms: Sequence[Term]) -> tuple[int, int]:
+def peak_bytes(terms: Sequence[MemoryTerm]) -> tuple[int, int]:
     """(bytes while training, bytes while generating): not everything is alive at once."""
     return (
         sum(term.num_bytes for term in terms if term.in_training and not term.on_host),
@@ -166,12 +166,12 @@ def peaks(terms: Sequence[Term]) -> tuple[int, int]:
     )
 
 
-def host_peak(terms: Sequence[Term]) -> int:
+def host_peak(terms: Sequence[MemoryTerm]) -> int:
     """Bytes in host memory of what is kept there beside a device."""
     return sum(term.num_bytes for term in terms if term.on_host)
 
 
-def _weights(sizes: DecoderSizes, run: Training) -> list[Term]:
+def _weights(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm]:
     """P w of weights, P g of gradients, 2 P m of moments, 4 P each of master copies and of an average.
 
     With master copies, moments and sums of gradients are float32 (m = g = 4), else as the weights (w). With adapters of
@@ -198,7 +198,7 @@ def _weights(sizes: DecoderSizes, run: Training) -> list[Term]:
     return [*terms, _gathered(sizes, run)] if in_blocks else terms
 
 
-def _adapters(sizes: DecoderSizes, run: Training) -> list[Term]:
+def _adapters(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm]:
     in_blocks, spread = run.sharding in ("zero3", "fsdp"), run.sharding != "replicated"
     base = _shared_out("parameters", sizes.parameters, run.weight_bytes, run, in_blocks, True, run.host_weights)
     rows = [
@@ -215,29 +215,31 @@ def _adapters(sizes: DecoderSizes, run: Training) -> list[Term]:
     return [base, *terms, *([_gathered(sizes, run)] if in_blocks else [])]
 
 
-def _gathered(sizes: DecoderSizes, run: Training) -> Term:
+def _gathered(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
     """The embeddings and the two layers (one computes, the next comes) that are whole at a moment."""
     size = run.compute_bytes
     outside = sizes.vocab * sizes.hidden * (1 if sizes.tied else 2) + sizes.hidden
     layer = (sizes.parameters - outside) // sizes.layers
     count = outside + min(2, sizes.layers) * layer
-    return Term("gathered weights", count * size // run.tp_size, f"{count:,} x {size} bytes", in_rollout=False)
+    return MemoryTerm("gathered weights", count * size // run.tp_size, f"{count:,} x {size} bytes", in_rollout=False)
 
 
-def _shared_out(name: str, count: int, size: int, run: Training, shared: bool, stays: bool, host: bool) -> Term:
+def _shared_out(
+    name: str, count: int, size: int, run: TrainingMemoryConfig, shared: bool, stays: bool, host: bool
+) -> MemoryTerm:
     ranks = run.tp_size * ((run.shard_size or run.dp_size * run.sp_size) if shared else 1)
     over = f" / {ranks} ranks" if ranks > 1 else ""
     divided = " (by division)" if shared else ""
     told = f"{count:,} x {size} bytes{over}{divided}"
-    return Term(name, -(-count * size // ranks), told, in_rollout=stays, on_host=host)
+    return MemoryTerm(name, -(-count * size // ranks), told, in_rollout=stays, on_host=host)
 
 
-def _exchange(sizes: DecoderSizes, run: Training) -> list[Term]:
+def _exchange(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm]:
     """2 min(4 P, B): replicated gradients are summed in float32 buckets of at most B bytes, and parts of one."""
     if run.dp_size * run.sp_size * run.tp_size == 1 or run.sharding != "replicated":
         return []
     bucket = min(BUCKET_BYTES, -(-4 * (run.adapter_weights or sizes.parameters) // run.tp_size))
-    return [Term("gradient exchange", 2 * bucket, f"2 x {bucket:,} bytes", in_rollout=False)]
+    return [MemoryTerm("gradient exchange", 2 * bucket, f"2 x {bucket:,} bytes", in_rollout=False)]
 
 
 def activation_bytes_of_block(sizes: DecoderSizes, weight_bytes: int, tp_size: int = 1) -> int:
@@ -252,30 +254,30 @@ def activation_bytes_of_block(sizes: DecoderSizes, weight_bytes: int, tp_size: i
     return weight_bytes * (6 * h + -(-(4 * q + 5 * k + 5 * f) // tp_size)) + 16 * h
 
 
-def _activations(sizes: DecoderSizes, run: Training) -> Term:
+def _activations(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
     """T L b of all blocks; recomputed: T h w of each kept block's input, and b of the blocks between two of them."""
     tokens = -(-run.micro_tokens // run.sp_size)
     block = activation_bytes_of_block(sizes, run.compute_bytes, run.tp_size)
     if not run.recomputes:
         told = f"at most {tokens:,} tokens x {sizes.layers} blocks x {block:,} bytes"
-        return Term("activations", tokens * sizes.layers * block, told, in_rollout=False)
+        return MemoryTerm("activations", tokens * sizes.layers * block, told, in_rollout=False)
     kept = -(-sizes.layers // run.recompute_every)
     inputs = sizes.hidden * run.compute_bytes
     told = f"at most {tokens:,} tokens x ({kept} x {inputs:,} + {run.recompute_every} x {block:,} bytes)"
-    return Term("activations", tokens * (kept * inputs + run.recompute_every * block), told, in_rollout=False)
+    return MemoryTerm("activations", tokens * (kept * inputs + run.recompute_every * block), told, in_rollout=False)
 
 
-def _logits(sizes: DecoderSizes, run: Training) -> Term:
+def _logits(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
     """2 R V 4: the logits of R rows and their gradient, in float32."""
     tokens = -(-run.micro_tokens // run.sp_size)
     rows = min(tokens, run.head_rows) if run.head_rows else tokens
     vocab = -(-sizes.vocab // run.tp_size)
     told = f"at most 2 x {rows:,} rows x {vocab:,} tokens x 4 bytes"
-    return Term("logits", 2 * rows * vocab * 4, told, in_rollout=False)
+    return MemoryTerm("logits", 2 * rows * vocab * 4, told, in_rollout=False)
 
 
-def _cache(sizes: DecoderSizes, run: Training) -> Term:
+def _cache(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
     """2 L k w of each token of each sequence."""
     a_token = 2 * sizes.layers * sizes.kv_width * run.compute_bytes
     told = f"at most {run.cache_rows:,} sequences x {run.cache_tokens:,} tokens x {a_token:,} bytes"
-    return Term("keys and values", run.cache_rows * run.cache_tokens * a_token, told, in_training=False)
+    return MemoryTerm("keys and values", run.cache_rows * run.cache_tokens * a_token, told, in_training=False)

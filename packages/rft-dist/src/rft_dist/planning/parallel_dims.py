@@ -19,7 +19,7 @@ Launcher = Literal["plan", "torchrun", "srun", "--nproc", "by hand"]
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class SourcedNumber:
     """A count and where it was written: a variable, a flag, or file:line."""
 
     value: int
@@ -30,7 +30,7 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class BatchShare:
     """A batch over all ranks, cut into micro-batches on each."""
 
     name: str
@@ -63,20 +63,20 @@ class Share:
 class Wanted:
     """What was written of a grid; None where nothing was."""
 
-    ranks: Number | None = None
-    nodes: Number | None = None
-    per_node: Number | None = None
-    devices: Number | None = None
+    ranks: SourcedNumber | None = None
+    nodes: SourcedNumber | None = None
+    per_node: SourcedNumber | None = None
+    devices: SourcedNumber | None = None
     """GPUs of this machine; None on a CPU, or where ranks may share one."""
-    sp_size: Number = Number(1, "default")
-    tp_size: Number = Number(1, "default")
-    share: Share | None = None
+    sp_size: SourcedNumber = SourcedNumber(1, "default")
+    tp_size: SourcedNumber = SourcedNumber(1, "default")
+    share: BatchShare | None = None
     launcher: Launcher = "by hand"
 
 
 @dataclass(frozen=True, slots=True)
-class RankGrid:
-    """Every rank's place. Example: 2 nodes of 8 ranks with tp_size 2 are `RankGrid(2, 8, 1, 2)`, 8 x 1 x 2."""
+class ParallelDims:
+    """Every rank's place. Example: 2 nodes of 8 ranks with tp_size 2 are `ParallelDims(2, 8, 1, 2)`, 8 x 1 x 2."""
 
     num_nodes: int
     ranks_per_node: int
@@ -110,7 +110,7 @@ class RankGrid:
         return [f"{machines} x {self.ranks_per_node} = {ranks}: {grid}", *self.notes]
 
 
-def resolve_grid(wanted: Wanted) -> RankGrid:
+def resolve_grid(wanted: Wanted) -> ParallelDims:
     """The grid of these numbers; any two of ranks, nodes and ranks a node give the third.
 
     Raises:
@@ -124,7 +124,7 @@ def resolve_grid(wanted: Wanted) -> RankGrid:
     _check_product(wanted, nodes, per_node)
     _check_devices(wanted, nodes, per_node)
     _check_parallel(wanted, nodes, per_node)
-    return RankGrid(
+    return ParallelDims(
         nodes, per_node, wanted.sp_size.value, wanted.tp_size.value, _origins(wanted), _notes(wanted, per_node)
     )
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from rft_core.errors import PreflightError
 from rft_dist.launch.environment import RankInfo
 from rft_dist.launch.slurm import task_of
-from rft_dist.planning.parallel_dims import RankGrid
+from rft_dist.planning.parallel_dims import ParallelDims
 
 Found = tuple[tuple[str, ...], str, str]
 """(variables, why they cannot all hold, the one thing to do)."""
@@ -19,7 +19,7 @@ _LOOPBACK = ("localhost", "ip6-localhost", "::1")
 
 
 def refuse_contradictions(
-    values: Mapping[str, str], ranks: RankInfo, grid: RankGrid, interfaces: Collection[str]
+    values: Mapping[str, str], ranks: RankInfo, grid: ParallelDims, interfaces: Collection[str]
 ) -> None:
     """Raise PreflightError for the first set that cannot work, naming each variable with its value."""
     for names, why, do in contradictions(values, ranks, grid, interfaces):
@@ -33,7 +33,7 @@ def refuse_contradictions(
 
 
 def contradictions(
-    values: Mapping[str, str], ranks: RankInfo, grid: RankGrid, interfaces: Collection[str]
+    values: Mapping[str, str], ranks: RankInfo, grid: ParallelDims, interfaces: Collection[str]
 ) -> Iterator[Found]:
     """Every set that cannot work."""
     yield from _places(values, ranks)
@@ -71,7 +71,7 @@ def _places(values: Mapping[str, str], ranks: RankInfo) -> Iterator[Found]:
         yield ("NODE_RANK", "NUM_NODES"), why, f"export NUM_NODES={ranks.node_rank + 1}"
 
 
-def _addresses(values: Mapping[str, str], ranks: RankInfo, grid: RankGrid) -> Iterator[Found]:
+def _addresses(values: Mapping[str, str], ranks: RankInfo, grid: ParallelDims) -> Iterator[Found]:
     """Addresses that other machines cannot reach."""
     if ranks.world_size == 1 or grid.num_nodes == 1 or values.get("TORCHELASTIC_RUN_ID"):
         return  # torchrun's agents have met already, maybe as two of them on one machine

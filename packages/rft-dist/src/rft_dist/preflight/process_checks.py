@@ -15,10 +15,10 @@ from pathlib import Path
 from rft_core.errors import PreflightError
 from rft_dist.launch.environment import SPAWNED, RankInfo, origin_of
 from rft_dist.launch.slurm import num_tasks_unused, task_of, tasks_per_node
-from rft_dist.planning.parallel_dims import Launcher, Number, RankGrid, Share, Wanted, resolve_grid
+from rft_dist.planning.parallel_dims import BatchShare, Launcher, ParallelDims, SourcedNumber, Wanted, resolve_grid
 from rft_dist.preflight.environment_variables import refuse_contradictions
 
-_ONE = Number(1, "default")
+_ONE = SourcedNumber(1, "default")
 
 
 def check_start(
@@ -27,11 +27,11 @@ def check_start(
     *,
     num_devices: int = 0,
     shares_devices: bool = False,
-    share: Share | None = None,
-    sp_size: Number = _ONE,
-    tp_size: Number = _ONE,
+    share: BatchShare | None = None,
+    sp_size: SourcedNumber = _ONE,
+    tp_size: SourcedNumber = _ONE,
     interfaces: Collection[str] | None = None,
-) -> RankGrid:
+) -> ParallelDims:
     """The grid that this process is part of.
 
     `num_devices` counts the GPUs that torch sees, 0 where the run is on CPUs; `shares_devices` says that ranks
@@ -50,7 +50,7 @@ def check_start(
 
 
 def wanted_of(
-    ranks: RankInfo, values: Mapping[str, str], *, num_devices: int = 0, share: Share | None = None
+    ranks: RankInfo, values: Mapping[str, str], *, num_devices: int = 0, share: BatchShare | None = None
 ) -> Wanted:
     """What the launcher's variables say of the grid."""
     launcher = launcher_of(values)
@@ -60,12 +60,12 @@ def wanted_of(
         nodes = _first(values, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")
         counts = set(tasks_per_node(values.get("SLURM_STEP_TASKS_PER_NODE", "")))
         if len(counts) == 1:
-            per_node = Number(counts.pop(), "SLURM_STEP_TASKS_PER_NODE (SLURM)")
+            per_node = SourcedNumber(counts.pop(), "SLURM_STEP_TASKS_PER_NODE (SLURM)")
     written = _first(values, "GPUS_PER_NODE"), _first(values, "NUM_NODES")
     if ranks.world_size == 1 and launcher == "by hand":
         written = (None, None)  # a single process on a machine whose profile describes whole jobs
     return Wanted(
-        ranks=Number(ranks.world_size, ranks.origins["world_size"]),
+        ranks=SourcedNumber(ranks.world_size, ranks.origins["world_size"]),
         nodes=written[1] or nodes,
         per_node=written[0] or per_node,
         devices=_devices(values, num_devices, ranks),
@@ -91,14 +91,16 @@ def forgotten_srun(ranks: RankInfo, values: Mapping[str, str]) -> str:
     return f"SLURM_NTASKS={tasks}, and this is one process: the job's other tasks need `srun` before the program"
 
 
-def _first(values: Mapping[str, str], *names: str) -> Number | None:
+def _first(values: Mapping[str, str], *names: str) -> SourcedNumber | None:
     for name in names:
         if values.get(name, "").isdecimal():
-            return Number(int(values[name]), origin_of(values, name) if "SLURM" not in name else f"{name} (SLURM)")
+            return SourcedNumber(
+                int(values[name]), origin_of(values, name) if "SLURM" not in name else f"{name} (SLURM)"
+            )
     return None
 
 
-def _devices(values: Mapping[str, str], num_devices: int, ranks: RankInfo) -> Number | None:
+def _devices(values: Mapping[str, str], num_devices: int, ranks: RankInfo) -> SourcedNumber | None:
     """GPUs of this machine; None where each task sees only the one that was bound to it."""
     if num_devices < 1 or ranks.world_size == 1:
         return None
@@ -106,7 +108,7 @@ def _devices(values: Mapping[str, str], num_devices: int, ranks: RankInfo) -> Nu
     if on_node is not None:
         return on_node
     bound = num_devices == 1 and values.get("CUDA_VISIBLE_DEVICES", "")
-    return None if bound else Number(num_devices, "CUDA devices that torch sees")
+    return None if bound else SourcedNumber(num_devices, "CUDA devices that torch sees")
 
 
 def interfaces_here() -> set[str]:

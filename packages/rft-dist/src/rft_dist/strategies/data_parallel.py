@@ -34,7 +34,7 @@ from rft_core.errors import PeerError
 from rft_dist.checkpoint_format.safetensors_pieces import tensor_bytes
 from rft_dist.collectives import Collectives
 from rft_dist.optim.adamw import LocalAdamW, StepOutcome, clip, total_norm, trained_parameters
-from rft_dist.optim.loss_scaler import KEY, LossScaler, Unscaled
+from rft_dist.optim.loss_scaler import KEY, LossScaler, NoLossScaler
 
 _BUCKET_BYTES = 64 * 2**20
 
@@ -45,12 +45,12 @@ class _Bucket:
     names: tuple[str, ...]
 
 
-class ReplicatedOptimizer:
+class DataParallelOptimizer:
     """AdamW over parameters of which every rank holds a full copy.
 
     Example::
 
-        optimizer = ReplicatedOptimizer(model.named_parameters(), SingleProcess(), betas=(0.9, 0.999),
+        optimizer = DataParallelOptimizer(model.named_parameters(), SingleProcess(), betas=(0.9, 0.999),
                                         epsilon=1e-8, weight_decay=0.0, max_norm=1.0)
         for batch in micro_batches:
             optimizer.backward(loss_of(batch))
@@ -79,7 +79,7 @@ class ReplicatedOptimizer:
         self._parameters = trained_parameters(named_parameters)
         self._collectives = collectives
         self._max_norm = max_norm
-        self._scaler = scaler or Unscaled()
+        self._scaler = scaler or NoLossScaler()
         self._buckets = _cut_into_buckets(self._parameters, bucket_bytes)
         verify_equal_weights(self._parameters.items(), collectives)
         self._adamw = LocalAdamW(
@@ -185,7 +185,7 @@ class ReplicatedOptimizer:
         return int(self._collectives.max(refused).item()) == 0
 
 
-def _hand_over(optimizer: weakref.ref[ReplicatedOptimizer], name: str, parameter: Tensor) -> None:
+def _hand_over(optimizer: weakref.ref[DataParallelOptimizer], name: str, parameter: Tensor) -> None:
     """Nothing where the optimizer is gone: parameters outlive it."""
     if (found := optimizer()) is not None:
         found.take_in(name, parameter)

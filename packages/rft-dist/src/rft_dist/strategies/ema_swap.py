@@ -27,7 +27,7 @@ def averages_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @contextmanager
-def averages_in_place(parameters: Mapping[str, Tensor], state: Callable[[], Mapping[str, Tensor]]) -> Generator[None]:
+def swap_in_ema(parameters: Mapping[str, Tensor], state: Callable[[], Mapping[str, Tensor]]) -> Generator[None]:
     """While the block runs, every averaged parameter (this rank's block of it) is its average.
 
     Args:
@@ -54,7 +54,7 @@ class Blocks(Protocol):
 
 
 @contextmanager
-def zero_averages_in_place(
+def swap_in_ema_zero(
     parameters: Mapping[str, nn.Parameter], weights: Blocks, state: Blocks, ranks: Collectives
 ) -> Generator[None]:
     """The same under DeepSpeed, which steps on ranges of flattened tensors.

@@ -31,9 +31,9 @@ from torch.distributed.fsdp import (
 from rft_core.errors import OptionsError
 from rft_dist.checkpoint_format.shards import Shard, Wanted, whole, wholes
 from rft_dist.collectives import Collectives
-from rft_dist.launch.single_process import join_alone
+from rft_dist.launch.single_process import init_single_process_group
 from rft_dist.optim.adamw import LocalAdamW, StepOutcome, clip, is_optional, squared_norm, trained_parameters
-from rft_dist.optim.loss_scaler import KEY, LossScaler, Unscaled
+from rft_dist.optim.loss_scaler import KEY, LossScaler, NoLossScaler
 from rft_dist.strategies.dtensor_shards import is_first_copy, local, num_copies, start_of, whole_tensors
 
 _METHOD = "rft_compute"
@@ -137,7 +137,7 @@ def _call(_: nn.Module, function: Callable[..., Any], *arguments: Any, **options
 
 def _mesh(device: torch.device, world_size: int, shard_size: int | None) -> DeviceMesh:
     if world_size == 1:  # torch's meshes want a group, also of one
-        join_alone(device)
+        init_single_process_group(device)
     if shard_size is None or shard_size == world_size:
         return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
     if shard_size < 1 or world_size % shard_size:
@@ -160,7 +160,7 @@ def _reduce_dtype(compute_dtype: torch.dtype | None) -> torch.dtype | None:
 class ShardedOptimizer:
     """AdamW over blocks: each rank steps on what it holds, with the norm of the whole gradient.
 
-    The same equations as `ReplicatedOptimizer`; gradients arrive summed from the backward pass.
+    The same equations as `DataParallelOptimizer`; gradients arrive summed from the backward pass.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class ShardedOptimizer:
         self._parameters = trained_parameters(named_parameters)
         self._collectives = collectives
         self._max_norm = max_norm
-        self._scaler = scaler or Unscaled()
+        self._scaler = scaler or NoLossScaler()
         self._arrived: dict[str, Tensor] = {}
         self._blocks = {name: local(parameter.detach()) for name, parameter in self._parameters.items()}
         self._adamw = LocalAdamW(

@@ -12,7 +12,7 @@ from rft_core.errors import OptionsError
 from rft_dist.collectives import Collectives
 
 
-class NeighbourGroup:
+class SubGroup:
     """Ranks g S .. g S + S - 1, which share the samples of data rank g.
 
     Example: of 4 ranks with size 2, ranks 0 and 1 are data rank 0, ranks 2 and 3 data rank 1.
@@ -72,7 +72,7 @@ class NeighbourGroup:
 
 class _Merge(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, group: NeighbourGroup) -> Tensor:
+    def forward(ctx: Any, values: Tensor, group: SubGroup) -> Tensor:
         del ctx
         return group.sum(values)
 
@@ -82,13 +82,13 @@ class _Merge(torch.autograd.Function):
         return gradients[0], None
 
 
-class DataRanks:
+class DataParallelRanks:
     """The exchanges of a run, as groups that share samples see them: each group is one rank.
 
     Sums take one member of each group; bytes come once a group.
     """
 
-    def __init__(self, collectives: Collectives, group: NeighbourGroup) -> None:
+    def __init__(self, collectives: Collectives, group: SubGroup) -> None:
         self._all, self._group = collectives, group
         self.rank, self.world_size = group.data_rank, group.data_size
 

@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rft_dist.collectives import Collectives
-from rft_dist.strategies.process_groups import NeighbourGroup
+from rft_dist.strategies.process_groups import SubGroup
 
 
-class SequenceGroup(NeighbourGroup):
-    """The ranks that share rows with this one, see `NeighbourGroup`."""
+class SequenceGroup(SubGroup):
+    """The ranks that share rows with this one, see `SubGroup`."""
 
     def __init__(self, collectives: Collectives, size: int) -> None:
         """Every rank must call it, with the same size.

@@ -30,7 +30,7 @@ from rft_dist.optim.adamw import StepOutcome
 from rft_dist.strategies.data_parallel import verify_equal_weights
 from rft_dist.strategies.dtensor_shards import local, start_of, whole_tensors
 from rft_dist.strategies.fsdp import ShardedOptimizer
-from rft_dist.strategies.process_groups import NeighbourGroup
+from rft_dist.strategies.process_groups import SubGroup
 
 _BUCKET_BYTES = 64 * 2**20
 
@@ -59,8 +59,8 @@ class TensorPlan(Protocol):
         ...
 
 
-class TensorGroup(NeighbourGroup):
-    """The ranks that hold the parts of one copy, see `NeighbourGroup`."""
+class TensorGroup(SubGroup):
+    """The ranks that hold the parts of one copy, see `SubGroup`."""
 
     def __init__(self, collectives: Collectives, size: int, device: torch.device) -> None:
         """Every rank must call it, with the same size.
@@ -239,10 +239,10 @@ class TensorParallelOptimizer(ShardedOptimizer):
             whole.append(gradient if name in self._of_heads else gradient.div_(self._group.size))
         for flat, parts in buckets(cut):
             self._group.sum_over_copies(flat)
-            give_back(flat, parts)
+            restore_modules(flat, parts)
         for flat, parts in buckets(whole):
             self.everyone.sum_in_place(flat)
-            give_back(flat, parts)
+            restore_modules(flat, parts)
 
     @property
     def everyone(self) -> Collectives:
@@ -264,6 +264,6 @@ def buckets(gradients: Sequence[Tensor]) -> Iterator[tuple[Tensor, list[Tensor]]
         yield torch.cat([part.to(dtype).reshape(-1) for part in parts]), parts
 
 
-def give_back(flat: Tensor, parts: Sequence[Tensor]) -> None:
+def restore_modules(flat: Tensor, parts: Sequence[Tensor]) -> None:
     for part, piece in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
         part.copy_(piece.view(part.shape))

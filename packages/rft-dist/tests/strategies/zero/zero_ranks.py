@@ -23,7 +23,7 @@ from rft_core.errors import CheckpointError
 from rft_dist.checkpoint_format.shards import Shard
 from rft_dist.collectives import Collectives
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
-from rft_dist.strategies.data_parallel import ReplicatedOptimizer
+from rft_dist.strategies.data_parallel import DataParallelOptimizer
 from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
 from rft_dist.strategies.zero.deepspeed_engine import load_deepspeed
 from rft_dist.strategies.zero.optimizer import ZeroModel
@@ -77,7 +77,7 @@ def zero_model(ranks: Collectives, model: Model | None = None, **options) -> tup
 def case_replicated(ranks: Collectives, out: Path, name: str, num: int = 3, max_norm: float = 0.5) -> dict:
     model = Model()
     settings: dict[str, Any] = {**ADAM, "max_norm": max_norm}
-    optimizer = ReplicatedOptimizer(model.named_parameters(), ranks, **settings)
+    optimizer = DataParallelOptimizer(model.named_parameters(), ranks, **settings)
     norms = [train_step(s, model, optimizer, directly, ranks, num).gradient_norm for s in range(NUM_STEPS)]
     norms.append(optimizer.step(RATE).gradient_norm)  # with no micro-batch on any rank
     weights = {n: p.detach().clone() for n, p in model.named_parameters()}
@@ -205,7 +205,7 @@ def case_resharded(ranks: Collectives, source: Path, **options) -> dict:
     zero.optimizer.load_state(wholes.get)
     loaded = all(torch.equal(tensor, wholes[n]) for n, tensor in zero.whole_tensors())
     model_2 = Model()
-    replica = ReplicatedOptimizer(model_2.named_parameters(), ranks, **ADAM)
+    replica = DataParallelOptimizer(model_2.named_parameters(), ranks, **ADAM)
     with torch.no_grad():
         for n, parameter in model_2.named_parameters():
             parameter.copy_(wholes[n])
@@ -260,7 +260,7 @@ def case_frozen_narrow(ranks: Collectives, **options) -> dict:
         model.frozen.to(torch.bfloat16)
         model.frozen.forward = types.MethodType(_in_float32, model.frozen)
     model, zero = zero_model(ranks, models[0], **options)
-    replica = ReplicatedOptimizer(models[1].named_parameters(), ranks, **ADAM)
+    replica = DataParallelOptimizer(models[1].named_parameters(), ranks, **ADAM)
     norms = []
     for step in range(NUM_STEPS):
         found = train_step(step, model, zero.optimizer, zero.compute, ranks, 3)
@@ -285,7 +285,7 @@ def case_bfloat16_close(ranks: Collectives, **options) -> dict:
     """Three steps from float32 copies against those of replicas with such copies."""
     model, zero = zero_model(ranks, Model().to(torch.bfloat16), **options)
     other = Model().to(torch.bfloat16)
-    replica = ReplicatedOptimizer(other.named_parameters(), ranks, **ADAM, master=True)
+    replica = DataParallelOptimizer(other.named_parameters(), ranks, **ADAM, master=True)
     for step in range(NUM_STEPS):
         train_step(step, model, zero.optimizer, zero.compute, ranks, 3)
         train_step(step, other, replica, directly, ranks, 3)

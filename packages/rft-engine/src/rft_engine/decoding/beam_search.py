@@ -22,7 +22,7 @@ from rft_engine.completions import Completion
 from rft_engine.decoding.trie_constraint import check_vocabulary
 from rft_engine.protocols import CacheT, DecodableModel
 from rft_engine.request_checks import refusal
-from rft_engine.typed_lists import floats, integers
+from rft_engine.typed_lists import to_floats, to_ints
 
 
 class BeamSearch:
@@ -103,13 +103,13 @@ class _History:
         found: list[list[Completion]] = []
         for prompt in range(tokens.shape[0]):
             found.append([])
-            for beam in integers(is_beam_PK[prompt].nonzero()[:, 0]):
+            for beam in to_ints(is_beam_PK[prompt].nonzero()[:, 0]):
                 taken = prompt, beam, slice(int(lengths_PK[prompt, beam]))
                 found[-1].append(
                     Completion(
-                        token_ids=tuple(integers(tokens[taken])),
-                        logprobs=tuple(floats(logprobs[taken])),
-                        log_kept_mass=tuple(floats(log_mass[taken])),
+                        token_ids=tuple(to_ints(tokens[taken])),
+                        logprobs=tuple(to_floats(logprobs[taken])),
+                        log_kept_mass=tuple(to_floats(log_mass[taken])),
                         finish_reason="stop",
                         weight_version=weight_version,
                     )

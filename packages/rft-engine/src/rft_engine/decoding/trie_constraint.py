@@ -21,7 +21,7 @@ from rft_algos.decoding.token_trie import ROOT, TokenTrie
 from rft_core.errors import OptionsError, ServiceError
 from rft_engine.completions import Completion
 from rft_engine.decoding.token_sampler import SamplingOptions
-from rft_engine.typed_lists import integers
+from rft_engine.typed_lists import to_ints
 
 States: TypeAlias = Tensor
 """[B] int64 states of a tree."""
@@ -116,7 +116,7 @@ def end_tokens(trie: TokenTrie) -> list[int]:
     if trie.shortest == trie.depth:
         return []
     ends_E = trie.is_end(trie.children_E)
-    last = sorted(set(integers(trie.tokens_E[ends_E])))
+    last = sorted(set(to_ints(trie.tokens_E[ends_E])))
     within_E = ~ends_E & torch.isin(trie.tokens_E, torch.tensor(last, device=ends_E.device))
     if bool(within_E.any()):
         what = f"token {int(trie.tokens_E[within_E][0])} ends a sequence of the constraint and stands within another"
@@ -144,9 +144,9 @@ def check_whole(trie: TokenTrie, completions: Sequence[Completion]) -> None:
     states_N = torch.full((len(completions),), ROOT)
     lengths_N = torch.tensor([len(completion.token_ids) for completion in completions])
     is_in_N = torch.ones(len(completions), dtype=torch.bool)
-    for step in range(max(integers(lengths_N), default=0)):
+    for step in range(max(to_ints(lengths_N), default=0)):
         going_K = (is_in_N & (lengths_N > step)).nonzero()[:, 0]
-        tokens_K = torch.tensor([completions[row].token_ids[step] for row in integers(going_K)], dtype=torch.int64)
+        tokens_K = torch.tensor([completions[row].token_ids[step] for row in to_ints(going_K)], dtype=torch.int64)
         allowed_KC, children_KC, there_KC = trie.allowed(states_N[going_K])
         here_KC = there_KC & (allowed_KC == tokens_K[:, None])
         is_in_N[going_K] = here_KC.any(1)

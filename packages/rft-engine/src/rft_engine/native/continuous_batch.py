@@ -20,9 +20,9 @@ from torch import Tensor
 
 from rft_core import keyed_random
 from rft_engine.decoding.token_sampler import SamplingOptions, TokenSampler
-from rft_engine.native.scheduler import AdmissionQueue, PromptCopies
+from rft_engine.native.scheduler import PrefillScheduler, PromptCopies
 from rft_engine.protocols import CacheT, DecodableModel
-from rft_engine.typed_lists import integers
+from rft_engine.typed_lists import to_ints
 
 Drawn: TypeAlias = tuple[Tensor, ...]
 """Tokens, their log-probs and the log of the mass they were drawn from, [B] each; more in a constrained batch."""
@@ -68,12 +68,12 @@ class ContinuousBatch(Generic[CacheT]):
         self._alive_B = torch.zeros(0, dtype=torch.bool, device=device)
         self._uniforms_BM = torch.zeros((0, options.max_new_tokens), dtype=torch.float64, device=device)
 
-    def run(self, queue: AdmissionQueue) -> None:
+    def run(self, queue: PrefillScheduler) -> None:
         """Until every sample has stopped or reached its budget."""
         while self.advance(queue):
             pass
 
-    def advance(self, queue: AdmissionQueue) -> bool:
+    def advance(self, queue: PrefillScheduler) -> bool:
         """Read prompts that fit, else decode a segment; False when nothing is left to do."""
         self._retire()
         if pieces := queue.take(self._cache.max_rows - len(self._samples)):
@@ -162,7 +162,7 @@ class ContinuousBatch(Generic[CacheT]):
         if not self._ends_early:
             return
         is_stop_BN = self._has_ended(together)
-        first_B = integers(torch.where(is_stop_BN.any(1), is_stop_BN.int().argmax(1), -1))
+        first_B = to_ints(torch.where(is_stop_BN.any(1), is_stop_BN.int().argmax(1), -1))
         for sample, age, first in zip(samples, ages, first_B, strict=True):
             ends_within = 0 <= first < self._budgets[sample] - age
             if ends_within and not self.stopped_S[sample]:
@@ -189,7 +189,7 @@ class ContinuousBatch(Generic[CacheT]):
         self._last_B, self._alive_B = self._last_B[rows], self._alive_B[rows]
         self._uniforms_BM = self._uniforms_BM[rows]
 
-    def _num_done_to_leave(self, queue: AdmissionQueue) -> int:
+    def _num_done_to_leave(self, queue: PrefillScheduler) -> int:
         """Rows that must be done before the batch changes: a fifth, and as many as the next prompt lacks."""
         num_rows = len(self._samples)
         lacking = queue.next_num_rows - (self._cache.max_rows - num_rows) if queue.next_num_rows else 0

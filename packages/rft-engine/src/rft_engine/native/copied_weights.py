@@ -17,7 +17,7 @@ from rft_engine.weight_sync.fingerprints import Fingerprint, WeightProvider, com
 
 
 class WeightCopy(DecodableModel[CacheT], Protocol):
-    """A decodable model whose tensors are written from outside (`rft_models.decode.weight_copy.EngineCopy`)."""
+    """A decodable model whose tensors are written from outside (`rft_models.decode.weight_copy.GenerationCopy`)."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -49,7 +49,7 @@ class WeightCopy(DecodableModel[CacheT], Protocol):
         ...
 
 
-class CopiedNativeEngine(NativeEngine[CacheT]):
+class NativeEngineOnCopy(NativeEngine[CacheT]):
     """`NativeEngine` on a copy of the policy: the same tokens for the same weights, to the bit in the same dtype.
 
     Nothing is generated before a load has succeeded in full: all tensors came, and digests of some elements of
@@ -57,7 +57,7 @@ class CopiedNativeEngine(NativeEngine[CacheT]):
 
     Example::
 
-        engine = CopiedNativeEngine(EngineCopy(policy), policy.named_parameters, max_rows=64, max_len=512)
+        engine = NativeEngineOnCopy(GenerationCopy(policy), policy.named_parameters, max_rows=64, max_len=512)
         engine.refresh()
         [samples] = engine.generate([[5, 6, 7]], [[11, 12]], temperature=1.0, max_new_tokens=32)
     """

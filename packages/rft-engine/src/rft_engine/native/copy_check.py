@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rft_core.errors import ServiceError
-from rft_engine.native.copied_weights import CopiedNativeEngine
-from rft_engine.weight_sync.logprob_probe import PolicyLogprobs, ProbeGap, check_in_step
+from rft_engine.native.copied_weights import NativeEngineOnCopy
+from rft_engine.weight_sync.logprob_probe import PolicyLogprobs, ProbeGap, check_logprob_parity
 
 _MOST_NAMED = 5
 _LIMITS = {"float32": 1e-4}  # nats; the same library adds the same numbers in another order
@@ -16,7 +16,7 @@ _LIMIT_OF_SHORT_FLOATS = 0.25
 
 
 def check_copy(
-    engine: CopiedNativeEngine[Any],
+    engine: NativeEngineOnCopy[Any],
     policy_logprobs: PolicyLogprobs,
     *,
     trainer_version: int,
@@ -34,7 +34,7 @@ def check_copy(
         policy_logprobs: the trainer's forward.
         trainer_version: of the policy's weights now.
         replica: number of this engine among its like, for the error.
-        prompts, limit: as of `check_in_step`; the limit is 1e-4 for float32, 0.25 for shorter floats.
+        prompts, limit: as of `check_logprob_parity`; the limit is 1e-4 for float32, 0.25 for shorter floats.
 
     Returns:
         The probe's gap.
@@ -44,7 +44,7 @@ def check_copy(
     """
     wanted, held = engine.policy_fingerprint(), engine.held_fingerprint()
     differing = sorted(name for name in held.keys() | wanted.keys() if held.get(name) != wanted.get(name))
-    gap = check_in_step(engine, policy_logprobs, prompts=prompts, limit=math.inf)
+    gap = check_logprob_parity(engine, policy_logprobs, prompts=prompts, limit=math.inf)
     most = limit if limit is not None else _LIMITS.get(engine.facts.dtype, _LIMIT_OF_SHORT_FLOATS)
     if differing or gap.weight_version != trainer_version or gap.maximum > most:
         fault = _stale(gap, trainer_version, replica, differing, len(held), most)

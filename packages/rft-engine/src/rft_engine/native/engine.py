@@ -15,19 +15,19 @@ from rft_engine.completions import Completion, EngineStats
 from rft_engine.decoding.beam_search import BeamSearch
 from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.decoding.trie_constraint import check_constraint, check_whole
-from rft_engine.engine_base import ToldEngine
+from rft_engine.engine_base import EngineBase
 from rft_engine.native.constrained_batch import ConstrainedBatch
 from rft_engine.native.continuous_batch import ContinuousBatch
-from rft_engine.native.memory_budget import CacheDemand, FreeMemory, fitting_rows, free_memory, is_out_of_memory
+from rft_engine.native.memory_budget import CacheRequest, FreeMemory, free_memory, is_out_of_memory, max_rows_that_fit
 from rft_engine.native.results import completions_of, stats_of
-from rft_engine.native.scheduler import AdmissionQueue
+from rft_engine.native.scheduler import PrefillScheduler
 from rft_engine.protocols import CacheT, DecodableModel
 from rft_engine.request_checks import check_budgets, check_keys, check_media, check_prompts, refusal
 
 _LENGTH_STEP = 64  # caches are made for whole multiples of this, so that similar calls share one
 
 
-class NativeEngine(ToldEngine, Generic[CacheT]):
+class NativeEngine(EngineBase, Generic[CacheT]):
     """Samples from a model that lives in this process; there are no weights to copy.
 
     A sample's tokens depend on its prompt, its key and the options only: not on the other
@@ -162,11 +162,11 @@ class NativeEngine(ToldEngine, Generic[CacheT]):
         lengths = [len(prompt) for prompt in prompts]
         rows, longest = min(self._max_rows, len(keys)), max(lengths)
         with torch.inference_mode():
-            cache = self._fitting_cache(CacheDemand(rows, longest + options.max_new_tokens, len(prompts), longest))
+            cache = self._fitting_cache(CacheRequest(rows, longest + options.max_new_tokens, len(prompts), longest))
             given = (self._model, cache, prompts, keys, options, self._device, budgets)
             batch = ContinuousBatch(*given) if constraint is None else ConstrainedBatch(*given, constraint)
             batch.media = media
-            queue = AdmissionQueue(lengths, copies, cache.max_rows)
+            queue = PrefillScheduler(lengths, copies, cache.max_rows)
             batch.run(queue)
             self._cache = cache
         seconds = time.perf_counter() - started
@@ -211,7 +211,7 @@ class NativeEngine(ToldEngine, Generic[CacheT]):
             while len(found) < len(prompts):
                 longest, left = len(prompts[order[len(found)]]), len(prompts) - len(found)
                 num_prompts = min(left, self._max_rows // search.width)
-                demand = CacheDemand(num_prompts * search.width, longest + trie.depth, num_prompts, longest)
+                demand = CacheRequest(num_prompts * search.width, longest + trie.depth, num_prompts, longest)
                 cache = self._fitting_cache(demand)
                 search.check(num_beams, cache.max_rows, self._model.vocab_size)
                 chosen = order[len(found) : len(found) + cache.max_rows // search.width]
@@ -259,7 +259,7 @@ class NativeEngine(ToldEngine, Generic[CacheT]):
         self._states.close()
         self._drop_cache()
 
-    def _fitting_cache(self, demand: CacheDemand) -> CacheT:
+    def _fitting_cache(self, demand: CacheRequest) -> CacheT:
         """A cache with as many rows, up to those of the demand, as the memory holds; what fitted once is kept.
 
         Raises:
@@ -269,7 +269,7 @@ class NativeEngine(ToldEngine, Generic[CacheT]):
         if self._cache is None or self._asked_shape != asked:
             self._cache = None  # its memory is free for the next one
             demand = replace(demand, length=asked[1])
-            rows = fitting_rows(self._model, self._model.vocab_size, demand, self._device, self._free_memory)
+            rows = max_rows_that_fit(self._model, self._model.vocab_size, demand, self._device, self._free_memory)
         else:
             rows = self._cache_shape[0]
         self._asked_shape = asked

@@ -39,7 +39,7 @@ class SizedCaches(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class CacheDemand:
+class CacheRequest:
     """What a call wants to decode at once."""
 
     rows: int
@@ -55,7 +55,9 @@ class CacheDemand:
         return kept + self.rows * vocab_size * 4 * _LOGIT_COPIES
 
 
-def fitting_rows(model: object, vocab_size: int, demand: CacheDemand, device: torch.device, free: FreeMemory) -> int:
+def max_rows_that_fit(
+    model: object, vocab_size: int, demand: CacheRequest, device: torch.device, free: FreeMemory
+) -> int:
     """The most rows, up to those of the demand, that fit into the free memory.
 
     Raises:
@@ -86,7 +88,9 @@ def _most(largest: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def too_little(one: CacheDemand, needed: int, available: int, fitting_len: int, device: torch.device) -> PreflightError:
+def too_little(
+    one: CacheRequest, needed: int, available: int, fitting_len: int, device: torch.device
+) -> PreflightError:
     """No sequence of this length can be decoded here."""
     shorter = f"--max_len {fitting_len}" if fitting_len >= 2 else "a smaller model, or another device"
     return PreflightError(

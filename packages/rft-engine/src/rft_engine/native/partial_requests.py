@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.request_checks import check_prompts, refusal
-from rft_engine.weight_sync.shared_images import ShownMedia
+from rft_engine.weight_sync.shared_images import SharedImage
 
 DrawnReason = Literal["stop", "length", "interrupted"]
 
@@ -28,7 +28,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class DrawCall:
+class SampleRequests:
     """Samples to draw, one request each; all sequences have one entry a request.
 
     A sample that was begun elsewhere has what it drew at the end of its prefix, and their number as its start:
@@ -44,15 +44,15 @@ class DrawCall:
     """`max_new_tokens` is the largest budget."""
     media: Sequence[int] = ()
     """For each request the place of its prompt's images in `shown`, -1 where it has none; empty: none has any."""
-    shown: Sequence[ShownMedia] = ()
+    shown: Sequence[SharedImage] = ()
     """Images of prompts, no two the same."""
 
-    def part(self, requests: Sequence[int]) -> DrawCall:
+    def part(self, requests: Sequence[int]) -> SampleRequests:
         """These requests of the call, in this order."""
         budgets = [self.budgets[i] for i in requests]
         media = [self.media[i] for i in requests] if self.media else []
         places = {place: number for number, place in enumerate(sorted({place for place in media if place >= 0}))}
-        return DrawCall(
+        return SampleRequests(
             [self.prefixes[i] for i in requests],
             [self.keys[i] for i in requests],
             [self.starts[i] for i in requests],

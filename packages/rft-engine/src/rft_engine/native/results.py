@@ -7,7 +7,7 @@ import statistics
 from rft_engine.completions import Completion, EngineStats
 from rft_engine.native.continuous_batch import ContinuousBatch
 from rft_engine.protocols import CacheT
-from rft_engine.typed_lists import floats, integers
+from rft_engine.typed_lists import to_floats, to_ints
 
 
 def completions_of(batch: ContinuousBatch[CacheT], weight_version: int) -> list[Completion]:
@@ -17,9 +17,9 @@ def completions_of(batch: ContinuousBatch[CacheT], weight_version: int) -> list[
     for sample, (length, stopped) in enumerate(zip(batch.lengths_S, batch.stopped_S, strict=True)):
         completions.append(
             Completion(
-                token_ids=tuple(integers(tokens_SM[sample, :length])),
-                logprobs=tuple(floats(logprobs_SM[sample, :length])),
-                log_kept_mass=tuple(floats(mass_SM[sample, :length])),
+                token_ids=tuple(to_ints(tokens_SM[sample, :length])),
+                logprobs=tuple(to_floats(logprobs_SM[sample, :length])),
+                log_kept_mass=tuple(to_floats(mass_SM[sample, :length])),
                 finish_reason="stop" if stopped else "length",
                 weight_version=weight_version,
             )

@@ -18,15 +18,15 @@ from torch import Tensor
 from rft_core import keyed_random
 from rft_engine.native.continuous_batch import ContinuousBatch
 from rft_engine.native.engine import NativeEngine
-from rft_engine.native.memory_budget import CacheDemand
-from rft_engine.native.partial_requests import DrawCall, Drawn, DrawnReason
+from rft_engine.native.memory_budget import CacheRequest
+from rft_engine.native.partial_requests import Drawn, DrawnReason, SampleRequests
 from rft_engine.native.results import stats_of
-from rft_engine.native.scheduler import AdmissionQueue
+from rft_engine.native.scheduler import PrefillScheduler
 from rft_engine.protocols import CacheT
-from rft_engine.typed_lists import floats, integers
+from rft_engine.typed_lists import to_floats, to_ints
 
 
-class ResumedBatch(ContinuousBatch[CacheT]):
+class ResumableBatch(ContinuousBatch[CacheT]):
     """A batch in which sample s draws its next token with draw `starts[s]` of its stream."""
 
     max_segment_steps = 16
@@ -64,7 +64,7 @@ class ResumedBatch(ContinuousBatch[CacheT]):
     def _is_interrupted(self) -> bool:
         return self._interrupted()
 
-    def _num_done_to_leave(self, queue: AdmissionQueue) -> int:
+    def _num_done_to_leave(self, queue: PrefillScheduler) -> int:
         return 1 if self._is_tight else super()._num_done_to_leave(queue)
 
     def newly_done(self) -> list[int]:
@@ -85,16 +85,16 @@ class ResumedBatch(ContinuousBatch[CacheT]):
     def drawn(self, sample: int, length: int) -> tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]]:
         """The first `length` tokens of a sample, with their log-probs and the log of what was kept."""
         return (
-            tuple(integers(self.tokens_SM[sample, :length])),
-            tuple(floats(self.logprobs_SM[sample, :length])),
-            tuple(floats(self.log_kept_mass_SM[sample, :length])),
+            tuple(to_ints(self.tokens_SM[sample, :length])),
+            tuple(to_floats(self.logprobs_SM[sample, :length])),
+            tuple(to_floats(self.log_kept_mass_SM[sample, :length])),
         )
 
 
-class ResumingEngine(NativeEngine[CacheT]):
+class ResumableEngine(NativeEngine[CacheT]):
     """`NativeEngine` with `draw`."""
 
-    def draw(self, call: DrawCall, interrupted: Callable[[], bool]) -> Iterator[Drawn]:
+    def draw(self, call: SampleRequests, interrupted: Callable[[], bool]) -> Iterator[Drawn]:
         """The requests of a call as they end; after `interrupted()`, asked between steps, all that are left.
 
         Raises:
@@ -124,8 +124,8 @@ class ResumingEngine(NativeEngine[CacheT]):
         self._stats = stats_of(batch, queue.num_prefill_tokens, batch.cache.max_rows, rows, seconds)
 
     def _begun(
-        self, call: DrawCall, interrupted: Callable[[], bool]
-    ) -> tuple[ResumedBatch[CacheT], AdmissionQueue, list[int], int]:
+        self, call: SampleRequests, interrupted: Callable[[], bool]
+    ) -> tuple[ResumableBatch[CacheT], PrefillScheduler, list[int], int]:
         """The batch, what waits for it, the request of each of its samples, and the rows that were asked for."""
         same: dict[tuple[int, ...], list[int]] = {}
         for request, context in enumerate(call.contexts()):
@@ -135,8 +135,8 @@ class ResumingEngine(NativeEngine[CacheT]):
         lengths, rows = [len(prompt) for prompt in prompts], min(self._max_rows, len(requests))
         whole = max(lengths) + call.options.max_new_tokens
         with torch.inference_mode():
-            cache = self._fitting_cache(CacheDemand(rows, min(whole, self._max_len), len(prompts), max(lengths)))
-            batch = ResumedBatch[CacheT](
+            cache = self._fitting_cache(CacheRequest(rows, min(whole, self._max_len), len(prompts), max(lengths)))
+            batch = ResumableBatch[CacheT](
                 [call.starts[request] for request in requests],
                 interrupted,
                 self._model,
@@ -151,10 +151,10 @@ class ResumingEngine(NativeEngine[CacheT]):
         if call.shown:
             places = [call.media_of(first) for first in firsts]
             batch.media = [call.shown[place].media if place >= 0 else None for place in places]
-        queue = AdmissionQueue(lengths, [len(together) for together in same.values()], cache.max_rows)
+        queue = PrefillScheduler(lengths, [len(together) for together in same.values()], cache.max_rows)
         return batch, queue, requests, rows
 
     def _told(
-        self, batch: ResumedBatch[CacheT], requests: Sequence[int], sample: int, length: int, reason: DrawnReason
+        self, batch: ResumableBatch[CacheT], requests: Sequence[int], sample: int, length: int, reason: DrawnReason
     ) -> Drawn:
         return Drawn(requests[sample], *batch.drawn(sample, length), reason, self.weight_version)

@@ -24,7 +24,7 @@ class PromptCopies:
     num_copies: int
 
 
-class AdmissionQueue:
+class PrefillScheduler:
     """The prompts that still wait, longest first.
 
     The longest prompts go first because their rows attend to the most: they are better decoded

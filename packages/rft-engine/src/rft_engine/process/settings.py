@@ -37,7 +37,7 @@ class EngineDeadlines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnProcessSettings:
+class ExternalEngineSettings:
     """An engine with its own copy of the weights; the class of a library says what that one lacks."""
 
     library: ClassVar[str] = "vllm"

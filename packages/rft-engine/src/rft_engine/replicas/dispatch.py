@@ -26,11 +26,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from rft_core.errors import RftError, ServiceError
-from rft_engine.native.partial_requests import DrawCall, Drawn
+from rft_engine.native.partial_requests import Drawn, SampleRequests
 from rft_engine.process.requests import EngineFacts
-from rft_engine.replicas.load_balancing import deal
+from rft_engine.replicas.load_balancing import assign_samples
 from rft_engine.replicas.process import is_lost
-from rft_engine.weight_sync.shared_memory import Shelved
+from rft_engine.weight_sync.shared_memory import WeightSnapshot
 
 _POLL_SECONDS = 0.005
 _WAIT_SECONDS = 0.5
@@ -49,13 +49,13 @@ class Replica(Protocol):
     @property
     def facts(self) -> EngineFacts: ...
 
-    def load(self, shelved: Shelved) -> None: ...
+    def load(self, shelved: WeightSnapshot) -> None: ...
 
-    def draw(self, call: DrawCall) -> Iterator[Drawn]: ...
+    def draw(self, call: SampleRequests) -> Iterator[Drawn]: ...
 
     def interrupt(self) -> None: ...
 
-    def restart(self, shelved: Shelved) -> None: ...
+    def restart(self, shelved: WeightSnapshot) -> None: ...
 
     def sleep(self, level: int) -> None: ...
 
@@ -64,15 +64,15 @@ class Replica(Protocol):
     def close(self) -> None: ...
 
 
-class DrawRound:
+class ReplicaDispatch:
     """One call, from the deal to its last result."""
 
     def __init__(
         self,
         replicas: Sequence[Replica],
         held: list[int | None],
-        call: DrawCall,
-        weights: Shelved,
+        call: SampleRequests,
+        weights: WeightSnapshot,
         stop: Callable[[], bool] | None,
     ) -> None:
         """`held`: the version that each replica holds, kept here; one that is not `weights` is loaded first."""
@@ -93,7 +93,7 @@ class DrawRound:
         Raises:
             RftError: of a replica, where it is not simply gone.
         """
-        shares, waiting = deal(self._call, len(self._replicas)), len(self._call.prefixes)
+        shares, waiting = assign_samples(self._call, len(self._replicas)), len(self._call.prefixes)
         threads = [
             threading.Thread(target=self._serve, args=(place, share), name=f"replica-{place}", daemon=True)
             for place, share in enumerate(shares)

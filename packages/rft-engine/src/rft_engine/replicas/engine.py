@@ -15,18 +15,18 @@ from concurrent.futures import ThreadPoolExecutor
 from rft_core.errors import RftError
 from rft_engine.completions import Completion, EngineStats
 from rft_engine.decoding.token_sampler import SamplingOptions
-from rft_engine.engine_base import ToldEngine
+from rft_engine.engine_base import EngineBase
 from rft_engine.lifecycle import EngineState
-from rft_engine.native.partial_requests import DrawCall, Drawn
+from rft_engine.native.partial_requests import Drawn, SampleRequests
 from rft_engine.process.requests import EngineFacts
-from rft_engine.replicas.dispatch import DrawRound, Replica
+from rft_engine.replicas.dispatch import Replica, ReplicaDispatch
 from rft_engine.replicas.process import is_lost
 from rft_engine.request_checks import check_budgets, check_keys, check_media, check_prompts, refusal
-from rft_engine.weight_sync.shared_images import MediaShelf, ShownMedia, distinct
-from rft_engine.weight_sync.shared_memory import WeightShelf
+from rft_engine.weight_sync.shared_images import SharedImage, SharedImageStore, distinct
+from rft_engine.weight_sync.shared_memory import SharedWeightStore
 
 
-class ReplicaEngine(ToldEngine):
+class ReplicaEngine(EngineBase):
     """The methods of every engine over several of them, and what asynchronous rollouts need besides.
 
     `publish` belongs to the thread that trains, the rest to one thread at a time.
@@ -38,7 +38,7 @@ class ReplicaEngine(ToldEngine):
         [samples] = engine.generate([[5, 6, 7]], [[11, 12]], temperature=1.0, max_new_tokens=32)
     """
 
-    def __init__(self, replicas: Sequence[Replica], shelf: WeightShelf, *, max_len: int) -> None:
+    def __init__(self, replicas: Sequence[Replica], shelf: SharedWeightStore, *, max_len: int) -> None:
         """
         Args:
             replicas: started; at least one.
@@ -48,7 +48,7 @@ class ReplicaEngine(ToldEngine):
         assert replicas, "an engine of no replicas"
         super().__init__()
         self._replicas, self._shelf, self._max_len = tuple(replicas), shelf, max_len
-        self._images = MediaShelf()
+        self._images = SharedImageStore()
         self._served = 0
         self._held: list[int | None] = [None] * len(replicas)  # version by replica
         self._counts = Counter[str]()
@@ -169,13 +169,13 @@ class ReplicaEngine(ToldEngine):
         )
         check_media(prefixes, media)
         shown, places = self._shown(media)
-        call = DrawCall(list(prefixes), list(keys), list(starts), list(budgets), options, places, shown)
+        call = SampleRequests(list(prefixes), list(keys), list(starts), list(budgets), options, places, shown)
         call.check(self._max_len, self.facts.vocab_size)
         if any(starts) and not self.can_resume:
             why = "these engines draw samples from their first token to their last"
             raise refusal("engine.cannot_resume", "samples that were begun elsewhere", why, "--async_deterministic")
         asked = stop if self.can_resume else None
-        current = DrawRound(self._replicas, self._held, call, self._shelf.get(self._served), asked)
+        current = ReplicaDispatch(self._replicas, self._held, call, self._shelf.get(self._served), asked)
         started = time.perf_counter()
         try:
             yield from current.results()
@@ -260,15 +260,15 @@ class ReplicaEngine(ToldEngine):
             self._shelf.close()
             self._images.close()
 
-    def _shown(self, media: Sequence[object | None] | None) -> tuple[list[ShownMedia], list[int]]:
+    def _shown(self, media: Sequence[object | None] | None) -> tuple[list[SharedImage], list[int]]:
         """The images of a call, where replicas find them, and for each of its requests the place among them."""
         found, places = distinct(media or ())
         if not found:
             return [], []
         if any(replica.reads_files for replica in self._replicas):
             plain = self._images.hold(found)
-            return [ShownMedia(*pair) for pair in zip(found, plain, strict=True)], places
-        return [ShownMedia(one) for one in found], places
+            return [SharedImage(*pair) for pair in zip(found, plain, strict=True)], places
+        return [SharedImage(one) for one in found], places
 
 
 def _completion(drawn: Drawn) -> Completion:

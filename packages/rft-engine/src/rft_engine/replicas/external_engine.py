@@ -13,13 +13,13 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from rft_engine.completions import Completion
-from rft_engine.native.partial_requests import DrawCall, Drawn
+from rft_engine.native.partial_requests import Drawn, SampleRequests
 from rft_engine.process.requests import EngineFacts
 from rft_engine.weight_sync.fingerprints import WeightProvider
-from rft_engine.weight_sync.shared_memory import Shelved
+from rft_engine.weight_sync.shared_memory import WeightSnapshot
 
 
-class WholeEngine(Protocol):
+class ExternalEngine(Protocol):
     """What is needed of an engine to be a replica."""
 
     @property
@@ -43,15 +43,15 @@ class WholeEngine(Protocol):
     def close(self) -> None: ...
 
 
-class EngineReplica:
+class ExternalEngineReplica:
     """One such engine, fed from the shelf of weights, so that it can be started again with those it had."""
 
     can_resume = False
     reads_files = False
 
-    def __init__(self, number: int, make_engine: Callable[[WeightProvider], WholeEngine]) -> None:
+    def __init__(self, number: int, make_engine: Callable[[WeightProvider], ExternalEngine]) -> None:
         self.number = number
-        self._weights: Shelved | None = None
+        self._weights: WeightSnapshot | None = None
         self._engine = make_engine(self._tensors)
 
     @property
@@ -59,7 +59,7 @@ class EngineReplica:
         """What the started engine says of itself."""
         return self._engine.facts
 
-    def load(self, shelved: Shelved) -> None:
+    def load(self, shelved: WeightSnapshot) -> None:
         """Serve these weights; the engine compares digests itself."""
         self._weights = shelved
         if shelved.version > self._engine.weight_version:
@@ -67,7 +67,7 @@ class EngineReplica:
         else:
             self._engine.refresh()
 
-    def draw(self, call: DrawCall) -> Iterator[Drawn]:
+    def draw(self, call: SampleRequests) -> Iterator[Drawn]:
         """The results of a call, when all of it is done."""
         assert not any(call.starts), "samples are drawn whole"
         same: dict[tuple[int, ...], list[int]] = {}
@@ -89,7 +89,7 @@ class EngineReplica:
     def interrupt(self) -> None:
         """Nothing: samples end by themselves."""
 
-    def restart(self, shelved: Shelved) -> None:
+    def restart(self, shelved: WeightSnapshot) -> None:
         """The engine starts its process again where it is gone, and gets the weights."""
         self.load(shelved)
 
@@ -110,7 +110,7 @@ class EngineReplica:
         return self._weights.tensors()
 
 
-def _media_arguments(call: DrawCall, requests: Sequence[int]) -> dict[str, Any]:
+def _media_arguments(call: SampleRequests, requests: Sequence[int]) -> dict[str, Any]:
     """Images of these requests' prompts; nothing where the call has none."""
     if not call.shown:
         return {}

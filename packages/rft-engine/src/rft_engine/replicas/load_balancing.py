@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rft_engine.native.partial_requests import DrawCall
+from rft_engine.native.partial_requests import SampleRequests
 
 _PREFILL_TOKENS = 16.0  # tokens of a prompt read in the time of about one decoded token
 
 
-def deal(call: DrawCall, num_replicas: int) -> list[list[int]]:
+def assign_samples(call: SampleRequests, num_replicas: int) -> list[list[int]]:
     """Requests of each replica, in ascending order; samples of one prompt stay together where that is balanced.
 
     Longest expected load first, each to the replica that has least so far (Graham, SIAM J. Appl. Math. 17, 1969:
@@ -30,7 +30,7 @@ def deal(call: DrawCall, num_replicas: int) -> list[list[int]]:
     return [sorted(share) for share in shares]
 
 
-def _units(call: DrawCall, num_replicas: int) -> list[list[int]]:
+def _units(call: SampleRequests, num_replicas: int) -> list[list[int]]:
     """Requests that go together: with the same tokens and images before them, cut where they are too few to balance."""
     same: dict[tuple[int, ...], list[int]] = {}
     for request, context in enumerate(call.contexts()):
@@ -40,5 +40,5 @@ def _units(call: DrawCall, num_replicas: int) -> list[list[int]]:
     return [unit[piece::num_replicas] for unit in same.values() for piece in range(min(num_replicas, len(unit)))]
 
 
-def _load(call: DrawCall, unit: Sequence[int]) -> float:
+def _load(call: SampleRequests, unit: Sequence[int]) -> float:
     return len(call.prefixes[unit[0]]) / _PREFILL_TOKENS + sum(call.budgets[request] for request in unit)

@@ -13,12 +13,12 @@ from typing import Any
 from rft_core.errors import RftError
 from rft_core.fault_points import declare, fault_point
 from rft_core.json_records import json_bytes
-from rft_engine.native.partial_requests import DrawCall, Drawn
+from rft_engine.native.partial_requests import Drawn, SampleRequests
 from rft_engine.process.client import EngineDied, EngineProcess, error_of
 from rft_engine.process.requests import EngineFacts, garbage
 from rft_engine.replicas.interrupt_flag import InterruptFlag
 from rft_engine.weight_sync.fingerprints import compare
-from rft_engine.weight_sync.shared_memory import Shelved
+from rft_engine.weight_sync.shared_memory import WeightSnapshot
 
 POINT_DRAWN = declare("replica.drawn", "a replica has handed out what one sample has")
 
@@ -108,7 +108,7 @@ class ProcessReplica:
             self._flag.unlink()
         self._facts = EngineFacts(**facts)
 
-    def load(self, shelved: Shelved) -> None:
+    def load(self, shelved: WeightSnapshot) -> None:
         """Serve these weights, once every tensor's digest agrees.
 
         Raises:
@@ -118,7 +118,7 @@ class ProcessReplica:
         side = f"that engine replica {self.number} holds"
         compare(shelved.digests, held, shelved.version, shelved.version, side)
 
-    def draw(self, call: DrawCall) -> Iterator[Drawn]:
+    def draw(self, call: SampleRequests) -> Iterator[Drawn]:
         """The results of a call as they come.
 
         Raises:
@@ -136,7 +136,7 @@ class ProcessReplica:
         """End the call that is under way, between two steps; it hands out what it has."""
         self._flag.set(self._call)
 
-    def restart(self, shelved: Shelved) -> None:
+    def restart(self, shelved: WeightSnapshot) -> None:
         """Another process with these weights."""
         self.close()
         self._launch()
@@ -170,7 +170,7 @@ def _after(seconds: float) -> float:
     return time.monotonic() + seconds
 
 
-def _drawn_of(item: Any, call: DrawCall, vocab_size: int) -> Drawn:
+def _drawn_of(item: Any, call: SampleRequests, vocab_size: int) -> Drawn:
     """One result as a record.
 
     Raises:

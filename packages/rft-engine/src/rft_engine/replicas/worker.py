@@ -17,13 +17,13 @@ from torch import Tensor
 from rft_core.errors import ServiceError
 from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.lifecycle import EngineState
-from rft_engine.native.partial_requests import DrawCall
-from rft_engine.native.resumable_batch import ResumingEngine
+from rft_engine.native.partial_requests import SampleRequests
+from rft_engine.native.resumable_batch import ResumableEngine
 from rft_engine.process.requests import EngineFacts
 from rft_engine.process.server import RequestWorker, serve_with
 from rft_engine.replicas.interrupt_flag import InterruptFlag
 from rft_engine.weight_sync.fingerprints import Fingerprint, element_digest
-from rft_engine.weight_sync.shared_images import MakeMedia, PlainMedia, ReceivedMedia, ShownMedia
+from rft_engine.weight_sync.shared_images import MakeMedia, PlainMedia, ReceivedMedia, SharedImage
 from rft_engine.weight_sync.weight_file import read_weight_file
 
 _MOST_NAMED = 5
@@ -49,7 +49,7 @@ class LocalReplica:
 
     def __init__(self, model: ReplicaModel, max_rows: int, max_len: int) -> None:
         self._model = model
-        self.engine: ResumingEngine[Any] = ResumingEngine(
+        self.engine: ResumableEngine[Any] = ResumableEngine(
             model.decoder, max_rows=max_rows, max_len=max_len, device=model.device
         )
         self.media = ReceivedMedia(model.make_media)
@@ -100,8 +100,8 @@ class ReplicaWorker(RequestWorker):
         self, number: int, options: dict[str, Any], shown: Sequence[PlainMedia] = (), **lists: Sequence[Any]
     ) -> dict[str, Any]:
         """Every request's result as an item, between them signs of life; replies with figures."""
-        images = [ShownMedia(media) for media in self.replica.media.of_call(shown)]
-        call = DrawCall(options=SamplingOptions(**options | _as_tuples(options)), shown=images, **lists)
+        images = [SharedImage(media) for media in self.replica.media.of_call(shown)]
+        call = SampleRequests(options=SamplingOptions(**options | _as_tuples(options)), shown=images, **lists)
         flag = self._flag
         assert flag is not None
         last = time.monotonic()

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 from rft_core.errors import OptionsError
 from rft_engine.decoding.token_sampler import SamplingOptions
-from rft_engine.process.settings import OwnProcessSettings
+from rft_engine.process.settings import ExternalEngineSettings
 
 LOADER = "rft_engine.sglang.weight_loader.exchange"
 """What SGLang's workers call with the model in hand (its `custom_weight_loader`)."""
@@ -37,7 +37,7 @@ _ENVIRONMENT = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "0"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SglangSettings(OwnProcessSettings):
+class SglangSettings(ExternalEngineSettings):
     """An SGLang engine: what SGLang lacks is refused.
 
     Example::
@@ -49,7 +49,7 @@ class SglangSettings(OwnProcessSettings):
     library_name: ClassVar[str] = "SGLang"
 
     def __post_init__(self) -> None:
-        OwnProcessSettings.__post_init__(self)
+        ExternalEngineSettings.__post_init__(self)
         if self.quantization is not None:
             why = "SGLang rounds matrices to 8 bits when it starts, and not those that are loaded after every step"
             raise self.refusal("quantization", f"quantization = {self.quantization!r}", why, "--engine_type vllm")

@@ -18,7 +18,7 @@ class TablePolicy:
     Example::
 
         policy, twin = TablePolicy(), FakeCopy()
-        engine = CopiedNativeEngine(twin, policy.provider, max_rows=4, max_len=32)
+        engine = NativeEngineOnCopy(twin, policy.provider, max_rows=4, max_len=32)
     """
 
     def __init__(self) -> None:

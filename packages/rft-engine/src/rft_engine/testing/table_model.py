@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_engine.typed_lists import integers
+from rft_engine.typed_lists import to_ints
 
 
 @dataclass(slots=True)
@@ -87,8 +87,8 @@ class FakeDecodableModel:
         starts = [0] * len(token_ids_PL) if media is None else [one or 0 for one in media]
         states_P = torch.tensor(
             [
-                self._state_after(integers(row_L[:length]), start)
-                for row_L, length, start in zip(token_ids_PL, integers(lengths_P), starts, strict=True)
+                self._state_after(to_ints(row_L[:length]), start)
+                for row_L, length, start in zip(token_ids_PL, to_ints(lengths_P), starts, strict=True)
             ]
         )
         copies = torch.tensor(list(copies_P))

@@ -13,10 +13,10 @@ from rft_core.errors import ServiceError
 from rft_engine.completions import Completion, EngineStats
 from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.decoding.trie_constraint import check_constraint, check_whole, end_tokens
-from rft_engine.engine_base import ToldEngine
+from rft_engine.engine_base import EngineBase
 from rft_engine.lifecycle import EngineState
 from rft_engine.process.requests import Answers, EngineFacts, GenerateCall, SampleResult, StepCounts, check_prompts
-from rft_engine.process.settings import OwnProcessSettings
+from rft_engine.process.settings import ExternalEngineSettings
 from rft_engine.request_checks import check_budgets, check_media
 from rft_engine.vllm.local import LocalVllm
 from rft_engine.vllm.lora import AdapterSource, AdapterTransport
@@ -45,7 +45,7 @@ class Backend(Workers, Protocol):
     def close(self) -> None: ...
 
 
-class VllmEngine(ToldEngine):
+class VllmEngine(EngineBase):
     """Samples from a copy of the policy that vLLM holds in this process.
 
     A sample's tokens depend on its prompt, its key and the options only, and are those that the
@@ -61,7 +61,7 @@ class VllmEngine(ToldEngine):
     """
 
     def __init__(
-        self, settings: OwnProcessSettings, weights: WeightProvider, *, runtime: VllmRuntime | None = None
+        self, settings: ExternalEngineSettings, weights: WeightProvider, *, runtime: VllmRuntime | None = None
     ) -> None:
         """
         Args:

@@ -25,7 +25,7 @@ from rft_algos.decoding.token_trie import TokenTrie
 from rft_core import keyed_random
 from rft_engine.decoding.token_sampler import SamplingOptions, TokenSampler
 from rft_engine.decoding.trie_constraint import TrieSampler
-from rft_engine.typed_lists import floats, integers
+from rft_engine.typed_lists import to_floats, to_ints
 
 SAMPLE_ARGUMENT = "rft_sample"
 """Name under which a request's `SamplingParams.extra_args` carries the number of its sample."""
@@ -131,7 +131,7 @@ class _ConstrainedCall(_Call):
         return drawn[0], drawn[1], drawn[2]
 
 
-class KeyedDraws:
+class KeyedSampler:
     """vLLM's V1 logits-processor protocol: `update_state`, then `apply`, once a step."""
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class KeyedDraws:
         tokens_KM, logprobs_KM, mass_KM = (table[chosen].cpu() for table in tables)
         return [
             DrawnTokens(
-                integers(tokens_KM[row, :length]), floats(logprobs_KM[row, :length]), floats(mass_KM[row, :length])
+                to_ints(tokens_KM[row, :length]), to_floats(logprobs_KM[row, :length]), to_floats(mass_KM[row, :length])
             )
             for row, length in enumerate(lengths)
         ]

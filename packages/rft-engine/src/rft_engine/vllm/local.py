@@ -9,7 +9,7 @@ from typing import Any
 
 from rft_core.errors import ServiceError
 from rft_engine.process.requests import EngineFacts, GenerateCall, SampleResult, StepCounts
-from rft_engine.process.settings import OwnProcessSettings
+from rft_engine.process.settings import ExternalEngineSettings
 from rft_engine.vllm.gpu_processes import Inventory, nvidia_inventory
 from rft_engine.vllm.keyed_sampler import SAMPLE_ARGUMENT
 from rft_engine.vllm.lora import loads_adapter
@@ -27,7 +27,7 @@ class LocalVllm:
 
     def __init__(
         self,
-        settings: OwnProcessSettings,
+        settings: ExternalEngineSettings,
         runtime: VllmRuntime,
         *,
         in_process: bool,

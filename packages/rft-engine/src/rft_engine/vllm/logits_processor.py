@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from vllm.v1.sample.logits_processor import LogitsProcessor
 
-from rft_engine.vllm.keyed_sampler import KeyedDraws
+from rft_engine.vllm.keyed_sampler import KeyedSampler
 
 PROCESSOR = f"{__name__}:KeyedLogitsProcessor"
 
 
-class KeyedLogitsProcessor(KeyedDraws, LogitsProcessor):
-    """`KeyedDraws` as vLLM builds it."""
+class KeyedLogitsProcessor(KeyedSampler, LogitsProcessor):
+    """`KeyedSampler` as vLLM builds it."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rft_engine.process.settings import OwnProcessSettings
+from rft_engine.process.settings import ExternalEngineSettings
 from rft_engine.weight_sync.fingerprints import Fingerprint, WeightProvider, element_digest
 from rft_engine.weight_sync.weight_file import shared_directory, write_weight_file
 
@@ -57,7 +57,7 @@ class AdapterSource:
 class AdapterTransport:
     """Sends the adapters of an `AdapterSource`."""
 
-    def __init__(self, settings: OwnProcessSettings, source: AdapterSource, workers: _Workers) -> None:
+    def __init__(self, settings: ExternalEngineSettings, source: AdapterSource, workers: _Workers) -> None:
         self._settings, self._source, self._workers = settings, source, workers
 
     def send(self) -> list[Fingerprint]:
@@ -82,7 +82,7 @@ def loads_adapter(method: str) -> bool:
     return method == _METHOD
 
 
-def adapter_arguments(settings: OwnProcessSettings) -> dict[str, Any]:
+def adapter_arguments(settings: ExternalEngineSettings) -> dict[str, Any]:
     """Keyword arguments of `vllm.LLM` that make room for one adapter; nothing where there is none."""
     if not settings.adapter_config:
         return {}

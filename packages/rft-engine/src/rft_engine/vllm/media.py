@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from rft_core.errors import PreflightError, ServiceError
-from rft_engine.process.settings import OwnProcessSettings
+from rft_engine.process.settings import ExternalEngineSettings
 from rft_engine.protocols import PromptMedia
 
 PlainMedia = Mapping[str, Any]
@@ -29,7 +29,7 @@ def plain_media(prompts: Sequence[Sequence[int]], media: Sequence[object | None]
     ]
 
 
-def takes_images(settings: OwnProcessSettings) -> bool:
+def takes_images(settings: ExternalEngineSettings) -> bool:
     """Whether the model of these settings has a vision tower."""
     return "vision_config" in settings.config()
 

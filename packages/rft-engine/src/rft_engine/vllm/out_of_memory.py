@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from rft_core.errors import ServiceError
-from rft_engine.process.settings import OwnProcessSettings
+from rft_engine.process.settings import ExternalEngineSettings
 from rft_engine.vllm.gpu_processes import Device, DeviceProcess, Inventory, visible_device
 
 _GIB = r"([\d.]+) ?GiB"
@@ -41,7 +41,7 @@ _USUAL_SHARE, _MOST_SHARE, _LEAST_SHARE = 0.92, 0.95, 0.05  # vLLM's default; wh
 _OWN_MARGIN_MIB = 512  # of what is free, left to the contexts of other libraries
 
 
-def memory_error(settings: OwnProcessSettings, words: str, inventory: Inventory) -> ServiceError | None:
+def memory_error(settings: ExternalEngineSettings, words: str, inventory: Inventory) -> ServiceError | None:
     """What to do about a start that failed for memory.
 
     Args:
@@ -73,7 +73,7 @@ def memory_error(settings: OwnProcessSettings, words: str, inventory: Inventory)
 
 
 def _taken(
-    settings: OwnProcessSettings, device: Device | None, free: float, total: float, share: float, wanted: float
+    settings: ExternalEngineSettings, device: Device | None, free: float, total: float, share: float, wanted: float
 ) -> ServiceError:
     """More was asked for than is free when vLLM starts."""
     fitting = _down((free - _OWN_MARGIN_MIB / 1024) / total)
@@ -97,7 +97,7 @@ def _taken(
     return _error("share_too_high", what, settings, device, why, smaller or "a device with more free memory")
 
 
-def _one_sequence(settings: OwnProcessSettings, found: re.Match[str], devices: Sequence[Device]) -> ServiceError:
+def _one_sequence(settings: ExternalEngineSettings, found: re.Match[str], devices: Sequence[Device]) -> ServiceError:
     """The cache holds less than one sequence of the greatest length."""
     length, needed, available = int(found[1]), float(found[2]), float(found[3])
     blocks = math.ceil(length / _BLOCK)
@@ -117,7 +117,7 @@ def _one_sequence(settings: OwnProcessSettings, found: re.Match[str], devices: S
     return _error("length", what, settings, device, why, remedy)
 
 
-def _no_blocks(settings: OwnProcessSettings) -> ServiceError:
+def _no_blocks(settings: ExternalEngineSettings) -> ServiceError:
     share = settings.memory_utilization or _USUAL_SHARE
     what = f"weights and workspace take all of the share of {share:g}: no block is left for keys and values"
     more = min(_MOST_SHARE, _up(share + 0.1))
@@ -129,7 +129,7 @@ def _no_blocks(settings: OwnProcessSettings) -> ServiceError:
     return _error("model_too_large", what, settings, None, "the model does not fit beside a cache", remedy)
 
 
-def _rows(settings: OwnProcessSettings, num_rows: int) -> ServiceError:
+def _rows(settings: ExternalEngineSettings, num_rows: int) -> ServiceError:
     what = f"no memory was left to draw for {num_rows} sequences at once"
     why = "logits of every row over the whole vocabulary are held beside weights and cache"
     share = settings.memory_utilization or _USUAL_SHARE
@@ -137,7 +137,7 @@ def _rows(settings: OwnProcessSettings, num_rows: int) -> ServiceError:
     return _error("rows", what, settings, None, why, remedy)
 
 
-def _torch(settings: OwnProcessSettings, found: re.Match[str], devices: Sequence[Device]) -> ServiceError:
+def _torch(settings: ExternalEngineSettings, found: re.Match[str], devices: Sequence[Device]) -> ServiceError:
     """torch's allocator ran out in the middle of the start: because of others, or of the share itself."""
     device = visible_device(devices, int(found[2] or 0))
     what = f"no room for another {found[1]}" + (f" on a device of {found[3]} GiB" if found[3] else "")
@@ -151,7 +151,7 @@ def _torch(settings: OwnProcessSettings, found: re.Match[str], devices: Sequence
     return _error("share_too_high", what, settings, device, why, f"{smaller}, or a smaller --engine_max_rows")
 
 
-def _host(settings: OwnProcessSettings, what: str) -> ServiceError:
+def _host(settings: ExternalEngineSettings, what: str) -> ServiceError:
     why = "weights and cache of a CPU build, and the pages that GPUs read from, come from the memory of the host"
     rows = f"--engine_max_rows {max(settings.max_rows // 2, 1)}"
     return _error("host", what, settings, None, why, f"free memory on this machine, {rows}, or a smaller --max_len")
@@ -176,7 +176,7 @@ def _most_own(device: Device | None) -> int:
 
 
 def _error(
-    name: str, what: str, settings: OwnProcessSettings, device: Device | None, why: str, remedy: str
+    name: str, what: str, settings: ExternalEngineSettings, device: Device | None, why: str, remedy: str
 ) -> ServiceError:
     held = (
         ""

@@ -23,7 +23,7 @@ from rft_engine.process.requests import (
     garbage,
     message_of,
 )
-from rft_engine.process.settings import OwnProcessSettings
+from rft_engine.process.settings import ExternalEngineSettings
 from rft_engine.vllm.engine import Backend, VllmEngine
 from rft_engine.vllm.gpu_processes import Inventory, nvidia_inventory
 from rft_engine.vllm.out_of_memory import memory_error
@@ -39,7 +39,7 @@ class ProcessVllm:
 
     def __init__(
         self,
-        settings: OwnProcessSettings,
+        settings: ExternalEngineSettings,
         command: Sequence[str],
         environment: Mapping[str, str],
         log_path: Path,
@@ -105,7 +105,7 @@ class VllmProcessEngine(VllmEngine):
 
     def __init__(
         self,
-        settings: OwnProcessSettings,
+        settings: ExternalEngineSettings,
         weights: WeightProvider,
         *,
         environment: Mapping[str, str] | None = None,

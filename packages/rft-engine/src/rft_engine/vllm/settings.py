@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rft_core.errors import OptionsError
-from rft_engine.process.settings import OwnProcessSettings
+from rft_engine.process.settings import ExternalEngineSettings
 from rft_engine.vllm.lora import adapter_arguments
 
 _PROCESSOR = "rft_engine.vllm.logits_processor:KeyedLogitsProcessor"
@@ -28,7 +28,7 @@ _CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VllmSettings(OwnProcessSettings):
+class VllmSettings(ExternalEngineSettings):
     """A vLLM engine; every field is passed on to vLLM or refused, none is ignored.
 
     Example::
@@ -44,7 +44,7 @@ def set_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def llm_arguments(settings: OwnProcessSettings, *, is_cpu: bool) -> dict[str, Any]:
+def llm_arguments(settings: ExternalEngineSettings, *, is_cpu: bool) -> dict[str, Any]:
     """Keyword arguments of `vllm.LLM`.
 
     Raises:
@@ -78,7 +78,7 @@ def llm_arguments(settings: OwnProcessSettings, *, is_cpu: bool) -> dict[str, An
     return arguments
 
 
-def kv_cache_bytes(settings: OwnProcessSettings) -> int:
+def kv_cache_bytes(settings: ExternalEngineSettings) -> int:
     """Keys and values of `max_rows` sequences of `max_len` tokens, at most half of the memory that is free.
 
     bytes = 2 x layers x kv heads x head size x bytes of a number x max_len x max_rows
@@ -96,7 +96,7 @@ def _head_size(config: dict[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def _refuse_on_cpu(settings: OwnProcessSettings) -> None:
+def _refuse_on_cpu(settings: ExternalEngineSettings) -> None:
     if settings.enable_sleep:
         raise cannot_sleep_on_cpu(settings, "enable_sleep = True")
     if settings.quantization is not None:
@@ -120,7 +120,7 @@ def _refuse_on_cpu(settings: OwnProcessSettings) -> None:
         raise settings.refusal("transport", f"transport = {settings.transport!r} on a CPU", why, 'transport="file"')
 
 
-def cannot_sleep_on_cpu(settings: OwnProcessSettings, what: str) -> OptionsError:
+def cannot_sleep_on_cpu(settings: ExternalEngineSettings, what: str) -> OptionsError:
     """vLLM's CPU build answers `sleep` with a warning and keeps its memory."""
     why = "vLLM's CPU build cannot sleep: it warns and keeps its memory, so asking for it would have no effect"
     return settings.refusal("sleep", f"{what} with vLLM's CPU build", why, "--disable_engine_sleep")

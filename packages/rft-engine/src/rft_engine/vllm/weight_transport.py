@@ -25,7 +25,7 @@ from torch import Tensor
 
 from rft_core.errors import OptionsError
 from rft_engine.process.requests import EngineFacts
-from rft_engine.process.settings import OwnProcessSettings
+from rft_engine.process.settings import ExternalEngineSettings
 from rft_engine.vllm.cuda_ipc import encode_update
 from rft_engine.weight_sync.fingerprints import Fingerprint, WeightSource
 from rft_engine.weight_sync.weight_file import shared_directory, write_weight_file
@@ -49,7 +49,7 @@ class SenderFactory(Protocol):
     def __call__(self, transport: str, client: SyncClient, source: SourceView, num_workers: int) -> Sender: ...
 
 
-def resolve_transport(settings: OwnProcessSettings, *, is_cpu: bool, in_process: bool) -> str:
+def resolve_transport(settings: ExternalEngineSettings, *, is_cpu: bool, in_process: bool) -> str:
     """The transport that `settings` mean here.
 
     Raises:
@@ -74,7 +74,7 @@ class WeightTransport:
 
     def __init__(
         self,
-        settings: OwnProcessSettings,
+        settings: ExternalEngineSettings,
         facts: EngineFacts,
         source: WeightSource,
         workers: Workers,

@@ -15,7 +15,7 @@ from torch import Tensor
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.vllm.cuda_ipc import decode_update
-from rft_engine.vllm.keyed_sampler import KeyedDraws
+from rft_engine.vllm.keyed_sampler import KeyedSampler
 from rft_engine.vllm.lora import WEIGHTS, adapter_request
 from rft_engine.weight_sync.fingerprints import Fingerprint, fingerprint_of
 from rft_engine.weight_sync.fused_parameters import held_fingerprint
@@ -75,10 +75,10 @@ class VllmWorkerExtension:
         """
         return held_fingerprint(self.model_runner.get_model(), shapes, self.model_config.dtype)
 
-    def rft_draws(self) -> KeyedDraws:
+    def rft_draws(self) -> KeyedSampler:
         """This worker's logits processor."""
         processors = self.model_runner.input_batch.logitsprocs.all
-        [draws] = [processor for processor in processors if isinstance(processor, KeyedDraws)]
+        [draws] = [processor for processor in processors if isinstance(processor, KeyedSampler)]
         return draws
 
 

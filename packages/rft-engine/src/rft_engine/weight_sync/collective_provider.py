@@ -18,7 +18,7 @@ from rft_core.errors import ServiceError
 Provider = Callable[[], Iterable[tuple[str, Tensor]]]
 
 
-class AgreedWeights:
+class CollectiveWeightProvider:
     """A provider of weights that refuses whoever asks alone."""
 
     def __init__(self, provider: Provider, *, rank: int) -> None:
@@ -59,10 +59,10 @@ class AgreedWeights:
         )
 
 
-class TogetherEngine:
+class CollectiveLoadEngine:
     """An engine on agreed weights: all ranks load them in the same call. Everything else is the engine's own."""
 
-    def __init__(self, engine: Any, weights: AgreedWeights) -> None:
+    def __init__(self, engine: Any, weights: CollectiveWeightProvider) -> None:
         self._engine, self._weights = engine, weights
 
     def load_weights(self, version: int) -> None:

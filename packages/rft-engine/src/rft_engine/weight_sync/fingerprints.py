@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError, ServiceError
-from rft_engine.typed_lists import floats
+from rft_engine.typed_lists import to_floats
 from rft_engine.weight_sync.weight_file import read_header
 
 WeightProvider: TypeAlias = Callable[[], Iterable[tuple[str, Tensor]]]
@@ -37,7 +37,7 @@ def element_digest(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> 
     flat = tensor.detach().reshape(-1)
     num = min(flat.numel(), _MOST_ELEMENTS)
     places = torch.linspace(0, max(flat.numel() - 1, 0), num, dtype=torch.float64).round().to(torch.int64)
-    values = floats(flat[places.to(flat.device)].to(dtype).float())
+    values = to_floats(flat[places.to(flat.device)].to(dtype).float())
     content = repr(tuple(shape)).encode() + struct.pack(f"<{num}f", *values)
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 

@@ -30,13 +30,13 @@ def held_fingerprint(model: Any, shapes: Shapes, dtype: torch.dtype, fusions: Fu
     """
     found: Fingerprint = {}
     for name, shape in shapes.items():
-        tensor = held_tensor(model, name, shapes, fusions)
+        tensor = find_parameter(model, name, shapes, fusions)
         if tensor is not None and tensor.is_floating_point() and tensor.dtype.itemsize > 1:
             found[name] = element_digest(tensor, shape, dtype)
     return found
 
 
-def held_tensor(model: Any, name: str, shapes: Shapes, fusions: Fusions | None = None) -> Tensor | None:
+def find_parameter(model: Any, name: str, shapes: Shapes, fusions: Fusions | None = None) -> Tensor | None:
     """The rows of the model's parameters that checkpoint tensor `name` became, or None where there are no such rows."""
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     shape = tuple(shapes[name])

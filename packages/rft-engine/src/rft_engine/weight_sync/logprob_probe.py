@@ -21,7 +21,7 @@ _LIMITS = {"float32": 1e-3}
 _LIMIT_OF_SHORT_FLOATS = 0.25
 
 
-class ProbedEngine(Protocol):
+class ProbeTarget(Protocol):
     """What a probe needs of an engine."""
 
     @property
@@ -53,8 +53,8 @@ class ProbeGap:
     weight_version: int
 
 
-def check_in_step(
-    engine: ProbedEngine,
+def check_logprob_parity(
+    engine: ProbeTarget,
     policy_logprobs: PolicyLogprobs,
     *,
     prompts: Sequence[Sequence[int]] | None = None,

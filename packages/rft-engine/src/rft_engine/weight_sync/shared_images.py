@@ -60,7 +60,7 @@ MakeMedia = Callable[[PlainMedia, Sequence[Tensor]], object]
 
 
 @dataclass(frozen=True, slots=True)
-class ShownMedia:
+class SharedImage:
     """The images of a prompt of a call."""
 
     media: Any
@@ -88,7 +88,7 @@ def distinct(media: Sequence[object | None]) -> tuple[list[object], list[int]]:
     return found, chosen
 
 
-class MediaShelf:
+class SharedImageStore:
     """Images in shared memory, for the calls to come; one thread at a time."""
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ _PREFIX = "rft-weights-of-"
 
 
 @dataclass(frozen=True, slots=True)
-class Shelved:
+class WeightSnapshot:
     """One version."""
 
     version: int
@@ -39,12 +39,12 @@ class Shelved:
         yield from read_weight_file(self.path).items()
 
 
-class WeightShelf:
+class SharedWeightStore:
     """Sets of weights by version. One thread puts, another takes and drops.
 
     Example::
 
-        shelf = WeightShelf(policy.named_parameters, torch.float32)
+        shelf = SharedWeightStore(policy.named_parameters, torch.float32)
         shelf.put(3)
         replica.load(shelf.get(3))
     """
@@ -64,7 +64,7 @@ class WeightShelf:
         """
         self._provider, self._dtype = provider, dtype
         self._together = together or _alone
-        self._sets: dict[int, Shelved] = {}
+        self._sets: dict[int, WeightSnapshot] = {}
         self._lock = threading.Lock()
         self._num_bytes, self._num_tensors = 0, 1000
         self._serial = 0
@@ -77,7 +77,7 @@ class WeightShelf:
         with self._lock:
             return sorted(self._sets)
 
-    def put(self, version: int) -> Shelved:
+    def put(self, version: int) -> WeightSnapshot:
         """Copy the policy's present tensors; a version that is there is replaced.
 
         Raises:
@@ -104,7 +104,7 @@ class WeightShelf:
             path.unlink(missing_ok=True)
             raise
         self._num_tensors = 2 * len(digests)
-        shelved = Shelved(version, path, digests, self._num_bytes)
+        shelved = WeightSnapshot(version, path, digests, self._num_bytes)
         with self._lock:
             old = self._sets.get(version)
             self._sets[version] = shelved
@@ -112,7 +112,7 @@ class WeightShelf:
             old.path.unlink(missing_ok=True)
         return shelved
 
-    def get(self, version: int) -> Shelved:
+    def get(self, version: int) -> WeightSnapshot:
         """A version that was put and not dropped."""
         with self._lock:
             assert version in self._sets, f"version {version} is not among {sorted(self._sets)}"

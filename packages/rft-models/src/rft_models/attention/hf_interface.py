@@ -118,7 +118,7 @@ def no_mask(device: torch.device | str) -> Tensor:
 
 
 @contextmanager
-def own_attention(model: Any, *, packed: bool) -> Iterator[None]:
+def native_attention_mode(model: Any, *, packed: bool) -> Iterator[None]:
     """Let a model that was switched to the packed attention compute its own for a while."""
     if packed:
         switched(model).set_attn_implementation("eager")

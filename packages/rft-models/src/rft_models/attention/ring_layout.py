@@ -45,7 +45,7 @@ def inverse(order_K: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class CausalSpan:
     """What each row sees: rows `prefix_first` .. `prefix_behind` - 1, and `own_first` .. itself; [K] int64 each."""
 
     prefix_first: Tensor
@@ -53,7 +53,7 @@ class Sight:
     own_first: Tensor
 
     @classmethod
-    def of(cls, pieces: Sequence[Piece], sliding_window: int | None, device: torch.device | str = "cpu") -> Sight:
+    def of(cls, pieces: Sequence[Piece], sliding_window: int | None, device: torch.device | str = "cpu") -> CausalSpan:
         """Of pieces that cover a row in order; with a window w a row sees itself and the w - 1 before it."""
         lengths = torch.tensor([piece.length for piece in pieces])
 
@@ -115,7 +115,7 @@ class RingRow:
     order_K: Tensor
     """See `zigzag`; on the device that computes."""
     tile: int = TILE
-    _sights: dict[int | None, Sight] = field(default_factory=dict)
+    _sights: dict[int | None, CausalSpan] = field(default_factory=dict)
     _tiles: dict[tuple[int, int | None], list[Tile]] = field(default_factory=dict)
 
     @classmethod
@@ -128,17 +128,17 @@ class RingRow:
         first = sum(self.lengths[:rank])
         return self.order_K[first : first + self.lengths[rank]]
 
-    def sight(self, sliding_window: int | None) -> Sight:
+    def sight(self, sliding_window: int | None) -> CausalSpan:
         """What each row sees, on the device that computes."""
         if sliding_window not in self._sights:
-            self._sights[sliding_window] = Sight.of(self.pieces, sliding_window, self.order_K.device)
+            self._sights[sliding_window] = CausalSpan.of(self.pieces, sliding_window, self.order_K.device)
         return self._sights[sliding_window]
 
     def tiles(self, source: int, sliding_window: int | None) -> list[Tile]:
         """The tiles of this rank's queries and the keys of `source` in which anything is seen."""
         key = source, sliding_window
         if key not in self._tiles:
-            sight = Sight.of(self.pieces, sliding_window)
+            sight = CausalSpan.of(self.pieces, sliding_window)
             self._tiles[key] = _seen_tiles(sight, self._runs(self.rank), self._runs(source))
         return self._tiles[key]
 
@@ -156,7 +156,7 @@ class RingRow:
         ]
 
 
-def _seen_tiles(sight: Sight, query_runs: Sequence[_Run], key_runs: Sequence[_Run]) -> list[Tile]:
+def _seen_tiles(sight: CausalSpan, query_runs: Sequence[_Run], key_runs: Sequence[_Run]) -> list[Tile]:
     found: list[Tile] = []
     for run in query_runs:
         rows = slice(run.first, run.last + 1)
@@ -177,9 +177,9 @@ def _seen_tiles(sight: Sight, query_runs: Sequence[_Run], key_runs: Sequence[_Ru
     return found
 
 
-def num_seen(row: RingRow, sliding_window: int | None = None) -> list[int]:
+def num_visible_keys(row: RingRow, sliding_window: int | None = None) -> list[int]:
     """Keys that the rows of each rank see, all together: what a rank has to compute."""
-    sight = Sight.of(row.pieces, sliding_window)
+    sight = CausalSpan.of(row.pieces, sliding_window)
     place_K = torch.arange(sight.own_first.shape[0])
     seen_K = (place_K - sight.own_first + 1) + (sight.prefix_behind - sight.prefix_first)
     ends = list(accumulate(row.lengths, initial=0))

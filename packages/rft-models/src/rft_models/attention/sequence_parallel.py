@@ -107,23 +107,23 @@ class RingLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class RowSplit:
+class SequenceShards:
     """How ranks share rows: who they are, and which of the two ways attention takes."""
 
     ranks: SequenceRanks
     by_ring: bool
 
-    def of(self, whole: PiecedLayout, num_rows: int, device: torch.device) -> SplitRow:
+    def of(self, whole: PiecedLayout, num_rows: int, device: torch.device) -> SequenceShard:
         """What this rank computes of a row."""
         here = self.ranks.bounds(num_rows)
         if not self.by_ring:
-            return SplitRow(SplitLayout(whole, self.ranks, num_rows), here, None)
+            return SequenceShard(SplitLayout(whole, self.ranks, num_rows), here, None)
         row = RingRow.of(whole.pieces(), self.ranks.lengths(num_rows), self.ranks.rank, device)
-        return SplitRow(RingLayout(row, self.ranks), here, row.order_K)
+        return SequenceShard(RingLayout(row, self.ranks), here, row.order_K)
 
 
 @dataclass(frozen=True, slots=True)
-class SplitRow:
+class SequenceShard:
     """This rank's part of one row."""
 
     layout: SplitLayout | RingLayout
@@ -184,14 +184,14 @@ def even_heads(query_LHD: Tensor, key_LGD: Tensor, value_LGD: Tensor, num_shares
     return F.pad(query_LHD, (0, 0, 0, added)), key, value
 
 
-def rows_here(tokens_R: Tensor, rows_R: Tensor, bounds: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def local_rows(tokens_R: Tensor, rows_R: Tensor, bounds: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """(tokens, rows counted from the first one here) of those whose row this rank computes."""
     first, behind = bounds
     here_R = torch.logical_and(rows_R >= first, rows_R < behind)
     return tokens_R[here_R], rows_R[here_R] - first
 
 
-def even_share(
+def balance_rows(
     ranks: SequenceRanks, hidden_LD: Tensor, num_rows: int, tokens_R: Tensor, rows_R: Tensor
 ) -> tuple[Tensor, Tensor]:
     """([N] of the tokens, [N, D] of the rows' states): this rank's share of R, which all ranks know.

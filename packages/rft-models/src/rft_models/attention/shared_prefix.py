@@ -28,7 +28,7 @@ _LEAST_SAVING = 0.125
 
 
 @dataclass(slots=True)
-class PromptGroup:
+class PrefixGroup:
     """The prompt's tokens, then the own tokens of each of its segments.
 
     Several groups of one shape (prompt length, number of segments, one length of all their own tokens)
@@ -58,7 +58,7 @@ class PromptGroup:
 class SharedLayout:
     """Where everything lies in a row without repeated prompts, in order; takes the place of a `PackedLayout`."""
 
-    runs: list[PromptGroup | PackedLayout]
+    runs: list[PrefixGroup | PackedLayout]
     kernel: VarlenKernel | None = None
     """Takes all parts in one call where it can; None: blocks."""
     sequences: Sequences | None = None
@@ -86,7 +86,7 @@ class SharedLayout:
         return _pieces(self.runs)
 
 
-def _pieces(runs: Sequence[PromptGroup | PackedLayout]) -> list[Piece]:
+def _pieces(runs: Sequence[PrefixGroup | PackedLayout]) -> list[Piece]:
     """Every prompt and every segment's own tokens behind its prompt, in the order of the row."""
     pieces: list[Piece] = []
     begin = 0
@@ -128,7 +128,7 @@ class _Segment:
         return self.stop - self.start - self.prompt_length
 
 
-def share_prompts(
+def find_shared_prefixes(
     token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor
 ) -> SharedPrompts | None:
     """How to run the row with each prompt once, or None where too little repeats for that to pay.
@@ -211,12 +211,12 @@ def _batches(groups: Sequence[list[_Segment]]) -> list[list[list[_Segment]]]:
     return list(batches.values())
 
 
-def _run(batch: Sequence[Sequence[_Segment]], device: torch.device) -> PromptGroup | PackedLayout:
+def _run(batch: Sequence[Sequence[_Segment]], device: torch.device) -> PrefixGroup | PackedLayout:
     prompts = PackedLayout.from_lengths([_common_length(group) for group in batch], device)
     if len(batch[0]) == 1:
         return prompts
     own = [segment.own_length for group in batch for segment in group]
-    return PromptGroup(prompts, PackedLayout.from_lengths(own, device))
+    return PrefixGroup(prompts, PackedLayout.from_lengths(own, device))
 
 
 def shared_attention(
@@ -244,7 +244,7 @@ def shared_attention(
         query, key, value = next(parts)
         plain = run if isinstance(run, PackedLayout) else run.prompt
         outputs.append(packed_attention(query, key, value, plain, **settings))
-        if isinstance(run, PromptGroup):
+        if isinstance(run, PrefixGroup):
             outputs.append(_own_attention(next(parts), key, value, run, **settings))
     return torch.cat(outputs)
 
@@ -253,7 +253,7 @@ def _own_attention(
     own: tuple[Tensor, ...],
     prompt_key_PGD: Tensor,
     prompt_value_PGD: Tensor,
-    group: PromptGroup,
+    group: PrefixGroup,
     *,
     scaling: float,
     sliding_window: int | None,
@@ -281,7 +281,7 @@ def _own_attention(
     return places if group.own.scatter_T is None else places.index_select(0, group.own.scatter_T)
 
 
-def _behind_prompt(prompt_PGD: Tensor, own_TGD: Tensor, group: PromptGroup, block: Block) -> Tensor:
+def _behind_prompt(prompt_PGD: Tensor, own_TGD: Tensor, group: PrefixGroup, block: Block) -> Tensor:
     """[S, G, P + L, D]: the columns of its prompt before those of each of the block's segments."""
     num_prompts = len(group.prompt.lengths)
     heads, width = prompt_PGD.shape[1:]

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rft_core.errors import OptionsError
-from rft_models.attention.hf_interface import no_mask, own_attention
+from rft_models.attention.hf_interface import native_attention_mode, no_mask
 from rft_models.attention.packed import PackedLayout, PiecedLayout, RowLayout
-from rft_models.attention.sequence_parallel import RowSplit, SequenceMode, SequenceRanks, takes_ring
-from rft_models.attention.shared_prefix import share_prompts
+from rft_models.attention.sequence_parallel import SequenceMode, SequenceRanks, SequenceShards, takes_ring
+from rft_models.attention.shared_prefix import find_shared_prefixes
 from rft_models.attention.varlen import VarlenKernel
 from rft_models.vision.packed_rows import MediaInputs, RowInputs, no_tower
 
@@ -75,7 +75,7 @@ class Backbone:
         row = self._row(token_ids_T, positions_T, segment_ids_T, mm_inputs)
         shared = None
         if self.packed and not (self.decoder.training and self._drops_out):  # copies of a prompt drop other entries
-            shared = share_prompts(row.identities_K, positions_T, segment_ids_T, wanted_T)
+            shared = find_shared_prefixes(row.identities_K, positions_T, segment_ids_T, wanted_T)
         if shared is None and self.split is None:
             return States(self._whole_states(row, segment_ids_T, routed), None)
         if shared is None:
@@ -102,7 +102,7 @@ class Backbone:
         if self.split is None:
             return States(self._packed_states(row, layout, routed), place_T)
         num_rows = row.token_ids_K.shape[0]
-        part = RowSplit(self.split, self.by_ring).of(layout, num_rows, row.token_ids_K.device)
+        part = SequenceShards(self.split, self.by_ring).of(layout, num_rows, row.token_ids_K.device)
         hidden = self._packed_states(row.select(part.rows), part.layout, routed)
         return States(hidden, part.places(place_T), part.here, num_rows)
 
@@ -152,7 +152,7 @@ class Backbone:
 
     def own_states(self, token_ids_L: Tensor) -> Tensor:
         """[L, D] of one sequence by the decoder's own forward, to compare with."""
-        with own_attention(self.decoder, packed=self.packed):
+        with native_attention_mode(self.decoder, packed=self.packed):
             return self.decoder(input_ids=token_ids_L[None], use_cache=False).last_hidden_state[0]
 
     def look_for_dropout(self) -> None:
@@ -214,7 +214,7 @@ def _router_argument(routed: list[Tensor] | None) -> dict[str, Any]:
     return {} if routed is None else {"output_router_logits": True}
 
 
-def follows_its_own(segment_ids_T: Tensor) -> Tensor:
+def has_predecessor(segment_ids_T: Tensor) -> Tensor:
     """[T] bool: the token before is of the same segment, so that there is something to predict this one from."""
     follows_T = torch.zeros_like(segment_ids_T, dtype=torch.bool)
     follows_T[1:] = segment_ids_T[1:] == segment_ids_T[:-1]

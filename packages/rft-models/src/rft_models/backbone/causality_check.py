@@ -8,7 +8,7 @@ import torch
 
 from rft_core.errors import PreflightError
 from rft_models.backbone.backbone import Backbone
-from rft_models.backbone.forward_check import Probe, difference, refuse_difference, tolerance
+from rft_models.backbone.forward_check import Probe, difference, require_equal_logits, tolerance
 
 
 def check_states(model: Any, backbone: Backbone, *, device: torch.device, dtype: torch.dtype, where: str) -> None:
@@ -27,7 +27,7 @@ def check_states(model: Any, backbone: Backbone, *, device: torch.device, dtype:
         beginning = backbone.own_states(probe.segments[-1][:-1])
     model.train(training)
     name = type(model).__name__
-    refuse_difference(expected, found, of=f"hidden states of {name}", dtype=dtype, where=where)
+    require_equal_logits(expected, found, of=f"hidden states of {name}", dtype=dtype, where=where)
     if not difference(expected[-1 - len(beginning) : -1], beginning) <= tolerance(dtype):
         raise PreflightError(
             code="models.looks_ahead",

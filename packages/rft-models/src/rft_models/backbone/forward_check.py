@@ -41,7 +41,7 @@ class Probe:
         )
 
 
-def refuse_difference(expected: Tensor, found: Tensor, *, of: str, dtype: torch.dtype, where: str) -> None:
+def require_equal_logits(expected: Tensor, found: Tensor, *, of: str, dtype: torch.dtype, where: str) -> None:
     """Raise `PreflightError` where the two differ by more than weights of this dtype explain."""
     error, spread = difference(expected, found), float(expected.abs().max()) + 1.0
     if not error <= tolerance(dtype):

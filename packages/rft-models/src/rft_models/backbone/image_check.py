@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from rft_models.attention.hf_interface import own_attention
+from rft_models.attention.hf_interface import native_attention_mode
 from rft_models.backbone.backbone import Backbone
-from rft_models.backbone.forward_check import Probe, refuse_difference
+from rft_models.backbone.forward_check import Probe, require_equal_logits
 from rft_models.vision.media import Media
 from rft_models.vision.packed_rows import MediaInputs
 from rft_models.vision.tower import VisionTower
@@ -51,7 +51,7 @@ def check_image_states(
         found = backbone.hidden_states(probe.token_ids_T, probe.positions_T, probe.segment_ids_T, mm_inputs=media)
     model.train(training)
     what = f"hidden states of {type(model).__name__} with images"
-    refuse_difference(torch.cat(expected), found, of=what, dtype=dtype, where=where)
+    require_equal_logits(torch.cat(expected), found, of=what, dtype=dtype, where=where)
 
 
 def _own_states(
@@ -59,5 +59,5 @@ def _own_states(
 ) -> torch.Tensor:
     """[L, D] of one sequence."""
     given = {} if media is None else tower.own_inputs(tokens_L, media)
-    with own_attention(model, packed=backbone.packed):
+    with native_attention_mode(model, packed=backbone.packed):
         return model(input_ids=tokens_L[None], use_cache=False, **given).last_hidden_state[0]

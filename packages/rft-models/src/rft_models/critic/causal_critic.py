@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rft_models.attention.kernels import choose_attention
 from rft_models.attention.varlen import VarlenKernel
-from rft_models.backbone.backbone import Backbone, States, follows_its_own
+from rft_models.backbone.backbone import Backbone, States, has_predecessor
 from rft_models.backbone.causality_check import check_states
 from rft_models.backbone.image_check import check_image_states
 from rft_models.critic.value_head import checked_prefix, initial_head, stored_head, value_head
@@ -28,15 +28,15 @@ from rft_models.loading.transformers_loading import (
     prepare,
     refuse_other_kinds,
 )
-from rft_models.lora.adapters import AdapterRules, Adapters, attach
+from rft_models.lora.adapters import AdapterRules, Adapters, add_lora
 from rft_models.reward_model.loading import weighted_head
 from rft_models.reward_model.spec import RECORD
 from rft_models.vision.packed_rows import MediaInputs
-from rft_models.vision.processor import load_codec
+from rft_models.vision.processor import load_processor
 from rft_models.vision.tower import vision_tower_of
 
 if TYPE_CHECKING:
-    from rft_models.tokenization.tokenizer import HfTextCodec
+    from rft_models.tokenization.tokenizer import HfTokenizer
 
 
 class CausalCritic:
@@ -50,7 +50,7 @@ class CausalCritic:
         self,
         model: Any,
         head: nn.Linear,
-        codec: HfTextCodec | None,
+        codec: HfTokenizer | None,
         *,
         packed: bool,
         head_prefix: str = "score",
@@ -100,7 +100,7 @@ class CausalCritic:
         Returns:
             [T] float32 (float64 for float64 weights), differentiable; 0 at the first token of a segment.
         """
-        follows_T = follows_its_own(segment_ids_T)
+        follows_T = has_predecessor(segment_ids_T)
         row = (token_ids_T, positions_T, segment_ids_T)
         if wanted_T is None:
             states = States(self._backbone.hidden_states(*row, mm_inputs=mm_inputs), None)
@@ -137,9 +137,9 @@ class CausalCritic:
             yield name, parameter
 
     def adapt(self, rules: AdapterRules, *, seed: int) -> Adapters:
-        """Put adapters around linear layers, once; they and the head are trained then. Errors as of `attach`."""
+        """Put adapters around linear layers, once; they and the head are trained then. Errors as of `add_lora`."""
         assert self.adapters is None, "there are adapters already"
-        self.adapters = attach(self.model, rules, seed=seed, where=self.where, packed=self.packed)
+        self.adapters = add_lora(self.model, rules, seed=seed, where=self.where, packed=self.packed)
         return self.adapters
 
     def save_pretrained(self, directory: str | Path) -> None:
@@ -218,7 +218,7 @@ def load_critic(
     gradient_checkpointing: Checkpointing | bool | None = None,
     attention: Attention = "auto",
     flash_attn: bool = False,
-    codec: HfTextCodec | None = None,
+    codec: HfTokenizer | None = None,
 ) -> CausalCritic:
     """A critic from a causal or vision-language model, a saved critic, or a classifier with one label; in eval mode.
 
@@ -235,7 +235,7 @@ def load_critic(
         gradient_checkpointing: as for `load_policy`.
         attention: as for `load_policy`.
         flash_attn: as for `load_policy`.
-        codec: a tokenizer that was loaded already (of a model that takes images an `HfVisionCodec`).
+        codec: a tokenizer that was loaded already (of a model that takes images an `HfProcessor`).
 
     Raises:
         DataError: directory, configuration, weights or tokenizer absent, damaged or of another kind; a tensor
@@ -247,7 +247,7 @@ def load_critic(
     path, config = checked_model_directory(source)
     named = {**config, "architectures": []} if has_no_token_head(config) else config
     refuse_other_kinds(path, named, takes_images=True)
-    codec = codec if codec is not None else load_codec(path)
+    codec = codec if codec is not None else load_processor(path)
     packed = choose_packed(config["model_type"], attention, path, text_type=text_type(config))
     with no_load_report():
         model = load_model(path, dtype, native_attention(config), auto_class="AutoModel")
@@ -272,7 +272,7 @@ def load_critic(
 def make_critic(
     model: Any,
     head_1D: Tensor,
-    codec: HfTextCodec | None = None,
+    codec: HfTokenizer | None = None,
     *,
     packed: bool,
     head_prefix: str = "score",

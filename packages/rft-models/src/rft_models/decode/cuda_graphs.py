@@ -29,7 +29,7 @@ _PLAIN_STEPS = 2
 """Steps without a recording after the rows changed; they also make what libraries make at their first call."""
 
 
-class StepRecorder(Protocol):
+class GraphCapture(Protocol):
     """What turns a step into something that can be done again."""
 
     def record(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -48,7 +48,7 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream()
 
     def record(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """See `StepRecorder.record`. Other threads may use the device meanwhile."""
+        """See `GraphCapture.record`. Other threads may use the device meanwhile."""
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -136,10 +136,10 @@ class _Recording:
         return self.layout == cache.layout and self.weights == weights and cache.longest_own() < self.own_columns
 
 
-class RecordedSteps:
+class GraphedDecoder:
     """Steps of one decoder, recorded where rows stay for a while."""
 
-    def __init__(self, forward: Forward, recorder: StepRecorder, num_kv_heads: int, scaling: float) -> None:
+    def __init__(self, forward: Forward, recorder: GraphCapture, num_kv_heads: int, scaling: float) -> None:
         """
         Args:
             forward: one step with the weights as they are.

@@ -1,8 +1,8 @@
 """The decode forward: prompts in once, then one token for every row per step.
 
-`FunctionalDecoder` computes the Llama, Mistral, Qwen2 and Qwen3 families directly from their
+`FastDecoder` computes the Llama, Mistral, Qwen2 and Qwen3 families directly from their
 weights: fused query-key-value and gate-up products, a static cache, about twenty tensor calls a
-layer, attention over the live columns. `GeneralDecoder` (`decode_general.py`) runs any other
+layer, attention over the live columns. `HfDecoder` (`decode_general.py`) runs any other
 causal model through transformers. Both give the log-probabilities of the training forward.
 """
 
@@ -18,15 +18,15 @@ from torch.nn import functional as F
 
 from rft_models.attention.packed import PackedLayout, packed_attention
 from rft_models.decode.attention import BlockAttention, StepAttention
-from rft_models.decode.cuda_graphs import CudaGraphs, RecordedSteps, StepInputs, StepRecorder
+from rft_models.decode.cuda_graphs import CudaGraphs, GraphCapture, GraphedDecoder, StepInputs
 from rft_models.decode.kv_cache import DecodeCache, StaticCache, check_room, keys_and_values_bytes
-from rft_models.decode.row_groups import blocks_of
+from rft_models.decode.row_groups import group_rows
 from rft_models.families.patches import is_patched
 from rft_models.families.registry import FAST_DECODE_FAMILIES, STATIC_ROTARY
 from rft_models.families.vision import text_family
 from rft_models.layers.fast_linear import FastLinear, linear
-from rft_models.lora.merge import effective_weight, is_adapted, own_layer
-from rft_models.vision.decode_inputs import see
+from rft_models.lora.merge import base_layer, effective_weight, is_adapted
+from rft_models.vision.decode_inputs import prepare_multimodal
 
 if TYPE_CHECKING:
     from rft_models.policy.causal_policy import CausalPolicy
@@ -72,9 +72,9 @@ def decoder_for(policy: CausalPolicy, *, graphs: bool = True) -> DecodableModel:
     It shares the policy's weights: call `refresh()` after they changed. `graphs`: on a GPU a step may be recorded as a
     CUDA graph, see `cuda_graphs`.
     """
-    from rft_models.decode.hf_decoder import GeneralDecoder
+    from rft_models.decode.hf_decoder import HfDecoder
 
-    return FunctionalDecoder(policy, graphs=graphs) if _is_fast(policy) else GeneralDecoder(policy)
+    return FastDecoder(policy, graphs=graphs) if _is_fast(policy) else HfDecoder(policy)
 
 
 def _is_fast(policy: CausalPolicy) -> bool:
@@ -88,7 +88,7 @@ def _is_fast(policy: CausalPolicy) -> bool:
     return (
         rotary.rope_type in STATIC_ROTARY
         and rotary.inv_freq.shape[0] * 2 == head_dim
-        and all(type(own_layer(module)) in (nn.Linear, FastLinear) for module in linears)
+        and all(type(base_layer(module)) in (nn.Linear, FastLinear) for module in linears)
     )
 
 
@@ -120,7 +120,7 @@ class _Layer:
     down: Tensor | None = None
 
 
-class FunctionalDecoder:
+class FastDecoder:
     """Decoding of pre-norm RMSNorm blocks with rotary positions and gated MLPs (Llama, Mistral, Qwen2, Qwen3).
 
     The weights are those of the policy, except for the fused copies that `refresh` makes: call it
@@ -141,7 +141,7 @@ class FunctionalDecoder:
         self._scaling = float(attention.scaling)
         self._layers: list[_Layer] = []
         self._cos = self._sin = torch.empty(0)
-        self._recorded: RecordedSteps | None = None
+        self._recorded: GraphedDecoder | None = None
         if graphs and policy.head.weight.device.type == "cuda":
             self.record_steps(CudaGraphs())
         self.refresh()
@@ -194,7 +194,7 @@ class FunctionalDecoder:
         inside_PL = torch.arange(longest, device=device) < lengths_P.to(device)[:, None]
         place_T = inside_PL.reshape(-1).nonzero()[:, 0]
         token_ids_T = token_ids_PL.to(device)[:, :longest][inside_PL]
-        seen = see(self._tower, media, layout.lengths, token_ids_T, place_T % longest)
+        seen = prepare_multimodal(self._tower, media, layout.lengths, token_ids_T, place_T % longest)
         cache.shift_positions(seen.offsets_P)
         hidden_TD = seen.embedded(self._embedding)
         cos, sin = self._rotary(place_T % longest) if seen.axes_3T is None else self._rotary_of_axes(seen.axes_3T)
@@ -216,19 +216,19 @@ class FunctionalDecoder:
         if self._recorded is not None and (logits := self._recorded.step(cache, token_ids_B)) is not None:
             return logits
         cache.clear_next_column()
-        blocks = blocks_of(cache, self._num_heads * self._head_dim)
+        blocks = group_rows(cache, self._num_heads * self._head_dim)
         attention = StepAttention(cache, self._num_kv_heads, self._scaling, blocks)
         logits = self._forward(cache, StepInputs.of(cache, token_ids_B), attention)
         cache.own_lengths_B = cache.own_lengths_B + 1
         return logits
 
-    def record_steps(self, recorder: StepRecorder | None) -> None:
+    def record_steps(self, recorder: GraphCapture | None) -> None:
         """Do steps from recordings where rows stay for a while; None = one operation at a time.
 
         The logits of a step are then valid until the next one.
         """
         given = (self._num_kv_heads, self._scaling)
-        self._recorded = None if recorder is None else RecordedSteps(self._forward, recorder, *given)
+        self._recorded = None if recorder is None else GraphedDecoder(self._forward, recorder, *given)
 
     def _forget_recordings(self) -> None:
         """What a step reads lies elsewhere now."""

@@ -11,17 +11,17 @@ from torch import Tensor
 from rft_core.errors import OptionsError
 from rft_models.decode.kv_cache import GrowingCache, check_room, dynamic_layers, keys_and_values_bytes
 from rft_models.families.registry import ATTENTION_LAYERS
-from rft_models.vision.decode_inputs import see
+from rft_models.vision.decode_inputs import prepare_multimodal
 from rft_models.vision.packed_rows import RowInputs
 
 if TYPE_CHECKING:
     from rft_models.policy.causal_policy import CausalPolicy
 
 
-class GeneralDecoder:
+class HfDecoder:
     """Left-padded rows, explicit positions and a 2D mask: exact for every causal attention model.
 
-    Slower than `FunctionalDecoder`: the cache is copied as it grows and the module tree is walked
+    Slower than `FastDecoder`: the cache is copied as it grows and the module tree is walked
     for every token.
     """
 
@@ -119,7 +119,7 @@ class GeneralDecoder:
         device = self._head.weight.device
         inside_PL = place_PL >= 0
         ids, places = ids_PL[inside_PL].to(device), place_PL[inside_PL].to(device)
-        seen = see(self._tower, media, lengths_P.tolist(), ids, places)
+        seen = prepare_multimodal(self._tower, media, lengths_P.tolist(), ids, places)
         where_PL = (inside_PL.flatten().cumsum(0) - 1).clamp(min=0)  # padding repeats a token: nothing attends to it
         first_P = inside_PL.int().argmax(1) + torch.arange(inside_PL.shape[0]) * inside_PL.shape[1]
         where_PL = torch.where(inside_PL, where_PL.view_as(place_PL), where_PL[first_P][:, None])

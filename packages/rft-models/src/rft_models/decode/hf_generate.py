@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rft_models.attention.hf_interface import own_attention
+from rft_models.attention.hf_interface import native_attention_mode
 from rft_models.vision.decode_inputs import generation_inputs
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class HfGenerator:
         model.eval()
         model.generation_config = settings
         try:
-            with own_attention(model, packed=self._policy.packed):
+            with native_attention_mode(model, packed=self._policy.packed):
                 model.generate(
                     input_ids=ids_BL.to(device),
                     attention_mask=real_BL.to(device),

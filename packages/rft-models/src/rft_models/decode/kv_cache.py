@@ -38,7 +38,7 @@ def keys_and_values_bytes(num_layers: int, rows: int, num_kv_heads: int, length:
 
 
 class StaticCache:
-    """Keys and values of `FunctionalDecoder`: a prompt once for all its samples, and each row's own tokens.
+    """Keys and values of `FastDecoder`: a prompt once for all its samples, and each row's own tokens.
 
     A step reads every key and value, and on a CPU waits for memory while it does; samples of one
     prompt share its columns, which leaves their own tokens to read. Per layer:
@@ -198,7 +198,7 @@ def _lengthen(layer_PGLD: Tensor, columns: int) -> Tensor:
 
 
 class GrowingCache:
-    """Keys and values of `GeneralDecoder`: rows end at a common last column, zeros to the left of the shorter ones.
+    """Keys and values of `HfDecoder`: rows end at a common last column, zeros to the left of the shorter ones.
 
     Every row's tokens are consecutive columns, so a distance in columns is a distance in tokens
     and a sliding-window mask that transformers makes from columns is exact.

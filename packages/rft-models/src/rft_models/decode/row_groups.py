@@ -51,7 +51,7 @@ def whole_block(cache: StaticCache) -> RowBlock:
     return _block(cache, 0, cache.prompt_lengths_P.shape[0])
 
 
-def blocks_of(cache: StaticCache, width: int) -> list[RowBlock]:
+def group_rows(cache: StaticCache, width: int) -> list[RowBlock]:
     """The rows in at most four blocks, in order; the same ones until the rows change.
 
     Args:
@@ -60,13 +60,13 @@ def blocks_of(cache: StaticCache, width: int) -> list[RowBlock]:
     """
     layout, blocks = cache.blocks
     if layout != cache.layout:
-        bounds = cuts(cache, _WORTH.get(cache.keys[0].device.type, _WORTH_ELSEWHERE) // width)
+        bounds = group_boundaries(cache, _WORTH.get(cache.keys[0].device.type, _WORTH_ELSEWHERE) // width)
         blocks = [_block(cache, first, last) for first, last in pairwise(bounds)]
         cache.blocks = (cache.layout, blocks)
     return blocks
 
 
-def cuts(cache: StaticCache, worth: int) -> list[int]:
+def group_boundaries(cache: StaticCache, worth: int) -> list[int]:
     """Numbers of prompts between which blocks begin and end, 0 and P among them.
 
     The cost of a block is prompts x places x columns of the prompts + rows x columns of their own; a cut that saves

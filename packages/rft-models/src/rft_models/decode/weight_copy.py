@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from rft_core.errors import PreflightError, ServiceError
 from rft_models.decode.cuda_graphs import CudaGraphs
-from rft_models.decode.fast_decoder import FunctionalDecoder, decoder_for
-from rft_models.decode.hf_decoder import GeneralDecoder
+from rft_models.decode.fast_decoder import FastDecoder, decoder_for
+from rft_models.decode.hf_decoder import HfDecoder
 from rft_models.decode.kv_cache import DecodeCache
 from rft_models.families import patches
 from rft_models.loading.transformers_loading import prepare
@@ -45,12 +45,12 @@ def is_sharded(tensor: Tensor) -> bool:
     return any(not placement.is_replicate() for placement in getattr(tensor, "placements", ()))
 
 
-class EngineCopy:
+class GenerationCopy:
     """A `DecodableModel` with weights of its own: nothing until `begin`, the policy's after `finish`.
 
     Example::
 
-        twin = EngineCopy(policy)
+        twin = GenerationCopy(policy)
         twin.begin()
         for name, tensor in policy.served():
             twin.write(name, tensor)
@@ -77,8 +77,8 @@ class EngineCopy:
         }
         self.dtype = dtype or policy.dtype
         self._names = _first_names(self._twin.model)
-        fast = isinstance(decoder_for(self._twin), FunctionalDecoder)
-        self._decoder = _JoinedDecoder(self._twin) if fast else GeneralDecoder(self._twin)
+        fast = isinstance(decoder_for(self._twin), FastDecoder)
+        self._decoder = _JoinedDecoder(self._twin) if fast else HfDecoder(self._twin)
         self._place(_META)
         self._waiting: dict[str, Tensor] = {}
         self._came: set[str] = set()
@@ -196,7 +196,7 @@ class EngineCopy:
         for module in self._twin.model.modules():
             for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
                 setattr(module, name, fresh[id(parameter)])
-        if isinstance(self._decoder, FunctionalDecoder):
+        if isinstance(self._decoder, FastDecoder):
             self._decoder.record_steps(CudaGraphs() if self._graphs and device.type == "cuda" else None)
         self.refresh()
 
@@ -214,7 +214,7 @@ class EngineCopy:
         return found
 
 
-class _JoinedDecoder(FunctionalDecoder):
+class _JoinedDecoder(FastDecoder):
     """A decoder whose fused weights are no copies: the tensors of each of `joined_parts` are rows of one."""
 
     def joined_parts(self) -> Iterator[list[Tensor]]:

@@ -42,7 +42,7 @@ def register_family(model_class: Any, *, decoder: Any, packed: bool) -> None:
 
     config_class = getattr(model_class, "config_class", None)
     model_type = getattr(config_class, "model_type", "")
-    taken = model_type in CONFIG_MAPPING and model_type not in registry.OWN_FAMILIES
+    taken = model_type in CONFIG_MAPPING and model_type not in registry.CUSTOM_FAMILIES
     if config_class is None or not model_type or taken:
         raise OptionsError(
             code="models.family_name",
@@ -55,7 +55,7 @@ def register_family(model_class: Any, *, decoder: Any, packed: bool) -> None:
     AutoConfig.register(model_type, config_class, exist_ok=True)
     AutoModel.register(config_class, decoder, exist_ok=True)
     AutoModelForCausalLM.register(config_class, model_class, exist_ok=True)
-    registry.OWN_FAMILIES[model_type] = registry.OwnFamily(model_class.__name__, packed)
+    registry.CUSTOM_FAMILIES[model_type] = registry.CustomFamily(model_class.__name__, packed)
 
 
 def load_model_code(text: str) -> list[str]:
@@ -77,7 +77,7 @@ def load_model_code(text: str) -> list[str]:
     return told
 
 
-def any_patch_by_hand() -> bool:
+def has_manual_patches() -> bool:
     """Whether a patch is registered that no file of model code brought."""
     from_files = [entry for entries in _FROM_FILES.values() for entry in entries]
     return any(entry not in from_files for entry in patches.all_registered())
@@ -86,7 +86,7 @@ def any_patch_by_hand() -> bool:
 def _run(file: Path) -> str:
     for model_type, patch in _FROM_FILES.pop(file, []):
         patches.unregister_patch(model_type, patch)
-    known_patches, known_families = patches.all_registered(), dict(registry.OWN_FAMILIES)
+    known_patches, known_families = patches.all_registered(), dict(registry.CUSTOM_FAMILIES)
     name = f"rft_model_code_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
@@ -100,7 +100,7 @@ def _run(file: Path) -> str:
     except Exception as error:  # whatever a person's code raises
         raise _refused(str(file), f"{type(error).__name__}: {error}") from error
     added = [entry for entry in patches.all_registered() if entry not in known_patches]
-    made = [name for name, family in registry.OWN_FAMILIES.items() if known_families.get(name) is not family]
+    made = [name for name, family in registry.CUSTOM_FAMILIES.items() if known_families.get(name) is not family]
     if not added and not made:
         raise _refused(str(file), "it registers neither a patch nor a family")
     _FROM_FILES[file] = added

@@ -30,7 +30,7 @@ PACKED_VISION_FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
 """The same of vision-language models; of LLaVA it is its text part's family that counts."""
 
 FAST_DECODE_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""`model_type`s that `FunctionalDecoder` computes: pre-norm RMSNorm blocks, rotary positions, gated MLP."""
+"""`model_type`s that `FastDecoder` computes: pre-norm RMSNorm blocks, rotary positions, gated MLP."""
 
 STATIC_ROTARY = frozenset({"default", "linear", "llama3", "yarn"})
 """`rope_type`s whose frequencies do not depend on the length of the sequence."""
@@ -40,23 +40,23 @@ ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
 @dataclass(frozen=True, slots=True)
-class OwnFamily:
+class CustomFamily:
     """An architecture that a person registered, see `own_models.register_family`."""
 
     class_name: str
     packed: bool
 
 
-OWN_FAMILIES: dict[str, OwnFamily] = {}
+CUSTOM_FAMILIES: dict[str, CustomFamily] = {}
 """By `model_type`."""
 
 
 def packs(model_type: str) -> bool:
     """Whether models of this type run packed."""
     known = model_type in PACKED_FAMILIES or model_type in PACKED_VISION_FAMILIES
-    return known or (model_type in OWN_FAMILIES and OWN_FAMILIES[model_type].packed)
+    return known or (model_type in CUSTOM_FAMILIES and CUSTOM_FAMILIES[model_type].packed)
 
 
-def own_classes() -> dict[str, str]:
+def custom_classes() -> dict[str, str]:
     """Names of the classes that a person registered, by `model_type`."""
-    return {model_type: family.class_name for model_type, family in OWN_FAMILIES.items()}
+    return {model_type: family.class_name for model_type, family in CUSTOM_FAMILIES.items()}

@@ -14,7 +14,7 @@ from torch import Tensor
 NamedTensors = Callable[[], Iterable[tuple[str, Tensor]]]
 
 
-def as_saved(model: Any, named: NamedTensors) -> Callable[[], Iterator[tuple[str, Tensor]]]:
+def to_checkpoint_names(model: Any, named: NamedTensors) -> Callable[[], Iterator[tuple[str, Tensor]]]:
     """The same tensors, one after another, as `save_pretrained` would write them.
 
     Args:
@@ -30,20 +30,20 @@ def as_saved(model: Any, named: NamedTensors) -> Callable[[], Iterator[tuple[str
     return tensors
 
 
-def own_names(model: Any, named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+def to_module_names(model: Any, named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     """Name in files -> the model's own name of the tensor that it is, or is a part of; nothing is computed."""
     found: dict[str, str] = {}
     for name, tensor in named:
         alone = [(name, tensor.detach().to("meta"))]
-        found |= {saved: name for saved, _ in as_saved(model, lambda alone=alone: alone)()}
+        found |= {saved: name for saved, _ in to_checkpoint_names(model, lambda alone=alone: alone)()}
     return found
 
 
 def names_in_files(model: Any, stored: Iterable[str]) -> dict[str, str]:
     """The model's own names -> names in the files, as transformers' loading pairs them.
 
-    Tensors that loading joins or splits are left out. `as_saved` and `save_pretrained` give this model's tensors the
-    names of these files from now on, as they do for one that was loaded from them.
+    Tensors that loading joins or splits are left out. `to_checkpoint_names` and `save_pretrained` give this model's
+    tensors the names of these files from now on, as they do for one that was loaded from them.
 
     Args:
         model: a transformers model, its tensors with memory or without.

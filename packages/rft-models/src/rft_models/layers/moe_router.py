@@ -42,7 +42,7 @@ class Router:
 
 
 @dataclass(frozen=True, slots=True)
-class RouterBalance:
+class AuxLossShare:
     """A micro-batch's part of the loss of a step."""
 
     share: Tensor
@@ -91,7 +91,9 @@ def count_experts(logits: Sequence[Tensor], rows_R: Tensor, router: Router) -> T
     return counts_E
 
 
-def balance(logits: Sequence[Tensor], rows_R: Tensor, router: Router, counts_E: Tensor | None = None) -> RouterBalance:
+def load_balancing_loss(
+    logits: Sequence[Tensor], rows_R: Tensor, router: Router, counts_E: Tensor | None = None
+) -> AuxLossShare:
     """E sum_i f_i (sum over these rows of p_i) / R, with f and R of `counts_E`, the counts of the whole step.
 
     None: these rows are the whole step.
@@ -103,7 +105,7 @@ def balance(logits: Sequence[Tensor], rows_R: Tensor, router: Router, counts_E: 
     share = torch.zeros((), device=rows_R.device)
     for layer_KE in logits:
         share = share + torch.softmax(layer_KE.float(), -1).index_select(0, rows_R).sum(0) @ weights_E
-    return RouterBalance(share, counts_E.max() * router.num_experts / chosen)
+    return AuxLossShare(share, counts_E.max() * router.num_experts / chosen)
 
 
 @torch.no_grad()
@@ -120,7 +122,7 @@ def verify_router(model: Any, router: Router, where: str) -> None:
     model.train(training)
     logits = [layer.flatten(0, -2) for layer in output.router_logits or ()]
     rows = torch.arange(8, device=model.device)
-    found = float(balance(logits, rows, router).share) if logits else float("nan")
+    found = float(load_balancing_loss(logits, rows, router).share) if logits else float("nan")
     expected = float(output.aux_loss)
     if not abs(found - expected) <= 0.02 * expected:
         raise PreflightError(

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 
 from rft_core.errors import DataError, OptionsError
 from rft_models.attention.hf_interface import IMPLEMENTATION, register, switched
-from rft_models.families.registry import PACKED_FAMILIES, own_classes, packs
+from rft_models.families.registry import PACKED_FAMILIES, custom_classes, packs
 from rft_models.families.vision import is_unknown_vision, is_vision, unknown_family
 from rft_models.files.directories import no_progress_bars
 from rft_models.layers import gradient_checkpointing as checkpointing
@@ -65,8 +65,8 @@ def refuse_other_kinds(path: Path, config: dict[str, Any], *, takes_images: bool
             do="use a model whose architecture is part of transformers",
         )
     causal_classes = {name for value in CAUSAL.values() for name in ([value] if isinstance(value, str) else value)}
-    named = model_type in CAUSAL or model_type in own_classes()
-    causal_classes.update(own_classes().values())
+    named = model_type in CAUSAL or model_type in custom_classes()
+    causal_classes.update(custom_classes().values())
     if takes_images and is_vision(model_type or ""):
         named = True
         causal_classes.update({name for name in architectures if name.endswith("ForConditionalGeneration")})

@@ -24,7 +24,7 @@ from torch import Tensor
 from rft_models.logprobs.backend import EpilogueName, choose_epilogue
 from rft_models.logprobs.epilogue import Epilogue, RowTerms, Shape
 from rft_models.logprobs.linear_logprobs import counted_rows, needs_gradient, of_one_type, slab_for
-from rft_models.logprobs.row_statistics import RowSums, VocabularyShard, finished, merged_over_ranks
+from rft_models.logprobs.row_statistics import RowSums, VocabularyShard, merged_over_ranks, to_logprobs
 from rft_models.logprobs.vocab_slabs import (
     ChunkSums,
     Gradients,
@@ -190,7 +190,7 @@ class _Work:
         wanted = Wanted(moment=True, hold=any(self._needs))
         sums = chunk_sums(self._matrix, hidden_ND, targets_N, plan.shape, plan.epilogue, wanted)
         whole = sums.rows if plan.shard is None else merged_over_ranks(sums.rows, plan.shard.collectives)
-        rows = finished(whole, targets_N)
+        rows = to_logprobs(whole, targets_N)
         loss, grad_N, entropy_grad_N = _objective(plan.objective, rows, rows_N, with_gradient=any(self._needs))
         self.loss = self.loss + loss
         self.logprobs_R.index_copy_(0, rows_N, rows.logprobs)

@@ -35,10 +35,10 @@ from rft_models.logprobs.row_statistics import (
     IGNORED,
     RowSums,
     VocabularyShard,
-    finished,
-    joined,
+    merge_slabs,
     merged_over_ranks,
-    top_over_ranks,
+    to_logprobs,
+    top_k_over_ranks,
 )
 from rft_models.logprobs.vocab_slabs import (
     ChunkSums,
@@ -303,10 +303,10 @@ def _all_sums(
         chunk_sums(matrix, hidden, targets, cut.shape, cut.epilogue, wanted)
         for hidden, targets in zip(hidden_RD.split(cut.chunk), targets_R.split(cut.chunk), strict=True)
     ]
-    sums = joined([part.rows for part in parts])
+    sums = merge_slabs([part.rows for part in parts])
     if matrix.shard is not None:
         sums = merged_over_ranks(sums, matrix.shard.collectives)
-    rows = finished(sums, targets_R)
+    rows = to_logprobs(sums, targets_R)
     shares_SR = torch.cat([part.log_masses_SR for part in parts], 1) - rows.highest - rows.log_total
     return _Sums(rows, shares_SR, parts[0].held_SRC, _top(parts, rows, matrix, options.top_k))
 
@@ -318,7 +318,7 @@ def _top(parts: list[ChunkSums], rows: RowSums, matrix: Matrix, top_k: int) -> t
     tops = [part.top for part in parts if part.top is not None]
     values, ids = (torch.cat(column) for column in zip(*tops, strict=True))
     if matrix.shard is not None:
-        values, ids = top_over_ranks(values, ids, top_k, matrix.shard.collectives)
+        values, ids = top_k_over_ranks(values, ids, top_k, matrix.shard.collectives)
     return values - rows.highest[:, None] - rows.log_total[:, None], ids
 
 

@@ -73,7 +73,7 @@ class RowSums:
         return self.highest + self.log_total
 
 
-def joined(parts: Sequence[SlabSums]) -> SlabSums:
+def merge_slabs(parts: Sequence[SlabSums]) -> SlabSums:
     """The rows of several parts [R], one after another."""
     if len(parts) == 1:
         return parts[0]
@@ -81,7 +81,7 @@ def joined(parts: Sequence[SlabSums]) -> SlabSums:
     return SlabSums(*columns)
 
 
-def merged(sums: SlabSums) -> SlabSums:
+def merge_rows(sums: SlabSums) -> SlabSums:
     """[S, R] over disjoint sets of entries -> [R] of all; the order of the sums is fixed."""
     highest_R = sums.highest.amax(0)
     below = sums.highest - _finite(highest_R)
@@ -106,7 +106,7 @@ def merged_over_ranks(sums: SlabSums, collectives: Collectives) -> SlabSums:
     return SlabSums(highest_R, added[0], None if moment_R is None else added[1], target_R, argmax_R)
 
 
-def top_over_ranks(values: Tensor, ids: Tensor, top_k: int, ranks: Collectives) -> tuple[Tensor, Tensor]:
+def top_k_over_ranks(values: Tensor, ids: Tensor, top_k: int, ranks: Collectives) -> tuple[Tensor, Tensor]:
     """The k highest of every rank's [R, <= k] highest logits, and their ids.
 
     Each rank writes into its own place of a table of zeros; the sum over ranks is the table of all.
@@ -136,7 +136,7 @@ def _finite(highest: Tensor) -> Tensor:
     return highest.clamp(min=torch.finfo(highest.dtype).min)
 
 
-def finished(sums: SlabSums, targets_R: Tensor) -> RowSums:
+def to_logprobs(sums: SlabSums, targets_R: Tensor) -> RowSums:
     """Log-probability and entropy from the sums over the whole vocabulary."""
     log_total_R = sums.total.log()
     logprobs_R = (sums.target - sums.highest - log_total_R).masked_fill(targets_R == IGNORED, 0.0)

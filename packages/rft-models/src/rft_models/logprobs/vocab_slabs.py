@@ -16,7 +16,7 @@ from torch import Tensor
 from rft_models.layers.fast_linear import linear, product_nt, product_tn
 from rft_models.logprobs.backend import KernelEpilogue, add_product
 from rft_models.logprobs.epilogue import Epilogue, RowTerms, Shape
-from rft_models.logprobs.row_statistics import RowSums, SlabSums, VocabularyShard, merged
+from rft_models.logprobs.row_statistics import RowSums, SlabSums, VocabularyShard, merge_rows
 
 NARROW_ADDITIONS = 4
 """Up to here the sum of the chunks' dW is in the type of W: rounded a few times instead of once, which beside the
@@ -80,7 +80,7 @@ def chunk_sums(
     if isinstance(epilogue, KernelEpilogue) and not (wanted.hold or wanted.top_k) and epilogue.fuses(hidden_RD):
         given = (hidden_RD, matrix.weight_VD, matrix.bias_V, targets_R, matrix.offset, shape)
         parts = epilogue.fused_sums(*given, **flags)
-        return ChunkSums(merged(parts), _table(matrix, hidden_RD, wanted).total, [], None)  # kernels use no masses
+        return ChunkSums(merge_rows(parts), _table(matrix, hidden_RD, wanted).total, [], None)  # kernels use no masses
     table = _table(matrix, hidden_RD, wanted)
     held_SRC: list[Tensor] = []
     top = _no_entries(hidden_RD) if wanted.top_k else None
@@ -95,7 +95,7 @@ def chunk_sums(
         if wanted.hold:
             held_SRC.append(held_RC)
         del products_RC, held_RC, sums
-    return ChunkSums(merged(table), table.highest + table.total.log(), held_SRC, _shaped(top, shape))
+    return ChunkSums(merge_rows(table), table.highest + table.total.log(), held_SRC, _shaped(top, shape))
 
 
 def _table(matrix: Matrix, hidden_RD: Tensor, wanted: Wanted) -> SlabSums:

@@ -29,7 +29,7 @@ from rft_models.loading.transformers_loading import model_without_weights
 from rft_models.lora.dropout import KeyedDropout, RowKeys
 from rft_models.lora.fingerprint import fingerprint
 from rft_models.lora.initial_values import Files, begin
-from rft_models.lora.merge import ADAPTER, MergeFacts, folded, is_adapted, is_adapter_tensor, plain
+from rft_models.lora.merge import ADAPTER, MergeFacts, is_adapted, is_adapter_tensor, merge_into_base, to_plain_tensor
 from rft_models.lora.targets import ALL_LINEAR, ends_with, linear_layers, target_modules
 from rft_models.settings import AdapterKind
 
@@ -60,7 +60,7 @@ class AdapterRules:
 
 
 class Adapters:
-    """The adapters of one model, made by `attach`."""
+    """The adapters of one model, made by `add_lora`."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Adapters:
 
     def merged(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors as the model names them -> those of a model without adapters that computes the same."""
-        return folded(((name, plain(tensor)) for name, tensor in named), self._facts)
+        return merge_into_base(((name, to_plain_tensor(tensor)) for name, tensor in named), self._facts)
 
     def tensors(self, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Of whole tensors as the model names them, the adapters' under peft's names of files."""
@@ -149,7 +149,7 @@ class Adapters:
             module._disable_adapters = off
 
 
-def attach(
+def add_lora(
     model: Any, rules: AdapterRules, *, seed: int, where: str, packed: bool = True, files: Files | None = None
 ) -> Adapters:
     """Put adapters around a transformers model's linear layers, in place; nothing but them is trained then.
@@ -191,7 +191,7 @@ def attach(
 
 
 def preview(directory: str, rules: AdapterRules) -> list[str]:
-    """The lines of `attach` with the model in a directory, from its configuration and without its weights.
+    """The lines of `add_lora` with the model in a directory, from its configuration and without its weights.
 
     Raises:
         OptionsError: a target that no linear layer has, or one that cannot have an adapter.
@@ -276,7 +276,7 @@ def rules_of_config(config: Mapping[str, Any], where: str) -> AdapterRules:
 
 
 @dataclass(frozen=True, slots=True)
-class WithoutAdapters:
+class BaseModelView:
     """The model that the run started from, at no memory: the policy with its adapters disabled.
 
     It computes on the policy's ranks and in its mode, so that it is called where the policy may be.

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from rft_models.lora.merge import ADAPTER, plain
+from rft_models.lora.merge import ADAPTER, to_plain_tensor
 
 _META = torch.device("meta")
 
@@ -41,7 +41,7 @@ def begin(name: str, module: Any, key: int, files: Files | None) -> dict[str, Te
         The values by the model's names where there is no memory for them; else nothing, they are in place.
     """
     has_length, held = ADAPTER in module.lora_magnitude_vector, module.base_layer.weight
-    base = plain(held) if files is None else _read(name, held, files) if has_length else held
+    base = to_plain_tensor(held) if files is None else _read(name, held, files) if has_length else held
     wide = torch.promote_types(base.dtype, torch.float32)
     down, up = module.lora_A[ADAPTER], module.lora_B[ADAPTER]
     generator = torch.Generator().manual_seed(key & 0x7FFF_FFFF_FFFF_FFFF)
@@ -66,7 +66,7 @@ def _read(name: str, weight: Tensor, files: Files) -> Tensor:
     return files.block(f"{name}.weight", (0,) * weight.ndim, tuple(weight.shape)).to(weight.dtype)
 
 
-class AdaptedFiles:
+class PendingLoraWeights:
     """The files under a model with adapters, and the values of these: blocks of both by the model's names."""
 
     def __init__(self, files: Files, waiting: dict[str, Tensor]) -> None:

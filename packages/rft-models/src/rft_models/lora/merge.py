@@ -31,7 +31,7 @@ def is_adapted(module: Any) -> bool:
     return hasattr(module, "base_layer") and hasattr(module, "lora_A")
 
 
-def own_layer(module: Any) -> Any:
+def base_layer(module: Any) -> Any:
     """The model's own layer: the module, or what the adapter is around."""
     return module.base_layer if is_adapted(module) else module
 
@@ -62,7 +62,7 @@ def effective_weight(module: Any) -> Tensor:
         return module.weight
     lengths = module.lora_magnitude_vector
     return merged_weight(
-        plain(module.base_layer.weight),
+        to_plain_tensor(module.base_layer.weight),
         module.lora_A[ADAPTER].weight,
         module.lora_B[ADAPTER].weight,
         lengths[ADAPTER].weight if ADAPTER in lengths else None,
@@ -71,7 +71,7 @@ def effective_weight(module: Any) -> Tensor:
     )
 
 
-def plain(tensor: Tensor) -> Tensor:
+def to_plain_tensor(tensor: Tensor) -> Tensor:
     """A tensor without its history; of one that is held in 4 bits the numbers that it stands for."""
     state = getattr(tensor, "quant_state", None)
     if state is None:
@@ -90,7 +90,7 @@ class MergeFacts:
     transposed: bool
 
 
-def folded(named: Iterable[tuple[str, Tensor]], layers: dict[str, MergeFacts]) -> Iterator[tuple[str, Tensor]]:
+def merge_into_base(named: Iterable[tuple[str, Tensor]], layers: dict[str, MergeFacts]) -> Iterator[tuple[str, Tensor]]:
     """The stream of a model with adapters as that of a model without: names of its files, adapters folded in.
 
     A matrix is kept until its adapter has come, which follows it; everything else goes through.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError, PreflightError
-from rft_models.lora.merge import plain
+from rft_models.lora.merge import to_plain_tensor
 
 _WHY = "weights in 4 bits are multiplied by kernels of bitsandbytes on a CUDA GPU"
 
@@ -64,7 +64,7 @@ def state_of(model: Any) -> dict[str, Tensor]:
     """A model's state; what is held in few bits as the numbers that it stands for."""
     if not is_quantized(model):
         return model.state_dict()
-    return {name: plain(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    return {name: to_plain_tensor(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
 
 
 @contextmanager

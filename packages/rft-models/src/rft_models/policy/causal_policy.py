@@ -10,43 +10,50 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from rft_models.attention.hf_interface import own_attention
-from rft_models.attention.sequence_parallel import SequenceMode, SequenceRanks, even_share, rows_here
+from rft_models.attention.hf_interface import native_attention_mode
+from rft_models.attention.sequence_parallel import SequenceMode, SequenceRanks, balance_rows, local_rows
 from rft_models.attention.varlen import VarlenKernel
-from rft_models.backbone.backbone import Backbone, States, follows_its_own
-from rft_models.backbone.forward_check import Probe, refuse_difference
+from rft_models.backbone.backbone import Backbone, States, has_predecessor
+from rft_models.backbone.forward_check import Probe, require_equal_logits
 from rft_models.backbone.image_check import media_probe
 from rft_models.files.directories import no_progress_bars
 from rft_models.files.processor_files import keep_processor_files
-from rft_models.layers.moe_router import Router, RouterBalance, balance, count_experts, router_of, verify_router
+from rft_models.layers.moe_router import (
+    AuxLossShare,
+    Router,
+    count_experts,
+    load_balancing_loss,
+    router_of,
+    verify_router,
+)
 from rft_models.logprobs.fused_loss import LossOutputs, TokenObjective
 from rft_models.logprobs.linear_logprobs import KEPT_LOGITS
 from rft_models.logprobs.output_head import head_of
-from rft_models.lora.adapters import AdapterRules, Adapters, attach
+from rft_models.lora.adapters import AdapterRules, Adapters, add_lora
 from rft_models.lora.files import save_beside
-from rft_models.lora.initial_values import AdaptedFiles
+from rft_models.lora.initial_values import PendingLoraWeights
 from rft_models.lora.quantization import saved_as_numbers, state_of
-from rft_models.policy.freezing import FreezeRules, Frozen, TrainedRows, freeze
+from rft_models.policy.freezing import FreezeReport, FreezeRules, TrainableRows, freeze
 from rft_models.vision.media import Media
 from rft_models.vision.packed_rows import MediaInputs
 from rft_models.vision.tower import vision_tower_of
 
 if TYPE_CHECKING:
     from rft_models.files.safetensors_reader import WeightFiles
-    from rft_models.tokenization.tokenizer import HfTextCodec
+    from rft_models.tokenization.tokenizer import HfTokenizer
 
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor, "MediaInputs | None"]
 """token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs."""
 
 
-class Compute(Protocol):
+class ForwardWrapper(Protocol):
     """Calls a function; what stands around the call is its own."""
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any: ...
 
 
-def _directly(function: Callable[..., Any], *arguments: Any) -> Any:
+def call_directly(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
@@ -60,7 +67,7 @@ class CausalPolicy:
     def __init__(
         self,
         model: Any,
-        codec: HfTextCodec | None,
+        codec: HfTokenizer | None,
         *,
         packed: bool,
         head_chunk_size: int | None = None,
@@ -76,14 +83,14 @@ class CausalPolicy:
         self.tower = vision_tower_of(model)
         """Gives the features of images; None: the model takes none."""
         self._backbone = Backbone(model.get_decoder(), packed=packed, kernel=kernel, tower=self.tower)
-        self._trained_rows = TrainedRows()
+        self._trained_rows = TrainableRows()
         self.adapters: Adapters | None = None
         """What is trained beside the weights, which then are not; None = none."""
-        self._compute: Compute = _directly
-        self.unread: WeightFiles | AdaptedFiles | None = None
+        self._compute: ForwardWrapper = call_directly
+        self.unread: WeightFiles | PendingLoraWeights | None = None
         """Where the parameters are that have no memory yet (`meta_load`); None = they are all here."""
 
-    def compute_through(self, compute: Compute) -> None:
+    def compute_through(self, compute: ForwardWrapper) -> None:
         """Let every forward run inside `compute(function, *arguments)`, for weights that have to be gathered first."""
         self._compute = compute
         if self.tower is not None:
@@ -214,7 +221,7 @@ class CausalPolicy:
         temperature: float = 1.0,
         with_entropy: bool = False,
         entropy_gradient: bool = False,
-    ) -> tuple[Tensor, Tensor | None, RouterBalance]:
+    ) -> tuple[Tensor, Tensor | None, AuxLossShare]:
         """`token_logprobs`, and from the same forward this batch's part of the routers' loss, see `router`.
 
         `expert_counts_E` are the counts of the whole step (`expert_counts`, summed); None: this batch is the step.
@@ -223,7 +230,7 @@ class CausalPolicy:
         logprobs_T, entropy_T, *share = self._compute(
             self._logprobs_and_balance, batch, expert_counts_E, temperature, with_entropy, entropy_gradient
         )
-        return logprobs_T, entropy_T, RouterBalance(*share)
+        return logprobs_T, entropy_T, AuxLossShare(*share)
 
     def _logprobs_and_balance(
         self,
@@ -241,7 +248,7 @@ class CausalPolicy:
         logprobs_T, entropy_T = self._head_logprobs(
             hidden_RD, token_ids_T, tokens_R, temperature, with_entropy, entropy_gradient
         )
-        found = balance(logits, rows_R, router, expert_counts_E)
+        found = load_balancing_loss(logits, rows_R, router, expert_counts_E)
         return logprobs_T, entropy_T, found.share, found.max_load
 
     @torch.no_grad()
@@ -267,7 +274,7 @@ class CausalPolicy:
         """
         config = self.model.config.get_text_config(decoder=True)
         found = router_of(self.model.config.model_type, config.to_dict(), self.where)
-        with own_attention(self.model, packed=self.packed):
+        with native_attention_mode(self.model, packed=self.packed):
             verify_router(self.model, found, self.where)
         return found
 
@@ -281,7 +288,7 @@ class CausalPolicy:
         tokens_R, rows_R = _all_predictions(segment_ids_T, wanted_T, states)
         if self._backbone.split is None or states.here is None:
             return tokens_R, states.hidden_KD.index_select(0, rows_R)
-        return even_share(self._backbone.split, states.hidden_KD, states.num_rows, tokens_R, rows_R)
+        return balance_rows(self._backbone.split, states.hidden_KD, states.num_rows, tokens_R, rows_R)
 
     def _head_logprobs(
         self,
@@ -342,7 +349,7 @@ class CausalPolicy:
                 expected = torch.cat([self._native_logits(*pair) for pair in zip(probe.segments, media, strict=True)])
                 found = self._compute(self._packed_logits, probe, media)
             what = f"logits of {type(self.model).__name__}" + (" with images" if any(media) else "")
-            refuse_difference(expected, found, of=what, dtype=dtype or self.dtype, where=self.where)
+            require_equal_logits(expected, found, of=what, dtype=dtype or self.dtype, where=self.where)
         self.model.train(training)
 
     def _packed_logits(self, probe: Probe, media: MediaInputs) -> Tensor:
@@ -351,7 +358,7 @@ class CausalPolicy:
 
     def _native_logits(self, tokens: Tensor, media: Media | None = None) -> Tensor:
         given = {} if media is None or self.tower is None else self.tower.own_inputs(tokens, media)
-        with own_attention(self.model, packed=self.packed):
+        with native_attention_mode(self.model, packed=self.packed):
             return self.model(input_ids=tokens[None], use_cache=False, **given).logits[0].float()
 
     def accepts(self, argument: str) -> bool:
@@ -362,7 +369,7 @@ class CausalPolicy:
         """Names as in the saved directory; tied matrices appear once."""
         yield from self.model.named_parameters()
 
-    def freeze(self, rules: FreezeRules) -> Frozen:
+    def freeze(self, rules: FreezeRules) -> FreezeReport:
         """Leave parts untrained, once and before an optimizer is made; returns what is trained and what is not.
 
         Raises:
@@ -375,13 +382,13 @@ class CausalPolicy:
     def adapt(self, rules: AdapterRules, *, seed: int, base: str | Path | None = None) -> Adapters:
         """Put adapters around linear layers, once and before an optimizer is made; nothing else is trained then.
 
-        `base` is the directory of the weights under them; None = what was loaded. Errors as of `adapters.attach`.
+        `base` is the directory of the weights under them; None = what was loaded. Errors as of `adapters.add_lora`.
         """
         assert self.adapters is None, "there are adapters already"
         where = str(Path(base or self.where).absolute())
         files = self.unread
-        self.adapters = attach(self.model, rules, seed=seed, where=where, packed=self.packed, files=files)
-        self.unread = None if files is None else AdaptedFiles(files, self.adapters.waiting)
+        self.adapters = add_lora(self.model, rules, seed=seed, where=where, packed=self.packed, files=files)
+        self.unread = None if files is None else PendingLoraWeights(files, self.adapters.waiting)
         self._backbone.look_for_dropout()
         return self.adapters
 
@@ -467,10 +474,10 @@ class CausalPolicy:
 def _predictions(segment_ids_T: Tensor, wanted_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
     """([R] wanted tokens that something here predicts, [R] the rows of the states that predict them)."""
     tokens_R, rows_R = _all_predictions(segment_ids_T, wanted_T, states)
-    return (tokens_R, rows_R) if states.here is None else rows_here(tokens_R, rows_R, states.here)
+    return (tokens_R, rows_R) if states.here is None else local_rows(tokens_R, rows_R, states.here)
 
 
 def _all_predictions(segment_ids_T: Tensor, wanted_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
     """([R] wanted tokens that something predicts, [R] the rows that do, as the ranks hold them one after another)."""
-    tokens_R = (wanted_T.to(torch.bool) & follows_its_own(segment_ids_T)).nonzero()[:, 0]
+    tokens_R = (wanted_T.to(torch.bool) & has_predecessor(segment_ids_T)).nonzero()[:, 0]
     return tokens_R, tokens_R - 1 if states.place_T is None else states.place_T[tokens_R - 1]

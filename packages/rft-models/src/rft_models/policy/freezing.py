@@ -63,7 +63,7 @@ class FreezeRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Frozen:
+class FreezeReport:
     """What a model's training leaves alone."""
 
     tensors: dict[str, int]
@@ -85,7 +85,7 @@ class Frozen:
 
 
 @dataclass(slots=True)
-class TrainedRows:
+class TrainableRows:
     """The last rows of matrices, as parameters of their own that share the matrices' memory."""
 
     rows: dict[str, nn.Parameter] = field(default_factory=dict[str, nn.Parameter])
@@ -104,13 +104,13 @@ class TrainedRows:
         return (f"{name}[{self.first}:]", self.rows[name]) if name in self.rows else (name, parameter)
 
 
-def freeze(model: Any, rules: FreezeRules, where: str = "model") -> tuple[Frozen, TrainedRows]:
+def freeze(model: Any, rules: FreezeRules, where: str = "model") -> tuple[FreezeReport, TrainableRows]:
     """Freeze parameters of a transformers model in place.
 
     Raises:
         OptionsError: a prefix that no parameter has, rows beyond the vocabulary, or nothing left to train.
     """
-    rows = TrainedRows()
+    rows = TrainableRows()
     if rules.train_only_tokens_from >= 0:
         _freeze_all_but_rows(model, rules.train_only_tokens_from, rows, where)
     for parameter in _matching(model, rules.prefixes, where):
@@ -127,12 +127,12 @@ def freeze(model: Any, rules: FreezeRules, where: str = "model") -> tuple[Frozen
     return found, rows
 
 
-def preview(directory: str | Path, rules: FreezeRules) -> Frozen:
+def preview(directory: str | Path, rules: FreezeRules) -> FreezeReport:
     """What `freeze` would do with the model in a directory, from its configuration and without its weights."""
     return freeze(model_without_weights(directory), rules, where=str(directory))[0]
 
 
-def _freeze_all_but_rows(model: Any, first: int, rows: TrainedRows, where: str) -> None:
+def _freeze_all_but_rows(model: Any, first: int, rows: TrainableRows, where: str) -> None:
     matrices = [model.get_input_embeddings().weight, model.get_output_embeddings().weight]
     vocabulary = min(int(matrix.shape[0]) for matrix in matrices)
     if first >= vocabulary:
@@ -188,10 +188,10 @@ def _near(prefix: str, names: Sequence[str] | dict[str, Any]) -> list[str]:
     return list(dict.fromkeys([*inside, *alike, *tops]))[:_NEAR]
 
 
-def _describe(model: Any, rows: TrainedRows) -> Frozen:
+def _describe(model: Any, rows: TrainableRows) -> FreezeReport:
     named = dict(model.named_parameters())
     trained = {n: rows.rows[n].numel() if n in rows.rows else p.numel() for n, p in named.items() if p.requires_grad}
-    return Frozen(
+    return FreezeReport(
         tensors={name: parameter.numel() for name, parameter in named.items() if name not in trained},
         rows={name: (rows.first, part.shape[0], part.shape[1]) for name, part in rows.rows.items()},
         num_trained=sum(trained.values()),

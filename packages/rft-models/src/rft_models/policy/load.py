@@ -25,8 +25,8 @@ from rft_models.loading.transformers_loading import (
 from rft_models.lora.quantization import four_bit_arguments
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import FreezeRules
-from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_models.vision.processor import load_codec
+from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_models.vision.processor import load_processor
 
 
 def load_policy(
@@ -39,7 +39,7 @@ def load_policy(
     flash_attn: bool = False,
     freeze: FreezeRules | None = None,
     head_chunk_size: int | None = None,
-    codec: HfTextCodec | None = None,
+    codec: HfTokenizer | None = None,
     load_in_4bit: bool = False,
 ) -> CausalPolicy:
     """The causal or vision-language model in `directory`, ready to train, in eval mode, patched for its `model_type`.
@@ -54,7 +54,7 @@ def load_policy(
         flash_attn: use the flash-attn package where it can run, see `attention_choice`.
         freeze: what is left untrained, see `CausalPolicy.freeze`.
         head_chunk_size: rows whose logits are formed at a time, never whole in memory; None picks by size.
-        codec: a tokenizer that was loaded already (of a model that takes images an `HfVisionCodec`).
+        codec: a tokenizer that was loaded already (of a model that takes images an `HfProcessor`).
         load_in_4bit: hold the weights in 4 bits, see `quantized`; adapters alone can then be trained.
 
     Raises:
@@ -65,7 +65,7 @@ def load_policy(
     more = four_bit_arguments(device, dtype) if load_in_4bit else {}
     path, config = checked_model_directory(directory)
     refuse_other_kinds(path, config, takes_images=True)
-    codec = codec if codec is not None else load_codec(path)
+    codec = codec if codec is not None else load_processor(path)
     packed = choose_packed(config["model_type"], attention, path, text_type=text_type(config))
     loaded = load_model(path, dtype, native_attention(config), auto_class=auto_class_of(config), more=more)
     model = patches.apply(loaded)
@@ -93,7 +93,7 @@ def load_reference(
     attention: Attention = "auto",
     flash_attn: bool = False,
     head_chunk_size: int | None = None,
-    codec: HfTextCodec | None = None,
+    codec: HfTokenizer | None = None,
 ) -> CausalPolicy:
     """`load_policy`, frozen: eval mode and no parameter requires a gradient."""
     policy = load_policy(
@@ -111,7 +111,7 @@ def load_reference(
 
 def make_policy(
     model: Any,
-    codec: HfTextCodec | None,
+    codec: HfTokenizer | None,
     *,
     packed: bool,
     gradient_checkpointing: Checkpointing | bool | None = None,

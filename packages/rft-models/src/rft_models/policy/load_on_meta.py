@@ -29,8 +29,8 @@ from rft_models.loading.transformers_loading import (
 )
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import FreezeRules
-from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_models.vision.processor import load_codec
+from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_models.vision.processor import load_processor
 
 _META = torch.device("meta")
 
@@ -44,7 +44,7 @@ def load_on_meta(
     flash_attn: bool = False,
     freeze: FreezeRules | None = None,
     head_chunk_size: int | None = None,
-    codec: HfTextCodec | None = None,
+    codec: HfTokenizer | None = None,
 ) -> CausalPolicy:
     """`load_policy` without the weights: they are in `policy.unread`, for whoever gives the parameters memory.
 
@@ -55,7 +55,7 @@ def load_on_meta(
     """
     path, config = checked_model_directory(directory)
     refuse_other_kinds(path, config, takes_images=True)
-    codec = codec if codec is not None else load_codec(path)
+    codec = codec if codec is not None else load_processor(path)
     packed = choose_packed(config["model_type"], "auto", path, text_type=text_type(config))
     model = patches.apply(_empty_model(path, config, dtype))
     _drop_memory(model)
@@ -91,7 +91,7 @@ def _empty_model(path: Path, config: dict[str, Any], dtype: torch.dtype) -> Any:
     import transformers
 
     found: Any = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
-    with _WithoutMemory():
+    with MetaParameters():
         model: Any = getattr(transformers, auto_class_of(config)).from_config(
             found, dtype=dtype, attn_implementation=native_attention(config), trust_remote_code=False
         )
@@ -100,7 +100,7 @@ def _empty_model(path: Path, config: dict[str, Any], dtype: torch.dtype) -> Any:
     return model
 
 
-class _WithoutMemory(TorchFunctionMode):
+class MetaParameters(TorchFunctionMode):
     """Tensors that are made to be filled later get no memory; those that are computed are as ever."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rft_core.errors import PreflightError
-from rft_models.backbone.forward_check import Probe, refuse_difference
+from rft_models.backbone.forward_check import Probe, require_equal_logits
 from rft_models.files.divisibility import refuse_uneven
 from rft_models.logprobs.row_statistics import Collectives, VocabularyShard
 from rft_models.lora.merge import ADAPTER, is_adapted
@@ -144,7 +144,9 @@ def _not_cut(what: str, where: str) -> PreflightError:
     )
 
 
-def cut_policy(policy: CausalPolicy, cut: Callable[[], object], collectives: Collectives, *, shares_head: bool) -> None:
+def apply_tensor_parallel(
+    policy: CausalPolicy, cut: Callable[[], object], collectives: Collectives, *, shares_head: bool
+) -> None:
     """Cut a policy's model over ranks by `cut()`, and hold what it computes then to what it computed before.
 
     `shares_head`: the output matrix is cut by the vocabulary; the ranks meet through `collectives`.
@@ -155,12 +157,12 @@ def cut_policy(policy: CausalPolicy, cut: Callable[[], object], collectives: Col
     before = _probed(policy)
     cut()
     if shares_head:
-        share_head(policy, collectives)
+        shard_output_head(policy, collectives)
     what = f"log-probabilities of {type(policy.model).__name__} in parts"
-    refuse_difference(before, _probed(policy), of=what, dtype=policy.dtype, where=policy.where)
+    require_equal_logits(before, _probed(policy), of=what, dtype=policy.dtype, where=policy.where)
 
 
-def share_head(policy: CausalPolicy, collectives: Collectives) -> None:
+def shard_output_head(policy: CausalPolicy, collectives: Collectives) -> None:
     """Compute log-probabilities from this rank's rows of the output matrix and those of the others."""
     weight: Any = policy.head.layer.weight
     rows = torch.zeros(collectives.world_size, dtype=torch.int64, device=weight.device)

@@ -34,9 +34,9 @@ from rft_models.loading.transformers_loading import (
 from rft_models.reward_model.head import ScoreHead, new_head
 from rft_models.reward_model.model import RewardModel
 from rft_models.reward_model.spec import RECORD, RewardSpec, spec_of_classifier, stored_spec
-from rft_models.reward_model.truncated_decoder import end_behind
-from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_models.vision.processor import load_codec
+from rft_models.reward_model.truncated_decoder import truncate_decoder
+from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_models.vision.processor import load_processor
 
 
 def load_reward_model(
@@ -61,7 +61,7 @@ def load_reward_model(
     path, config = checked_model_directory(source)
     spec = spec_in_files(path, config)
     head = _stored_head(path, spec)
-    codec = load_codec(path)
+    codec = load_processor(path)
     model = _decoder(path, config, dtype, device)
     packed = choose_packed(config["model_type"], attention, path, text_type=text_type(config))
     kernel = choose_attention(device, dtype, flash_attn=flash_attn).kernel
@@ -84,7 +84,7 @@ def new_reward_model(
     Raises as `load_reward_model`; `OptionsError` for a layer that is not there.
     """
     path, config = checked_model_directory(source)
-    codec = load_codec(path)
+    codec = load_processor(path)
     model = _decoder(path, config, dtype, device)
     head = new_head(spec, model.config.get_text_config(decoder=True).hidden_size, seed=seed)
     packed = choose_packed(config["model_type"], attention, path, text_type=text_type(config))
@@ -103,7 +103,7 @@ def new_reward_model(
 def make_reward_model(
     model: Any,
     head: ScoreHead,
-    codec: HfTextCodec | None = None,
+    codec: HfTokenizer | None = None,
     *,
     packed: bool,
     kernel: VarlenKernel | None = None,
@@ -112,7 +112,7 @@ def make_reward_model(
 ) -> RewardModel:
     """A reward model from a transformers decoder in memory and a head; checks its forward."""
     if head.spec.layer is not None:
-        end_behind(model.get_decoder() if is_vision(model.config.model_type) else model, head.spec.layer, where)
+        truncate_decoder(model.get_decoder() if is_vision(model.config.model_type) else model, head.spec.layer, where)
     prepare(model, packed=packed, gradient_checkpointing=gradient_checkpointing)
     weight = next(model.parameters())
     head.to(weight.device, torch.promote_types(weight.dtype, torch.float32))

@@ -20,7 +20,7 @@ from rft_models.vision.packed_rows import MediaInputs
 from rft_models.vision.tower import vision_tower_of
 
 if TYPE_CHECKING:
-    from rft_models.tokenization.tokenizer import HfTextCodec
+    from rft_models.tokenization.tokenizer import HfTokenizer
 
 
 class RewardModel:
@@ -34,7 +34,7 @@ class RewardModel:
         self,
         model: Any,
         head: ScoreHead,
-        codec: HfTextCodec | None,
+        codec: HfTokenizer | None,
         *,
         packed: bool,
         kernel: VarlenKernel | None = None,

@@ -11,13 +11,13 @@ from rft_models.files.directories import no_progress_bars
 from rft_models.files.processor_files import keep_processor_files
 from rft_models.loading.sequence_classifiers import classifiers, decoder_class, edit_config
 from rft_models.reward_model.spec import RECORD, RewardSpec
-from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.tokenization.tokenizer import HfTokenizer
 
 
 def write(
     model: Any,
     spec: RewardSpec,
-    codec: HfTextCodec | None,
+    codec: HfTokenizer | None,
     directory: Path,
     tensors: dict[str, Tensor],
     *,

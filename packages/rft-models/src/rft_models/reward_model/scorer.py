@@ -19,7 +19,7 @@ import torch
 from rft_core.errors import DataError
 from rft_models.reward_model.model import RewardModel
 from rft_models.reward_model.shared_images import shared_images_of
-from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_models.vision.media import Media
 
 Images = tuple[bytes, ...]
@@ -37,7 +37,7 @@ class RewardTextScorer:
         """
         assert model.codec is not None, "a reward model without a tokenizer scores token ids only"
         self.model = model
-        self._codec: HfTextCodec = model.codec
+        self._codec: HfTokenizer = model.codec
         self._images = shared_images_of(model.codec)
         self._max_tokens = max_tokens
 

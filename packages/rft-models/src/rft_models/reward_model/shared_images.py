@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_models.vision.media import Media
-from rft_models.vision.processor import MARKER, HfVisionCodec
+from rft_models.vision.processor import MARKER, HfProcessor
 
 OTHER_MARKER = "(image)"
 """What stands in a response in place of a marker."""
 
 
-class SharedImages(HfVisionCodec):
+class SharedImages(HfProcessor):
     """A codec that prepares the images of neighbouring texts once, where they are the same files.
 
     Example::
@@ -24,7 +24,7 @@ class SharedImages(HfVisionCodec):
         first, again = (shared.encode_shared(text, images) for text in ("<image>one", "<image>two"))
     """
 
-    def __init__(self, codec: HfVisionCodec) -> None:
+    def __init__(self, codec: HfProcessor) -> None:
         super().__init__(codec, codec.processor, codec.family, codec.image_token_id, codec.pixels)
         self._last: tuple[tuple[bytes, ...], Media] | None = None
 
@@ -46,9 +46,9 @@ class SharedImages(HfVisionCodec):
         return text
 
 
-def shared_images_of(codec: HfTextCodec) -> SharedImages | None:
+def shared_images_of(codec: HfTokenizer) -> SharedImages | None:
     """For a tokenizer with an image processor; None for one of text."""
-    return SharedImages(codec) if isinstance(codec, HfVisionCodec) else None
+    return SharedImages(codec) if isinstance(codec, HfProcessor) else None
 
 
 def _expanded(collapsed: Sequence[int], like: Media) -> tuple[list[int], Media]:

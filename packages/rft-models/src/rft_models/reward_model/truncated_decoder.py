@@ -9,7 +9,7 @@ from torch import nn
 from rft_core.errors import OptionsError
 
 
-def end_behind(decoder: Any, layer: int, where: str) -> None:
+def truncate_decoder(decoder: Any, layer: int, where: str) -> None:
     """Drop the layers above `layer` (counted from 1) and let the states pass the final norm unchanged.
 
     What is left computes transformers' `hidden_states[layer]` (for the last layer: before the norm) and is a

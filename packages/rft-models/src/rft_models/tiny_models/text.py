@@ -123,7 +123,7 @@ def draw_weights(model: torch.nn.Module, *, seed: int, std: float = 0.02) -> Non
 
 
 def build_character_tokenizer(alphabet: str) -> Any:
-    """A transformers tokenizer with one token a character; unknown characters are refused by `HfTextCodec`."""
+    """A transformers tokenizer with one token a character; unknown characters are refused by `HfTokenizer`."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rft_core.errors import DataError
-from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.tokenization.tokenizer import HfTokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -32,7 +32,7 @@ _MARK, _SECOND_MARK, _ASKED, _TOLD = "5550001", "5550002", "5550003", "5550004"
 _CACHED = 4096
 
 
-class TurnRenderer:
+class ChatTurnTemplate:
     """Openings and observations by a tokenizer's chat template.
 
     A message of the role "tool" becomes the user's, between <tool_response> tags, where the template has no such role;
@@ -40,7 +40,7 @@ class TurnRenderer:
     turn, speak as somebody else or leave a place for an image that is not there. Several threads may ask.
     """
 
-    def __init__(self, codec: HfTextCodec) -> None:
+    def __init__(self, codec: HfTokenizer) -> None:
         """
         Raises:
             DataError: no chat template, or one that changes what it has written, or whose turns end with no token that

@@ -15,7 +15,7 @@ _CLASSES_OF_THE_FILE = ("TokenizersBackend", "PreTrainedTokenizerFast")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
-class HfTextCodec:
+class HfTokenizer:
     """A tokenizer: `encode`, `decode`, `render_chat`, and the ids that end a response.
 
     `eos_ids` are the tokenizer's end token and those that `generation_config.json` lists (chat
@@ -132,7 +132,7 @@ def _last_model(path: Path) -> str:
     return f"--pretrain {models[-1]}" if models else ""
 
 
-def load_tokenizer(directory: str | Path) -> HfTextCodec:
+def load_tokenizer(directory: str | Path) -> HfTokenizer:
     """The tokenizer of a Hugging Face directory, local files only, no code from the directory.
 
     Raises:
@@ -161,7 +161,7 @@ def load_tokenizer(directory: str | Path) -> HfTextCodec:
             why="code from a model directory is never run",
             do="convert the tokenizer to tokenizer.json",
         )
-    return HfTextCodec(_from_pretrained(path), eos_ids=_generation_eos_ids(path), where=str(path))
+    return HfTokenizer(_from_pretrained(path), eos_ids=_generation_eos_ids(path), where=str(path))
 
 
 def _from_pretrained(path: Path) -> Any:

@@ -11,13 +11,13 @@ from rft_core.errors import OptionsError
 from rft_models.families.vision import is_vision
 from rft_models.files.directories import existing_directory, read_json
 from rft_models.vision.image_files import require_pillow
-from rft_models.vision.processor import MARKER, HfVisionCodec, load_vision_codec
+from rft_models.vision.processor import MARKER, HfProcessor, load_vision_codec
 
 _SIDES = (96, 64)
 """Pixels of the image that both prepare."""
 
 
-def refuse_other_inputs(codec: HfVisionCodec, directory: str | Path, *, flag: str) -> None:
+def refuse_other_inputs(codec: HfProcessor, directory: str | Path, *, flag: str) -> None:
     """Raise `OptionsError` unless the model in `directory` takes what `codec` prepares; `flag` names it.
 
     One image of noise is prepared by both: tokens, number of features, pixel values and placeholders must be the same.
@@ -35,7 +35,7 @@ def refuse_other_inputs(codec: HfVisionCodec, directory: str | Path, *, flag: st
             raise _refused(flag, path, f"its {name} for one image: {theirs[name]}, the policy's: {own[name]}")
 
 
-def _prepared(codec: HfVisionCodec, image: Any) -> dict[str, Any]:
+def _prepared(codec: HfProcessor, image: Any) -> dict[str, Any]:
     token_ids, media = codec.encode_media(MARKER, [image])
     assert media is not None
     [inputs] = media.images

@@ -16,7 +16,7 @@ from rft_models.vision.tower import VisionTower
 
 
 @dataclass(slots=True)
-class SeenPrompts:
+class MultimodalPrompts:
     """Prompts laid one after another; embedding them says where the features are."""
 
     row: RowInputs
@@ -44,13 +44,13 @@ class SeenPrompts:
             hidden_TD.index_add_(0, self.places_F, self.features.deep[layer])
 
 
-def see(
+def prepare_multimodal(
     tower: VisionTower | None,
     media: MediaInputs | None,
     lengths: Sequence[int],
     token_ids_T: Tensor,
     positions_T: Tensor,
-) -> SeenPrompts:
+) -> MultimodalPrompts:
     """Prompts of these lengths with their images, which run through the tower once each.
 
     Raises:
@@ -59,11 +59,11 @@ def see(
     """
     nothing_P = torch.zeros(len(lengths), dtype=torch.int64)
     if media is None or not any(one is not None for one in media):
-        return SeenPrompts(RowInputs(token_ids_T, positions_T), nothing_P)
+        return MultimodalPrompts(RowInputs(token_ids_T, positions_T), nothing_P)
     if tower is None:
         raise no_tower("this model")
     row = tower.row(media, lengths, token_ids_T, positions_T)
-    return SeenPrompts(row, torch.tensor([position_offset(one, tower.merge) for one in media]))
+    return MultimodalPrompts(row, torch.tensor([position_offset(one, tower.merge) for one in media]))
 
 
 def generation_inputs(

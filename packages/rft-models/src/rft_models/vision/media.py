@@ -1,6 +1,6 @@
 """What a prompt's images become: the inputs of the model's own forward, and where their features stand.
 
-`Media` is made by `HfVisionCodec.encode_media` and travels beside the token ids of its prompt; nobody but the model
+`Media` is made by `HfProcessor.encode_media` and travels beside the token ids of its prompt; nobody but the model
 and the engine looks inside.
 """
 

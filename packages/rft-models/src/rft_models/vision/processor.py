@@ -9,7 +9,7 @@ from typing import Any, cast
 from rft_core.errors import DataError
 from rft_models.families.vision import VISION_FAMILIES, VisionFamily, is_unknown_vision, is_vision, unknown_family
 from rft_models.files.directories import existing_directory, read_json
-from rft_models.tokenization.tokenizer import HfTextCodec, load_tokenizer
+from rft_models.tokenization.tokenizer import HfTokenizer, load_tokenizer
 from rft_models.vision.image_files import ImageSource, PixelRules, missing_extra, open_image, require_image_packages
 from rft_models.vision.media import ImageInputs, Media
 from rft_models.vision.pixel_limits import pixel_range
@@ -20,7 +20,7 @@ MARKER = "<image>"
 Messages = Sequence[Mapping[str, Any]]
 
 
-class HfVisionCodec(HfTextCodec):
+class HfProcessor(HfTokenizer):
     """A tokenizer with an image processor.
 
     Example::
@@ -31,7 +31,7 @@ class HfVisionCodec(HfTextCodec):
 
     def __init__(
         self,
-        text: HfTextCodec,
+        text: HfTokenizer,
         processor: Any,
         family: VisionFamily,
         image_token_id: int,
@@ -165,7 +165,7 @@ class HfVisionCodec(HfTextCodec):
         return {} if self._range is None else {"min_pixels": self._range[0], "max_pixels": self._range[1]}
 
 
-def load_codec(directory: str | Path, *, pixels: PixelRules | None = None) -> HfTextCodec:
+def load_processor(directory: str | Path, *, pixels: PixelRules | None = None) -> HfTokenizer:
     """The tokenizer of a directory, with its image processor where the model takes images.
 
     Raises:
@@ -178,7 +178,7 @@ def load_codec(directory: str | Path, *, pixels: PixelRules | None = None) -> Hf
     return load_tokenizer(directory)
 
 
-def load_vision_codec(directory: str | Path, *, pixels: PixelRules | None = None) -> HfVisionCodec:
+def load_vision_codec(directory: str | Path, *, pixels: PixelRules | None = None) -> HfProcessor:
     """Tokenizer and processor of a vision-language model's directory, local files only, no code from it.
 
     Raises:
@@ -214,7 +214,7 @@ def load_vision_codec(directory: str | Path, *, pixels: PixelRules | None = None
             why="features are put where this token stands",
             do="copy config.json and the tokenizer files of one and the same model",
         )
-    return HfVisionCodec(text, processor, VISION_FAMILIES[model_type], int(image_token_id), pixels)
+    return HfProcessor(text, processor, VISION_FAMILIES[model_type], int(image_token_id), pixels)
 
 
 def _load_processor(path: Path) -> Any:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from rft_models.vision.processor import HfVisionCodec
+from rft_models.vision.processor import HfProcessor
 
 
-class PlannedImages(HfVisionCodec):
+class PlannedImages(HfProcessor):
     """A codec that counts.
 
     Example: `PlannedImages(codec).image_tokens(4032, 3024, most_pixels=200_704)`.
     """
 
-    def __init__(self, codec: HfVisionCodec) -> None:
+    def __init__(self, codec: HfProcessor) -> None:
         super().__init__(codec, codec.processor, codec.family, codec.image_token_id, codec.pixels)
         self._found: dict[tuple[int, int, int | None], int | None] = {}
 

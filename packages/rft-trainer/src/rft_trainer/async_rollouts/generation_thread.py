@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rft_core.fault_points import declare, fault_point
-from rft_trainer.async_rollouts.partial_rollout import GroupDraft
-from rft_trainer.async_rollouts.protocols import AheadEngine, SampleDraft
-from rft_trainer.async_rollouts.shared_state import LOOK_SECONDS, Board, Errand
+from rft_trainer.async_rollouts.partial_rollout import PartialGroup
+from rft_trainer.async_rollouts.protocols import AheadEngine, PartialRollout
+from rft_trainer.async_rollouts.shared_state import LOOK_SECONDS, SharedState, TrainerRequest
 from rft_trainer.data.media_cache import load_media
 from rft_trainer.records.rollouts import Prompt, Sampling
 
@@ -19,19 +19,19 @@ _ANSWERED_SHARE = 4  # a draw ends for samples that were answered when they are 
 
 
 @dataclass(slots=True)
-class _Turn:
+class WorkItem:
     """What the rollout thread does next."""
 
     version: int
     generation: int
-    groups: list[GroupDraft] = field(default_factory=list[GroupDraft])
-    errand: Errand | None = None
+    groups: list[PartialGroup] = field(default_factory=list[PartialGroup])
+    errand: TrainerRequest | None = None
 
 
-class DrawLoop:
+class GenerationLoop:
     """Serves versions, draws samples and runs errands, one after another."""
 
-    def __init__(self, board: Board, engine: AheadEngine, sampling: Sampling, *, deterministic: bool) -> None:
+    def __init__(self, board: SharedState, engine: AheadEngine, sampling: Sampling, *, deterministic: bool) -> None:
         self._board, self._engine, self._sampling, self._deterministic = board, engine, sampling, deterministic
 
     def run(self) -> None:
@@ -48,7 +48,7 @@ class DrawLoop:
                 with noted(f"draws {len(turn.groups)} groups with version {turn.version}"):
                     self._draw(turn)
 
-    def _next_turn(self) -> _Turn | None:
+    def _next_turn(self) -> WorkItem | None:
         """Waits for work; None at the end."""
         board = self._board
         with board.changed:
@@ -59,32 +59,32 @@ class DrawLoop:
                 board.changed.wait(LOOK_SECONDS)
         return None
 
-    def _choose(self) -> _Turn | None:
+    def _choose(self) -> WorkItem | None:
         """What comes first: in a deterministic run older versions, elsewhere whoever waits in the trainer's thread."""
         board = self._board
         open_groups = [held for held in board.groups.values() if not held.is_whole]
         if self._deterministic:
             return self._choose_in_order(open_groups)
         if board.errands:
-            return _Turn(board.version, board.generation, errand=board.errands.popleft())
+            return WorkItem(board.version, board.generation, errand=board.errands.popleft())
         ready = [held for held in open_groups if any(draft.can_draw for draft in held.drafts)]
-        return _Turn(board.version, board.generation, ready) if ready else None
+        return WorkItem(board.version, board.generation, ready) if ready else None
 
-    def _choose_in_order(self, open_groups: Sequence[GroupDraft]) -> _Turn | None:
+    def _choose_in_order(self, open_groups: Sequence[PartialGroup]) -> WorkItem | None:
         """Nothing depends on the clock: a batch alone, and its next draw when all who ask are answered."""
         board = self._board
         first = min(open_groups, key=lambda held: (held.version, held.batch), default=None)
         if board.errands and (first is None or first.version >= board.errands[0].version):
             errand = board.errands.popleft()
-            return _Turn(errand.version, board.generation, errand=errand)
+            return WorkItem(errand.version, board.generation, errand=errand)
         if first is None:
             return None
         batch = [held for held in open_groups if held.batch == first.batch]
         if any(draft.can_ask for held in batch for draft in held.drafts):
             return None
-        return _Turn(first.version, board.generation, batch)
+        return WorkItem(first.version, board.generation, batch)
 
-    def _carry_out(self, errand: Errand) -> None:
+    def _carry_out(self, errand: TrainerRequest) -> None:
         try:
             errand.result = errand.run()
         except Exception as error:  # noqa: BLE001 - raised in the thread that asked
@@ -93,7 +93,7 @@ class DrawLoop:
             errand.is_done = True
             self._board.moved()
 
-    def _draw(self, turn: _Turn) -> None:
+    def _draw(self, turn: WorkItem) -> None:
         """All samples of the groups that can be drawn on, until they have ended or something changed."""
         board, given = self._board, self._sampling
         owners = [(held, draft) for held in turn.groups for draft in held.drafts if draft.can_draw]
@@ -125,12 +125,12 @@ class DrawLoop:
                 with board.changed:
                     board.queue_if_whole(held)
 
-    def _note(self, held: GroupDraft, draft: SampleDraft) -> None:
+    def _note(self, held: PartialGroup, draft: PartialRollout) -> None:
         self._board.touch()
         if draft.can_ask:
             self._board.changed.notify_all()
 
-    def _stop(self, turn: _Turn, left: Sequence[int]) -> Callable[[], bool]:
+    def _stop(self, turn: WorkItem, left: Sequence[int]) -> Callable[[], bool]:
         """Whether a draw ends before its samples do; `left[0]` of them have not been handed out."""
         board = self._board
         if self._deterministic:

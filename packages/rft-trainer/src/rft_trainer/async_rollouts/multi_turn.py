@@ -14,22 +14,22 @@ from dataclasses import replace
 from typing import Any
 
 from rft_trainer.async_rollouts.partial_conversation import ConversationDraft, Recorded, Stage
-from rft_trainer.async_rollouts.protocols import SampleDraft
+from rft_trainer.async_rollouts.protocols import PartialRollout
 from rft_trainer.environments.episodes import EpisodeRunner, Reply
 from rft_trainer.environments.protocol import AssistantTurn
 from rft_trainer.protocols import ResponseDecoder
 from rft_trainer.records.rollouts import Prompt, Rollout
 from rft_trainer.records.scores import RewardStatus
-from rft_trainer.rollouts.conversation import Conversation, TurnTaking, malformed
+from rft_trainer.rollouts.conversation import Conversation, ConversationStepper, malformed_call_reply
 
 Put = Callable[[], None]
 
 
 class ConversationSamples:
-    """A `SampleKind`."""
+    """A `RolloutType`."""
 
     def __init__(
-        self, decoder: ResponseDecoder, lanes: Sequence[EpisodeRunner], taking: TurnTaking, max_new_tokens: int
+        self, decoder: ResponseDecoder, lanes: Sequence[EpisodeRunner], taking: ConversationStepper, max_new_tokens: int
     ) -> None:
         """
         Args:
@@ -45,19 +45,19 @@ class ConversationSamples:
         """Numbers of the episodes of each lane that may be asked again."""
         self._places = itertools.count()
 
-    def begin(self, prompt: Prompt, keys: Sequence[int]) -> list[SampleDraft]:
-        """See `SampleKind`."""
+    def begin(self, prompt: Prompt, keys: Sequence[int]) -> list[PartialRollout]:
+        """See `RolloutType`."""
         return list(self._begun(prompt, keys))
 
-    def restore(self, prompt: Prompt, keys: Sequence[int], states: Sequence[Mapping[str, Any]]) -> list[SampleDraft]:
-        """See `SampleKind`."""
+    def restore(self, prompt: Prompt, keys: Sequence[int], states: Sequence[Mapping[str, Any]]) -> list[PartialRollout]:
+        """See `RolloutType`."""
         drafts = self._begun(prompt, keys)
         for draft, state in zip(drafts, states, strict=True):
             draft.take(state)
         return list(drafts)
 
-    def answer(self, drafts: Sequence[SampleDraft]) -> Put:
-        """See `SampleKind`; all drafts of one lane."""
+    def answer(self, drafts: Sequence[PartialRollout]) -> Put:
+        """See `RolloutType`; all drafts of one lane."""
         own = [draft for draft in drafts if isinstance(draft, ConversationDraft)]
         [lane] = {draft.lane for draft in own}
         puts = [
@@ -73,8 +73,8 @@ class ConversationSamples:
 
         return put
 
-    def rollouts(self, groups: Sequence[tuple[Prompt, Sequence[SampleDraft]]]) -> list[list[Rollout]]:
-        """See `SampleKind`; the environments have given the rewards."""
+    def rollouts(self, groups: Sequence[tuple[Prompt, Sequence[PartialRollout]]]) -> list[list[Rollout]]:
+        """See `RolloutType`; the environments have given the rewards."""
         return [
             [draft.talk.rollout() for draft in drafts if isinstance(draft, ConversationDraft)] for _, drafts in groups
         ]
@@ -121,7 +121,7 @@ class ConversationSamples:
         told = self._lanes[lane].step([talks[place].episode for place in asked]) if asked else []
         replies = dict(zip(asked, told, strict=True))
         for place, (talk, turn) in enumerate(zip(talks, spoken, strict=True)):
-            reply = replies.get(place) or malformed(parsed[place])
+            reply = replies.get(place) or malformed_call_reply(parsed[place])
             self._taking.take(talk, turn, turn.spans, texts[place], parsed[place], reply, self._most)
         return self._further(
             drafts, talks, [[recorded(replies[place])] if place in replies else [] for place in range(len(drafts))]

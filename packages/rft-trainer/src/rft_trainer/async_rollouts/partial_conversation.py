@@ -7,8 +7,8 @@
       └── it answers otherwise than it did ──► opening   the conversation begins again
 ```
 
-What is sampled of a turn is a `Draft` under the turn's key, so that it goes on under new weights as single responses
-do. Everything here is called under the queue's lock; `conversation_samples` asks environments outside of it.
+What is sampled of a turn is a `PartialSample` under the turn's key, so that it goes on under new weights as single
+responses do. Everything here is called under the queue's lock; `conversation_samples` asks environments outside of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from rft_trainer.async_rollouts.partial_rollout import Draft
+from rft_trainer.async_rollouts.partial_rollout import PartialSample
 from rft_trainer.async_rollouts.protocols import DrawnTokens, DrawRequest
 from rft_trainer.environments.protocol import AssistantTurn, ToolCall
 from rft_trainer.records.rollouts import Prompt
@@ -52,13 +52,13 @@ class Recorded:
 
 @dataclass(slots=True)
 class ConversationDraft:
-    """A `SampleDraft`."""
+    """A `PartialRollout`."""
 
     talk: Conversation
     lane: int
     """Which of the answering threads it belongs to."""
     stage: Stage = Stage.OPENING
-    turn: Draft | None = None
+    turn: PartialSample | None = None
     recorded: list[Recorded] = field(default_factory=list[Recorded])
     """The environment's opening and its answers; it is asked about `talk.episode.turns`, one fewer."""
 
@@ -78,7 +78,7 @@ class ConversationDraft:
         return self.stage is Stage.WHOLE
 
     @property
-    def spoken(self) -> Draft:
+    def spoken(self) -> PartialSample:
         """The policy's turn that is being drawn or answered."""
         assert self.turn is not None, f"a conversation that is {self.stage} has no turn"
         return self.turn
@@ -89,7 +89,7 @@ class ConversationDraft:
         if talk.ended:
             self.stage, self.turn = Stage.WHOLE, None
         else:
-            self.stage, self.turn = Stage.DRAWING, Draft(talk.turn_key, budget)
+            self.stage, self.turn = Stage.DRAWING, PartialSample(talk.turn_key, budget)
 
     def request(self, prompt: Prompt) -> DrawRequest:
         """More of the turn, behind all that was said and what is drawn of it."""
@@ -135,7 +135,7 @@ class ConversationDraft:
         talk.episode.turns = [_turn(row) for row in state["heard"]]
         talk.episode.seconds = float(state["seconds"])
         self.recorded = [Recorded(row["messages"], float(row["reward"])) for row in state["recorded"]]
-        self.turn = None if state["turn"] is None else Draft.of(state["turn"])
+        self.turn = None if state["turn"] is None else PartialSample.of(state["turn"])
         self.stage = Stage.WHOLE if talk.ended else Stage.RESTORED
 
     def go_on(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from rft_trainer.async_rollouts.protocols import DrawnTokens, DrawRequest, SampleDraft
+from rft_trainer.async_rollouts.protocols import DrawnTokens, DrawRequest, PartialRollout
 from rft_trainer.batches.prompt_ledger import LedgerEntry
 from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
 from rft_trainer.records.scores import RewardStatus
@@ -16,7 +16,7 @@ _LISTS = ("token_ids", "logprobs", "log_kept_mass")
 
 
 @dataclass(slots=True)
-class Draft:
+class PartialSample:
     """One sample as far as it is drawn."""
 
     key: int
@@ -93,18 +93,18 @@ class Draft:
         return asdict(self)
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Draft:
+    def of(cls, state: Mapping[str, Any]) -> PartialSample:
         """From `state()` after JSON."""
         return cls(**{**state, "spans": [(int(version), int(num)) for version, num in state["spans"]]})
 
 
 @dataclass(slots=True)
-class GroupDraft:
+class PartialGroup:
     """The samples of one prompt's turn."""
 
     entry: LedgerEntry
     prompt: Prompt
-    drafts: list[SampleDraft]
+    drafts: list[PartialRollout]
     batch: int
     """Number of the submission that it belongs to: those are drawn together where a run is to repeat exactly."""
     version: int
@@ -127,7 +127,7 @@ class GroupDraft:
         }
 
     def take(
-        self, state: Mapping[str, Any], restored: Callable[[Sequence[Mapping[str, Any]]], list[SampleDraft]]
+        self, state: Mapping[str, Any], restored: Callable[[Sequence[Mapping[str, Any]]], list[PartialRollout]]
     ) -> None:
         """Go on from `state()` of the same entry after JSON; `restored` makes samples of their states."""
         if state["group"] is not None:

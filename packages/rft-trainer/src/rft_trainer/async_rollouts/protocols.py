@@ -98,7 +98,7 @@ class DrawRequest:
     """Tokens that it may still have."""
 
 
-class SampleDraft(Protocol):
+class PartialRollout(Protocol):
     """One sample on its way. The queue calls these under its lock, so none of them waits or computes for long."""
 
     @property
@@ -108,7 +108,7 @@ class SampleDraft(Protocol):
 
     @property
     def can_ask(self) -> bool:
-        """Whether it waits for `SampleKind.answer`; a single response never does."""
+        """Whether it waits for `RolloutType.answer`; a single response never does."""
         ...
 
     @property
@@ -134,24 +134,24 @@ class SampleDraft(Protocol):
         ...
 
 
-class SampleKind(Protocol):
+class RolloutType(Protocol):
     """What samples are: single responses, or conversations."""
 
     answers: int
     """Threads that call `answer`, each for the samples of one lane; 0 = samples ask nothing between their turns."""
 
-    def begin(self, prompt: Prompt, keys: Sequence[int]) -> list[SampleDraft]:
+    def begin(self, prompt: Prompt, keys: Sequence[int]) -> list[PartialRollout]:
         """The samples of one prompt, with nothing drawn; under the lock."""
         ...
 
-    def restore(self, prompt: Prompt, keys: Sequence[int], states: Sequence[Mapping[str, Any]]) -> list[SampleDraft]:
-        """From `SampleDraft.state()` after JSON; under the lock."""
+    def restore(self, prompt: Prompt, keys: Sequence[int], states: Sequence[Mapping[str, Any]]) -> list[PartialRollout]:
+        """From `PartialRollout.state()` after JSON; under the lock."""
         ...
 
-    def answer(self, drafts: Sequence[SampleDraft]) -> Callable[[], None]:
+    def answer(self, drafts: Sequence[PartialRollout]) -> Callable[[], None]:
         """Answer samples of one lane that ask, outside of the lock; the result puts the answers in, under it."""
         ...
 
-    def rollouts(self, groups: Sequence[tuple[Prompt, Sequence[SampleDraft]]]) -> list[list[Rollout]]:
+    def rollouts(self, groups: Sequence[tuple[Prompt, Sequence[PartialRollout]]]) -> list[list[Rollout]]:
         """Whole samples with their rewards, group after group; in the scoring thread."""
         ...

@@ -41,12 +41,12 @@ from typing import Any
 
 from rft_core.errors import CheckpointError
 from rft_core.fault_points import declare, fault_point
-from rft_trainer.async_rollouts.generation_thread import POINT_GROUP_DRAWN, DrawLoop
-from rft_trainer.async_rollouts.partial_rollout import GroupDraft, oldest_version
-from rft_trainer.async_rollouts.protocols import AheadEngine, SampleKind
-from rft_trainer.async_rollouts.rank_share import RankShare
+from rft_trainer.async_rollouts.generation_thread import POINT_GROUP_DRAWN, GenerationLoop
+from rft_trainer.async_rollouts.partial_rollout import PartialGroup, oldest_version
+from rft_trainer.async_rollouts.protocols import AheadEngine, RolloutType
+from rft_trainer.async_rollouts.rank_share import RankPartition
 from rft_trainer.async_rollouts.scoring_threads import answering_loop, scoring_loop
-from rft_trainer.async_rollouts.shared_state import Board, Errand
+from rft_trainer.async_rollouts.shared_state import SharedState, TrainerRequest
 from rft_trainer.async_rollouts.single_turn import SingleResponses
 from rft_trainer.batches.prompt_ledger import Ledger, LedgerEntry
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
@@ -60,7 +60,7 @@ _FORM = 1
 
 
 class RolloutQueue:
-    """The engine and the collector of a `Reinforcement` whose rollouts run ahead.
+    """The engine and the collector of a `RlLoop` whose rollouts run ahead.
 
     Example::
 
@@ -80,15 +80,15 @@ class RolloutQueue:
         prompts: Sequence[Prompt],
         *,
         sampling: Sampling,
-        rules: AheadRules,
+        rules: AsyncConfig,
         collectives: Collectives | None = None,
-        kind: SampleKind | None = None,
+        kind: RolloutType | None = None,
     ) -> None:
         """
         Args:
             engine: beside the trainer; it serves the weights that the run begins with as its present version.
             decoder, sampling: as of `RolloutCollector`.
-            reward: it is called in a thread of its own (`SerialReward`).
+            reward: it is called in a thread of its own (`ThreadSafeReward`).
             ledger: only the trainer's thread touches it.
             prompts: by the ledger's indices.
             rules: how far ahead.
@@ -96,10 +96,10 @@ class RolloutQueue:
             kind: what samples are; None = single responses, scored by `reward`.
         """
         self._engine, self._ledger, self._prompts, self._rules = engine, ledger, prompts, rules
-        self._ranks = RankShare(collectives)
+        self._ranks = RankPartition(collectives)
         self._kind = kind or SingleResponses(decoder, reward, sampling.max_new_tokens)
-        self._board = Board(rules.patience)
-        self._drawing = DrawLoop(self._board, engine, sampling, deterministic=rules.deterministic)
+        self._board = SharedState(rules.patience)
+        self._drawing = GenerationLoop(self._board, engine, sampling, deterministic=rules.deterministic)
         self._ahead: deque[list[LedgerEntry]] = deque()
         self._restored: dict[LedgerEntry, Mapping[str, Any]] = {}
         self._gathered: dict[str, Any] | None = None
@@ -228,7 +228,7 @@ class RolloutQueue:
         board = self._board
         return all(held.group is not None for held in board.groups.values() if held.version < board.version)
 
-    def _is_kept(self, held: GroupDraft) -> bool:
+    def _is_kept(self, held: PartialGroup) -> bool:
         if not self._rules.deterministic:
             return True
         batch = [other for other in self._board.groups.values() if other.batch == held.batch]
@@ -258,7 +258,7 @@ class RolloutQueue:
         for entry in entries:
             prompt = self._prompts[entry.prompt_index]
             keys = sample_keys(self._rules.seed, entry, self._rules.group_size)
-            held = GroupDraft(entry, prompt, self._kind.begin(prompt, keys), self._num_batches, version)
+            held = PartialGroup(entry, prompt, self._kind.begin(prompt, keys), self._num_batches, version)
             if (saved := self._restored.pop(entry, None)) is not None and oldest_version(saved, version) >= oldest:
                 held.take(saved, partial(self._kind.restore, prompt, keys))
             self._board.groups[entry] = held
@@ -277,7 +277,7 @@ class RolloutQueue:
         self._board.start(loops)
 
     def _run_errand(self, run: Callable[[], Any]) -> Any:
-        errand = Errand(run, self._board.version)
+        errand = TrainerRequest(run, self._board.version)
         with self._board.changed:
             self._board.errands.append(errand)
             self._board.tell()
@@ -289,7 +289,7 @@ class RolloutQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class AheadRules:
+class AsyncConfig:
     """How far ahead, and how."""
 
     max_staleness: int

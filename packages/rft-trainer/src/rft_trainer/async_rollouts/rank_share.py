@@ -21,7 +21,7 @@ from rft_trainer.records.rollouts import Prompt, RolloutGroup
 from rft_trainer.rollouts.collector import group_from_json
 
 
-class RankShare:
+class RankPartition:
     """The part of this rank; without `collectives` there is one rank, and nothing is exchanged."""
 
     def __init__(self, collectives: Collectives | None) -> None:

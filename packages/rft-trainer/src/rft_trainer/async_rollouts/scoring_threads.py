@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from rft_trainer.async_rollouts.partial_rollout import GroupDraft
-from rft_trainer.async_rollouts.protocols import SampleDraft, SampleKind
-from rft_trainer.async_rollouts.shared_state import LOOK_SECONDS, Board
+from rft_trainer.async_rollouts.partial_rollout import PartialGroup
+from rft_trainer.async_rollouts.protocols import PartialRollout, RolloutType
+from rft_trainer.async_rollouts.shared_state import LOOK_SECONDS, SharedState
 from rft_trainer.records.rollouts import RolloutGroup
 from rft_trainer.records.scores import Reward, RewardItem, Score
 
 
-def scoring_loop(board: Board, kind: SampleKind) -> None:
+def scoring_loop(board: SharedState, kind: RolloutType) -> None:
     """Rewards for every group whose samples have ended, until the board closes."""
     while batch := _next_to_score(board):
         scored = kind.rollouts([(held.prompt, held.drafts) for held in batch])
@@ -22,7 +22,7 @@ def scoring_loop(board: Board, kind: SampleKind) -> None:
             board.moved()
 
 
-def answering_loop(board: Board, kind: SampleKind, lane: int, drawn: Callable[[], None]) -> None:
+def answering_loop(board: SharedState, kind: RolloutType, lane: int, drawn: Callable[[], None]) -> None:
     """Answers for every sample of a lane that asks, while others are drawn, until the board closes.
 
     `drawn` is called where an answer has made a group whole, before its rewards.
@@ -40,7 +40,7 @@ def answering_loop(board: Board, kind: SampleKind, lane: int, drawn: Callable[[]
                 board.queue_if_whole(held)
 
 
-def _next_to_score(board: Board) -> list[GroupDraft]:
+def _next_to_score(board: SharedState) -> list[PartialGroup]:
     """Every group that waits; nothing at the end."""
     with board.changed:
         while not board.to_score and not board.is_closing:
@@ -50,7 +50,7 @@ def _next_to_score(board: Board) -> list[GroupDraft]:
         return batch
 
 
-def _next_to_answer(board: Board, lane: int) -> list[tuple[GroupDraft, SampleDraft]]:
+def _next_to_answer(board: SharedState, lane: int) -> list[tuple[PartialGroup, PartialRollout]]:
     """Every sample of the lane that asks; nothing at the end."""
     with board.changed:
         while not board.is_closing:
@@ -61,7 +61,7 @@ def _next_to_answer(board: Board, lane: int) -> list[tuple[GroupDraft, SampleDra
     return []
 
 
-class SerialReward:
+class ThreadSafeReward:
     """The same scores; the scoring thread of a queue and an evaluation in the trainer's wait for each other."""
 
     def __init__(self, reward: Reward) -> None:

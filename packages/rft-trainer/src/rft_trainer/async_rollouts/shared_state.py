@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rft_core.errors import ServiceError
-from rft_trainer.async_rollouts.partial_rollout import GroupDraft
+from rft_trainer.async_rollouts.partial_rollout import PartialGroup
 from rft_trainer.batches.prompt_ledger import LedgerEntry
 
 LOOK_SECONDS = 0.5
 
 
 @dataclass(slots=True)
-class Errand:
+class TrainerRequest:
     """Something that the rollout thread does between two draws, for a thread that waits."""
 
     run: Callable[[], Any]
@@ -33,14 +33,14 @@ class Errand:
     is_done: bool = False
 
 
-class Board:
+class SharedState:
     """Groups on their way and what is known of them; everything is read and changed under `changed`."""
 
     def __init__(self, patience: float) -> None:
         self.changed = threading.Condition()
-        self.groups: dict[LedgerEntry, GroupDraft] = {}
-        self.to_score: deque[GroupDraft] = deque()
-        self.errands: deque[Errand] = deque()
+        self.groups: dict[LedgerEntry, PartialGroup] = {}
+        self.to_score: deque[PartialGroup] = deque()
+        self.errands: deque[TrainerRequest] = deque()
         self.version = 0
         """Steps that are in the newest weights."""
         self.generation = 0
@@ -68,7 +68,7 @@ class Board:
         """Something went on that nobody waits for."""
         self._moved_at = time.monotonic()
 
-    def queue_if_whole(self, held: GroupDraft) -> None:
+    def queue_if_whole(self, held: PartialGroup) -> None:
         """Hand a group whose last sample has ended to the scoring thread; it is handed over once."""
         if held.is_whole and held.group is None:
             self.to_score.append(held)

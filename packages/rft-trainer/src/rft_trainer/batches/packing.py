@@ -38,7 +38,7 @@ def assign_to_ranks(num_tokens: Sequence[int], world_size: int) -> list[list[int
     return [sorted(indices) for indices in ranks]
 
 
-def cut_in_order(num_tokens: Sequence[int], max_sequences: int, max_tokens: int) -> list[list[int]]:
+def split_in_order(num_tokens: Sequence[int], max_sequences: int, max_tokens: int) -> list[list[int]]:
     """Micro-batches in the given order, closed when the next sample would pass either cap.
 
     `max_tokens` 0 means no cap on tokens.
@@ -56,7 +56,7 @@ def cut_in_order(num_tokens: Sequence[int], max_sequences: int, max_tokens: int)
     return cuts
 
 
-def cut_by_tokens(num_tokens: Sequence[int], max_tokens: int) -> list[list[int]]:
+def split_by_tokens(num_tokens: Sequence[int], max_tokens: int) -> list[list[int]]:
     """Micro-batches filled to `max_tokens`: longest first into the first one with room (first-fit decreasing)."""
     _check_fits(num_tokens, max_tokens)
     cuts: list[list[int]] = []
@@ -72,7 +72,7 @@ def cut_by_tokens(num_tokens: Sequence[int], max_tokens: int) -> list[list[int]]
     return [sorted(indices) for indices in cuts]
 
 
-def own_micro_batches(
+def rank_micro_batches(
     samples: Sequence[TrainingSample],
     rank: int,
     world_size: int,
@@ -93,7 +93,7 @@ def num_idle_turns(
     return max(turns) - turns[rank]
 
 
-def idle_batches(
+def filler_batches(
     samples: Sequence[TrainingSample],
     ranks: Collectives,
     cut: Callable[[Sequence[int]], list[list[int]]],

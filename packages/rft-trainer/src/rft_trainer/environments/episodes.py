@@ -72,7 +72,7 @@ def oldest_kept(episodes: Sequence[Episode], oldest: int | None) -> int:
     return min((episode.number for episode in episodes), default=0) if oldest is None else oldest
 
 
-class OwnEpisodes:
+class BuiltinEpisodes:
     """Environments of this package, called where they stand: they are bounded and cannot hang."""
 
     def __init__(self, make: Callable[[], Environment]) -> None:

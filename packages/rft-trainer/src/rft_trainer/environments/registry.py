@@ -37,21 +37,21 @@ def environment_by_name(
 
     Args:
         name: one of `environment_names()`, or file.py:Class (the last colon separates the two).
-        num_workers, tool_timeout, rollout_timeout: as for `FileEpisodes`; our own run in this process.
+        num_workers, tool_timeout, rollout_timeout: as for `UserEpisodes`; our own run in this process.
 
     Raises:
         OptionsError: no such name, file or class, or a class that cannot be used.
         DataError: the file raises while it is imported.
     """
-    from rft_trainer.environments.episodes import OwnEpisodes
-    from rft_trainer.environments.user_environment import FileEpisodes
+    from rft_trainer.environments.episodes import BuiltinEpisodes
+    from rft_trainer.environments.user_environment import UserEpisodes
 
     if name in _CLASSES:
         module, _, found = _CLASSES[name].partition(":")
-        return OwnEpisodes(getattr(importlib.import_module(module), found))
+        return BuiltinEpisodes(getattr(importlib.import_module(module), found))
     if has_processes(name):
         path, _, found = name.rpartition(":")
-        return FileEpisodes(
+        return UserEpisodes(
             path, found, num_workers=num_workers, tool_timeout=tool_timeout, rollout_timeout=rollout_timeout
         )
     raise OptionsError(

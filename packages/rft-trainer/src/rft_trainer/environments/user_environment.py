@@ -14,7 +14,7 @@ from rft_trainer.records.scores import RewardStatus
 from rft_trainer.workers.pool import Job, Outcome, WorkerPool
 
 
-class FileEpisodes:
+class UserEpisodes:
     """Runs a class of a file; an episode stays with one process, which a hung or dying tool ends.
 
     The other episodes of a process that was killed go on in a new one, which walks their environments through the

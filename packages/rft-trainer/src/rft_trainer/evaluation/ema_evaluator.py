@@ -7,18 +7,18 @@ from contextlib import AbstractContextManager
 
 from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
 
-InPlace = Callable[[], AbstractContextManager[None]]
+SwapInEma = Callable[[], AbstractContextManager[None]]
 """While the block of what it gives runs, the policy's weights are their averages; all ranks enter it together."""
 
 
-class AveragedEvaluator:
+class EmaEvaluator:
     """Answers the evaluator's prompts with the averages.
 
     The engine keeps its version: the weights of a version are those that samples are drawn with, and none is drawn
     while the averages stand in their place.
     """
 
-    def __init__(self, evaluator: Evaluator, averages: InPlace, refresh: Callable[[], None]) -> None:
+    def __init__(self, evaluator: Evaluator, averages: SwapInEma, refresh: Callable[[], None]) -> None:
         """`refresh` lets the engine serve what the policy holds now, under the version that it has."""
         self._evaluator, self._averages, self._refresh = evaluator, averages, refresh
 

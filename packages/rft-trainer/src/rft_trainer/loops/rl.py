@@ -15,7 +15,7 @@ from rft_core.fault_points import declare, fault_point
 from rft_trainer.async_rollouts.queue import RolloutQueue
 from rft_trainer.batches.packing import count
 from rft_trainer.batches.prompt_ledger import EntryState, Ledger, LedgerEntry
-from rft_trainer.evaluation.ema_evaluator import AveragedEvaluator, averaged_record
+from rft_trainer.evaluation.ema_evaluator import EmaEvaluator, averaged_record
 from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
 from rft_trainer.metrics.totals import MetricTotals
@@ -25,19 +25,19 @@ from rft_trainer.rollouts.collector import RolloutCollector
 from rft_trainer.runs.checkpointing import Progress, Saver
 from rft_trainer.runs.step_report import Reporter, rollout_metrics
 from rft_trainer.runs.stop_signals import StopSignals, agree
-from rft_trainer.scoring.advantages import Annotations, CreditAssigner
-from rft_trainer.scoring.logprobs import LogprobAnnotator
+from rft_trainer.scoring.advantages import AdvantageEstimator, PolicyScores
+from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.scoring.samples import (
-    Kept,
+    FilterResult,
+    drop_zero_advantage,
+    drop_zero_variance_groups,
     flat_rollouts,
     has_signal,
     keep_scored,
-    keep_with_signal,
     optimizer_batches,
-    with_gradient,
 )
 from rft_trainer.update.critic import CriticUpdater, ValueAnnotator
-from rft_trainer.update.mismatch_monitor import GapWatch
+from rft_trainer.update.mismatch_monitor import MismatchMonitor
 from rft_trainer.update.nonfinite_checks import refuse_non_finite_samples
 from rft_trainer.update.optimizer_step import UpdateOutcome, Updater, scale_metrics
 
@@ -47,7 +47,7 @@ POINT_LOGGED = declare("rl.logged", "the row of a step is written, its checkpoin
 
 
 @dataclass(frozen=True, slots=True)
-class StepRules:
+class StepConfig:
     """The numbers of one training step.
 
     `skip_zero_advantage` holds where the objective's only term is the advantage's: samples of
@@ -75,16 +75,16 @@ class StepRules:
 
 
 @dataclass(frozen=True, slots=True)
-class OldPolicy:
+class OldPolicyScorer:
     """The policy at the start of the step, scored again by the trainer: log-probs, or entropy, or both."""
 
-    annotate: LogprobAnnotator
+    annotate: LogprobScorer
     logprobs: bool
     entropy: bool
 
 
 @dataclass(frozen=True, slots=True)
-class CriticPart:
+class CriticTrainer:
     """What estimates the value of every token, and what trains it."""
 
     values: ValueAnnotator
@@ -100,24 +100,24 @@ class StepDone:
 
 
 @dataclass(slots=True, kw_only=True)
-class Reinforcement:
+class RlLoop:
     """The collaborators of a run, and the run."""
 
     ledger: Ledger
     prompts: Sequence[Prompt]
     engine: Engine
     collector: RolloutCollector | RolloutQueue
-    assign_credit: CreditAssigner
-    reference: LogprobAnnotator | None
-    old_policy: OldPolicy | None
-    critic: CriticPart | None
+    assign_credit: AdvantageEstimator
+    reference: LogprobScorer | None
+    old_policy: OldPolicyScorer | None
+    critic: CriticTrainer | None
     control: Callable[[Sequence[RolloutGroup]], list[RolloutGroup]] | None
     updater: Updater
     evaluator: Evaluator | None
     saver: Saver
     reporter: Reporter
     collectives: Collectives
-    rules: StepRules
+    rules: StepConfig
     progress: Progress
     timer: PhaseTimer
     resume_command: str
@@ -125,11 +125,11 @@ class Reinforcement:
     check_engine: Callable[[int], dict[str, tuple[float, float]]] | None = None
     """After every load of weights of a version, awake: whether the engine serves them; metrics as (total, count), or
     an error."""
-    gaps: GapWatch | None = None
+    gaps: MismatchMonitor | None = None
     """Whether the samples are the policy's own, seen at the first update of a step."""
     ahead: RolloutQueue | None = None
     """Rollouts that run ahead; it is the engine and the collector then."""
-    averaged: AveragedEvaluator | None = None
+    averaged: EmaEvaluator | None = None
     """Evaluates the moving averages of the weights beside them."""
 
     def run(self, signals: StopSignals) -> Mapping[str, EvaluationResult]:
@@ -224,7 +224,7 @@ class Reinforcement:
                         critic_outcomes.append(self.critic.update(batch, self.progress.updates, totals))
                         self._check_applied(critic_outcomes[-1].applied, batch)
                     if trains_policy:
-                        trained = with_gradient(batch) if self.rules.skip_zero_advantage else batch
+                        trained = drop_zero_advantage(batch) if self.rules.skip_zero_advantage else batch
                         gaps = self._begin_gaps() if not outcomes else None
                         outcomes.append(self.updater(trained, self.progress.updates, totals, count(batch), gaps))
                         self._check_applied(outcomes[-1].sound, batch)
@@ -246,7 +246,7 @@ class Reinforcement:
             **(_update_metrics("critic", critic_outcomes) if self.critic is not None else {}),
         }
 
-    def _begin_gaps(self) -> GapWatch | None:
+    def _begin_gaps(self) -> MismatchMonitor | None:
         """The watch over the update that has the weights of the samples still."""
         if self.gaps is not None:
             state = f"this step changed no weight of the policy; last checkpoint: step {self.saver.saved_step}"
@@ -276,7 +276,7 @@ class Reinforcement:
         self.engine.wake()
         return {name: total / number for name, (total, number) in self.check_engine(version).items()}
 
-    def _keep(self, groups: Sequence[RolloutGroup]) -> Kept:
+    def _keep(self, groups: Sequence[RolloutGroup]) -> FilterResult:
         controlled = self.control(groups) if self.control else groups
         kept = keep_scored(
             controlled, smallest_group=self.rules.smallest_group, needs_baseline=self.rules.needs_baseline
@@ -292,9 +292,9 @@ class Reinforcement:
                 state=f"no weight was changed by this step; resume: {self.resume_command}",
                 do=f"repair the reward, then {self.resume_command}",
             )
-        return keep_with_signal(kept) if self.rules.filter_groups else kept
+        return drop_zero_variance_groups(kept) if self.rules.filter_groups else kept
 
-    def _annotate(self, kept: Kept) -> tuple[list[TrainingSample], dict[str, float]]:
+    def _annotate(self, kept: FilterResult) -> tuple[list[TrainingSample], dict[str, float]]:
         """Samples with all that the algorithm needs of them, and what was measured on the way."""
         if not kept.groups:
             return [], {}
@@ -306,7 +306,7 @@ class Reinforcement:
                 entropy = self.old_policy.annotate.entropies(kept.groups) if self.old_policy.entropy else []
             reference = self.reference(kept.groups) if self.reference else []
             values = self.critic.values(kept.groups) if self.critic else []
-            told = Annotations(old, behaviour, reference, values, entropy)
+            told = PolicyScores(old, behaviour, reference, values, entropy)
             samples, metrics = self.assign_credit(kept.groups, told, step=self.progress.step)
         return samples, {name: float(total / count) for name, (total, count) in metrics.items() if float(count)}
 

@@ -14,9 +14,9 @@ from rft_algos.algorithms.published import Sft
 from rft_algos.objectives import LossOutput, supervised_loss, token_weights
 from rft_core.errors import NumericsError, SavedAfterSignal
 from rft_core.fault_points import declare, fault_point
-from rft_trainer.batches.packing import cut_in_order, idle_batches, own_micro_batches, pack
+from rft_trainer.batches.packing import filler_batches, pack, rank_micro_batches, split_in_order
 from rft_trainer.batches.prompt_ledger import EntryState, Ledger
-from rft_trainer.evaluation.ema_evaluator import InPlace
+from rft_trainer.evaluation.ema_evaluator import SwapInEma
 from rft_trainer.evaluation.evaluator import Evaluator
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
 from rft_trainer.metrics.totals import MetricTotals
@@ -79,10 +79,12 @@ def mean_loss(
     """
 
     def cut(num_tokens: Sequence[int]) -> list[list[int]]:
-        return cut_in_order(num_tokens, max_sequences, max_tokens)
+        return split_in_order(num_tokens, max_sequences, max_tokens)
 
-    own = [pack(chosen, device) for chosen in own_micro_batches(samples, collectives.rank, collectives.world_size, cut)]
-    idle = idle_batches(samples, collectives, cut, device) if in_step else []
+    own = [
+        pack(chosen, device) for chosen in rank_micro_batches(samples, collectives.rank, collectives.world_size, cut)
+    ]
+    idle = filler_batches(samples, collectives, cut, device) if in_step else []
     total = torch.zeros(2, dtype=torch.float64)
     for number, batch in enumerate([*own, *idle]):
         logprobs_T, _ = policy.token_logprobs(
@@ -137,7 +139,7 @@ class EarlyStop:
 
 
 @dataclass(slots=True, kw_only=True)
-class SupervisedRun:
+class SftLoop:
     """The collaborators of a run, and the run.
 
     With `best` the run ends with the weights of the lowest validation loss; what it evaluates as "after" are these.
@@ -169,7 +171,7 @@ class SupervisedRun:
     """The ranks as those see them that share samples out; None = `collectives`."""
     in_step: bool = False
     """Whether every forward is an exchange, so that all ranks must make equally many."""
-    averages: InPlace | None = None
+    averages: SwapInEma | None = None
     """Puts the moving averages of the weights in their place, to be evaluated too."""
 
     def run(self, signals: StopSignals) -> None:

@@ -11,7 +11,7 @@ from rft_trainer.records.scores import Reward, RewardItem, Score
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RewardComponent:
     """One of the rewards."""
 
     name: str
@@ -26,7 +26,7 @@ class CombinedReward:
     A response has a reward only where every part has one: a sum without a part is the sum of another task.
     """
 
-    def __init__(self, parts: Sequence[Part], weights: Mapping[str, float] | None = None) -> None:
+    def __init__(self, parts: Sequence[RewardComponent], weights: Mapping[str, float] | None = None) -> None:
         """
         Args:
             parts: with different names.

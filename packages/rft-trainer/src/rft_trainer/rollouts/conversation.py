@@ -148,7 +148,7 @@ class Conversation:
         )
 
 
-class TurnTaking:
+class ConversationStepper:
     """What is read out of a turn, what is put behind it, and when a conversation is over."""
 
     def __init__(self, text: TurnText, calls: ToolCallFormat, limits: ConversationLimits) -> None:
@@ -218,7 +218,7 @@ class TurnTaking:
             talk.ended = "length"
 
 
-def malformed(parsed: ParsedTurn) -> Reply:
+def malformed_call_reply(parsed: ParsedTurn) -> Reply:
     """What the environment need not be asked about: the answer to calls that cannot be read."""
     told = [
         {"role": "tool", "content": f"error: the tool call cannot be read: {problem}"} for problem in parsed.problems

@@ -20,7 +20,7 @@ from rft_trainer.environments.tool_calls import ToolCallFormat
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
 from rft_trainer.protocols import Engine, ResponseDecoder, SampledCompletion
 from rft_trainer.records.rollouts import Prompt, Rollout, Sampling
-from rft_trainer.rollouts.conversation import Conversation, TurnTaking, TurnText, malformed
+from rft_trainer.rollouts.conversation import Conversation, ConversationStepper, TurnText, malformed_call_reply
 from rft_trainer.rollouts.conversation import ConversationLimits as ConversationLimits
 
 
@@ -49,7 +49,7 @@ class Conversations:
             timer: charges what the environment takes to `tools`.
         """
         self._engine, self._decoder, self._episodes = engine, decoder, episodes
-        self._taking = TurnTaking(text, calls, limits)
+        self._taking = ConversationStepper(text, calls, limits)
         self._timer = timer
         self._numbers = itertools.count()
 
@@ -83,7 +83,7 @@ class Conversations:
         lengths = [len(talk.prompt.token_ids) + len(talk.token_ids) for talk in talks]
         room = self._taking.limits.room or max(len(t.prompt.token_ids) for t in talks) + sampling.max_new_tokens
         found: dict[int, SampledCompletion] = {}
-        for wave in waves(lengths, budgets, room):
+        for wave in batch_turns(lengths, budgets, room):
             found |= self._wave(talks, wave, budgets, sampling)
         return [found[place] for place in range(len(talks))]
 
@@ -126,12 +126,12 @@ class Conversations:
         with self._tools():
             replies = dict(zip(asked, self._episodes.step([talks[place].episode for place in asked]), strict=True))
         for place, talk in enumerate(talks):
-            one, reply = spoken[place], replies.get(place) or malformed(parsed[place])
+            one, reply = spoken[place], replies.get(place) or malformed_call_reply(parsed[place])
             spans = [(one.weight_version, len(one.token_ids))]
             self._taking.take(talk, one, spans, texts[place], parsed[place], reply, sampling.max_new_tokens)
 
 
-def waves(lengths: Sequence[int], budgets: Sequence[int], room: int) -> list[list[int]]:
+def batch_turns(lengths: Sequence[int], budgets: Sequence[int], room: int) -> list[list[int]]:
     """Places of the conversations of each call, so that its longest context and its largest budget fit into `room`.
 
     Longest context first; one call where all fit together. A conversation alone always fits.

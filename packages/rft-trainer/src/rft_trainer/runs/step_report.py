@@ -14,13 +14,13 @@ from rft_trainer.runs.image_entries import image_entries, keep_images
 from rft_trainer.protocols import Collectives
 from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
 from rft_trainer.runs.directory import RunDirectory
-from rft_trainer.scoring.samples import Kept, flat_rollouts
+from rft_trainer.scoring.samples import FilterResult, flat_rollouts
 from rft_trainer.runs.checkpointing import Progress
 from rft_trainer.metrics.sink import Sink
 from rft_trainer.metrics.phase_timer import PhaseTimer
 
 
-def rollout_metrics(groups: Sequence[RolloutGroup], kept: Kept) -> dict[str, object]:
+def rollout_metrics(groups: Sequence[RolloutGroup], kept: FilterResult) -> dict[str, object]:
     """Means over the rollouts of a step; shares are in [0, 1], lengths in tokens."""
     flat = [rollout for _, rollout in flat_rollouts(groups)]
     rewards = [rollout.reward for rollout in flat if rollout.reward is not None]

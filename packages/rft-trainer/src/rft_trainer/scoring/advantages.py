@@ -13,7 +13,7 @@ from torch import Tensor
 from rft_algos import objectives
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.losses import kl
-from rft_algos.objectives import Coefficients, Credit, Metrics, RolloutBatch
+from rft_algos.objectives import AdvantageOutput, Coefficients, Metrics, RolloutBatch
 from rft_algos.rewards import shaping
 from rft_algos.rewards.shaping import RunningMoments
 from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
@@ -29,7 +29,7 @@ Rows = Sequence[tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreRules:
+class RewardShapingConfig:
     """What happens to rewards besides the algorithm: lengths are in tokens, penalties in units of reward."""
 
     longest_response: int
@@ -44,7 +44,7 @@ class ScoreRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Annotations:
+class PolicyScores:
     """What forwards of the trainer say about the rollouts of a step; empty where nobody asked."""
 
     old: Rows
@@ -54,13 +54,13 @@ class Annotations:
     entropy: Rows = ()
 
 
-class CreditAssigner:
+class AdvantageEstimator:
     """Gives every response token its advantage and weight; keeps the running scale and the controlled coefficients."""
 
     def __init__(
         self,
         record: PolicyAlgorithm,
-        rules: ScoreRules,
+        rules: RewardShapingConfig,
         *,
         seed: int,
         kl_controller: AdaptiveKl | None = None,
@@ -100,12 +100,12 @@ class CreditAssigner:
         return told
 
     def __call__(
-        self, groups: Sequence[RolloutGroup], annotations: Annotations, *, step: int
+        self, groups: Sequence[RolloutGroup], annotations: PolicyScores, *, step: int
     ) -> tuple[list[TrainingSample], Metrics]:
         """Samples in `flat_rollouts` order, and metrics as (total, count), the same on every rank."""
         batch, metrics = self._batch(groups, annotations)
         key = derive_key(self._seed, "credit", step)
-        credit = objectives.credit(self._record, batch, score=self._compute, key=key, **self._scale())
+        credit = objectives.compute_advantages(self._record, batch, score=self._compute, key=key, **self._scale())
         self._running = credit.running
         metrics |= _effective_shares(credit.metrics)
         return _samples(groups, annotations, batch, self._without_truncated(groups, batch, credit)), {
@@ -115,7 +115,7 @@ class CreditAssigner:
 
     def own_advantages(self, batch: RolloutBatch) -> Tensor:
         """[T] what the algorithm itself gives each token, before the batch is normalised or clipped."""
-        return objectives.own_advantages(self._record, batch, **self._scale()).advantages_T
+        return objectives.algorithm_advantages(self._record, batch, **self._scale()).advantages_T
 
     def _scale(self) -> dict[str, Any]:
         return {
@@ -144,7 +144,7 @@ class CreditAssigner:
             count, mean, m2 = state["running"]
             self._running = RunningMoments(int(count), float(mean), float(m2))
 
-    def _batch(self, groups: Sequence[RolloutGroup], told: Annotations) -> tuple[RolloutBatch, Metrics]:
+    def _batch(self, groups: Sequence[RolloutGroup], told: PolicyScores) -> tuple[RolloutBatch, Metrics]:
         rollouts = [rollout for _, rollout in flat_rollouts(groups)]
         lengths_N = torch.tensor([rollout.num_sampled for rollout in rollouts])
         spans_N = torch.tensor([len(rollout.completion_ids) for rollout in rollouts])
@@ -212,14 +212,16 @@ class CreditAssigner:
             rewards_N = rewards_N + penalty_N
         return rewards_N, metrics
 
-    def _without_truncated(self, groups: Sequence[RolloutGroup], batch: RolloutBatch, credit: Credit) -> Credit:
+    def _without_truncated(
+        self, groups: Sequence[RolloutGroup], batch: RolloutBatch, credit: AdvantageOutput
+    ) -> AdvantageOutput:
         """Responses that were cut off teach nothing; they stay in the denominators and in their groups."""
         if not self._rules.mask_truncated:
             return credit
         whole = [rollout.finish_reason != "length" for _, rollout in flat_rollouts(groups)]
         whole_T = torch.tensor(whole, dtype=torch.float64)[batch.segment_ids_T]
         weights_T = whole_T if credit.weights_T is None else credit.weights_T * whole_T
-        return Credit(
+        return AdvantageOutput(
             credit.advantages_T, credit.returns_T, weights_T, credit.selected_T, credit.running, credit.metrics
         )
 
@@ -279,7 +281,7 @@ def _steps(rollouts: Sequence[Rollout], rewards_N: Tensor) -> tuple[Tensor, Tens
 
 
 def _samples(
-    groups: Sequence[RolloutGroup], told: Annotations, batch: RolloutBatch, credit: Credit
+    groups: Sequence[RolloutGroup], told: PolicyScores, batch: RolloutBatch, credit: AdvantageOutput
 ) -> list[TrainingSample]:
     lengths = [len(rollout.completion_ids) for _, rollout in flat_rollouts(groups)]
 

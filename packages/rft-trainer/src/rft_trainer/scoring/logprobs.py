@@ -13,10 +13,10 @@ from torch import Tensor
 from rft_trainer.batches.packing import pack
 from rft_trainer.protocols import Collectives, Policy
 from rft_trainer.records.rollouts import RolloutGroup, TrainingSample
-from rft_trainer.scoring.sharded_forward import Forward, ResponseNumbers
+from rft_trainer.scoring.sharded_forward import Forward, ShardedTokenForward
 
 
-class LogprobAnnotator:
+class LogprobScorer:
     """Scores responses under a policy; every rank gets the log-probs of all, in order."""
 
     def __init__(
@@ -30,13 +30,13 @@ class LogprobAnnotator:
         device: str = "cpu",
         in_step: bool = False,
     ) -> None:
-        """`in_step` as in `ResponseNumbers`."""
+        """`in_step` as in `ShardedTokenForward`."""
         self._policy = policy
         self._temperature = temperature
         self._device = device
 
-        def numbers(forward: Forward) -> ResponseNumbers:
-            return ResponseNumbers(
+        def numbers(forward: Forward) -> ShardedTokenForward:
+            return ShardedTokenForward(
                 forward, collectives, max_sequences=max_sequences, max_tokens=max_tokens, in_step=in_step
             )
 

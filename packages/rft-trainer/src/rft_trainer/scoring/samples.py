@@ -15,14 +15,16 @@ from rft_trainer.records.rollouts import Rollout, RolloutGroup, TrainingSample
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class FilterResult:
     """Groups that go on, and how many rollouts were left out for which reason."""
 
     groups: tuple[RolloutGroup, ...]
     reasons: dict[str, int]
 
 
-def keep_scored(groups: Sequence[RolloutGroup], *, smallest_group: int = 2, needs_baseline: bool = False) -> Kept:
+def keep_scored(
+    groups: Sequence[RolloutGroup], *, smallest_group: int = 2, needs_baseline: bool = False
+) -> FilterResult:
     """Leave out rollouts without a score, then groups with too few left to compare, or without their baseline."""
     reasons: Counter[str] = Counter()
     kept: list[RolloutGroup] = []
@@ -35,14 +37,14 @@ def keep_scored(groups: Sequence[RolloutGroup], *, smallest_group: int = 2, need
             reasons["no_baseline"] += len(scored)
         else:
             kept.append(replace(group, rollouts=scored))
-    return Kept(tuple(kept), {name: count for name, count in reasons.items() if count})
+    return FilterResult(tuple(kept), {name: count for name, count in reasons.items() if count})
 
 
-def keep_with_signal(kept: Kept) -> Kept:
+def drop_zero_variance_groups(kept: FilterResult) -> FilterResult:
     """Leave out groups in which every rollout has the same reward, in the denominators too (DAPO, 2503.14476)."""
     groups = tuple(g for g in kept.groups if has_signal(g))
     dropped = sum(len(g.rollouts) for g in kept.groups) - sum(len(g.rollouts) for g in groups)
-    return Kept(groups, kept.reasons | ({"no_signal": dropped} if dropped else {}))
+    return FilterResult(groups, kept.reasons | ({"no_signal": dropped} if dropped else {}))
 
 
 def has_signal(group: RolloutGroup) -> bool:
@@ -109,7 +111,7 @@ def build_samples(
     ]
 
 
-def with_gradient(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+def drop_zero_advantage(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
     """Samples whose advantage is not zero: where the objective has no term besides the advantage's,
     the others have a gradient of exactly zero and need no forward. They stay in the denominators.
     """

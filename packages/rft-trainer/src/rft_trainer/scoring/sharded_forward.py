@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rft_trainer.batches.packing import assign_to_ranks, cut_in_order, num_idle_turns
+from rft_trainer.batches.packing import assign_to_ranks, num_idle_turns, split_in_order
 from rft_trainer.protocols import Collectives
 from rft_trainer.records.rollouts import RolloutGroup, TrainingSample
 from rft_trainer.scoring.samples import build_samples, flat_rollouts
@@ -16,7 +16,7 @@ Forward = Callable[[Sequence[TrainingSample]], Tensor]
 """A micro-batch of samples to one number for each of their tokens, laid end to end."""
 
 
-class ResponseNumbers:
+class ShardedTokenForward:
     """Runs a forward on this rank's share of the rollouts and exchanges what it gives."""
 
     def __init__(
@@ -58,7 +58,7 @@ class ResponseNumbers:
         return result
 
     def _cut(self, num_tokens: Sequence[int]) -> list[list[int]]:
-        return cut_in_order(num_tokens, self._max_sequences, self._max_tokens)
+        return split_in_order(num_tokens, self._max_sequences, self._max_tokens)
 
     def _keep_in_step(self, samples: Sequence[TrainingSample]) -> None:
         ranks, lengths = self._collectives, [s.num_tokens for s in samples]

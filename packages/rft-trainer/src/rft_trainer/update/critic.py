@@ -13,11 +13,11 @@ from rft_algos.algorithms.published import Aggregation
 from rft_algos.losses import aggregation as reductions
 from rft_algos.losses.value import clipped_value_loss, value_clipped, value_moments
 from rft_algos.objectives import LossOutput, token_weights
-from rft_trainer.batches.packing import count, idle_batches, own_micro_batches, pack
+from rft_trainer.batches.packing import count, filler_batches, pack, rank_micro_batches
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.protocols import Collectives, Critic, Optimizer
 from rft_trainer.records.rollouts import Counts, RolloutGroup, TokenBatch, TrainingSample
-from rft_trainer.scoring.sharded_forward import ResponseNumbers
+from rft_trainer.scoring.sharded_forward import ShardedTokenForward
 from rft_trainer.update.optimizer_step import MicroBatching, UpdateOutcome
 
 
@@ -34,10 +34,10 @@ class ValueAnnotator:
         device: str = "cpu",
         in_step: bool = False,
     ) -> None:
-        """`in_step` as in `ResponseNumbers`."""
+        """`in_step` as in `ShardedTokenForward`."""
         self._critic = critic
         self._device = device
-        self._all_ranks = ResponseNumbers(
+        self._all_ranks = ShardedTokenForward(
             self._values, collectives, max_sequences=max_sequences, max_tokens=max_tokens, in_step=in_step
         )
 
@@ -137,8 +137,8 @@ class CriticUpdater:
             assert has_both, f"sample {sample.sample_id} needs old_values and returns for the value loss"
         counts = count(samples)
         ranks = self._collectives
-        micro_batches = own_micro_batches(samples, ranks.rank, ranks.world_size, self._micro_batching.cut)
-        idle = idle_batches(samples, ranks, self._micro_batching.cut, self._device) if self._in_step else []
+        micro_batches = rank_micro_batches(samples, ranks.rank, ranks.world_size, self._micro_batching.cut)
+        idle = filler_batches(samples, ranks, self._micro_batching.cut, self._device) if self._in_step else []
         for number, chosen in enumerate(micro_batches, start=1):
             batch = pack(chosen, self._device, pin_memory=self._pin_memory)
             output = self._objective(batch, _values(self._critic, batch), counts)

@@ -49,7 +49,7 @@ class _Worst:
 
 
 @dataclass(slots=True, kw_only=True)
-class GapWatch:
+class MismatchMonitor:
     """Measures the gap over one update; see the module."""
 
     collectives: Collectives

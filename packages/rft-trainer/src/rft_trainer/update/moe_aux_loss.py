@@ -17,12 +17,12 @@ from rft_trainer.protocols import BalanceShare, Collectives, RoutedPolicy
 from rft_trainer.records.rollouts import Counts, TokenBatch
 
 
-class BalancedForward:
+class MoeAuxLoss:
     """Takes the place of a policy's `token_logprobs` in an optimizer step, and keeps what the routers add to the loss.
 
     Example::
 
-        balanced = BalancedForward(policy, coefficient=0.001, collectives=ranks)
+        balanced = MoeAuxLoss(policy, coefficient=0.001, collectives=ranks)
         balanced.begin(micro_batches)
         logprobs_T, entropy_T = balanced.token_logprobs(...)
         loss = objective(...).loss + balanced.term(batch, counts, totals)

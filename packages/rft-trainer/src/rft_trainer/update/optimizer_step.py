@@ -13,12 +13,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rft_trainer.batches.packing import count, cut_by_tokens, cut_in_order, idle_batches, own_micro_batches, pack
+from rft_trainer.batches.packing import count, filler_batches, pack, rank_micro_batches, split_by_tokens, split_in_order
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.protocols import Collectives, FusedPolicy, Optimizer, Policy
 from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
-from rft_trainer.update.mismatch_monitor import GapWatch
-from rft_trainer.update.moe_aux_loss import BalancedForward
+from rft_trainer.update.mismatch_monitor import MismatchMonitor
+from rft_trainer.update.moe_aux_loss import MoeAuxLoss
 
 
 class LossOutput(Protocol):
@@ -57,8 +57,8 @@ class MicroBatching:
         """Indices of each micro-batch."""
         if self.by_tokens:
             budget = self.max_tokens or self.max_sequences * max(num_tokens, default=0)
-            return cut_by_tokens(num_tokens, budget) if num_tokens else []
-        return cut_in_order(num_tokens, self.max_sequences, self.max_tokens)
+            return split_by_tokens(num_tokens, budget) if num_tokens else []
+        return split_in_order(num_tokens, self.max_sequences, self.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Updater:
         temperature: float = 1.0,
         device: str = "cpu",
         pin_memory: bool = False,
-        balanced: BalancedForward | None = None,
+        balanced: MoeAuxLoss | None = None,
         fused: FusedPolicy | None = None,
         in_step: bool = False,
     ) -> None:
@@ -122,7 +122,7 @@ class Updater:
         update_index: int,
         totals: MetricTotals,
         counts: Counts | None = None,
-        gaps: GapWatch | None = None,
+        gaps: MismatchMonitor | None = None,
     ) -> UpdateOutcome:
         """Step on `samples`, the whole optimizer step's, known to every rank; each trains its share.
 
@@ -132,8 +132,8 @@ class Updater:
         """
         counts = counts or count(samples)
         ranks = self._collectives
-        micro_batches = own_micro_batches(samples, ranks.rank, ranks.world_size, self._micro_batching.cut)
-        idle = idle_batches(samples, ranks, self._micro_batching.cut, self._device) if self._in_step else []
+        micro_batches = rank_micro_batches(samples, ranks.rank, ranks.world_size, self._micro_batching.cut)
+        idle = filler_batches(samples, ranks, self._micro_batching.cut, self._device) if self._in_step else []
         turns = len(micro_batches) + len(idle)
         if self._balanced is not None:
             self._balanced.begin([pack(chosen, self._device) for chosen in micro_batches], idle)

@@ -49,12 +49,12 @@ SURROGATES: dict[str, Callable[[], Surrogate]] = {
 
 CORRECTIONS: dict[str, type[Correction]] = {
     "off": components.NoCorrection,
-    "tis": components.TruncateTokens,
-    "seq-tis": components.TruncateSequences,
-    "mis": components.MaskTokens,
-    "icepop": components.MaskTokens,
-    "seq-mis": components.MaskSequences,
-    "geo-mis": components.MaskGeometric,
+    "tis": components.TokenTis,
+    "seq-tis": components.SequenceTis,
+    "mis": components.TokenMis,
+    "icepop": components.TokenMis,
+    "seq-mis": components.SequenceMis,
+    "geo-mis": components.GeometricMis,
 }
 """The words of `off_policy_correction`; icepop is mis with its published bounds."""
 

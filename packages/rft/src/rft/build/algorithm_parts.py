@@ -13,8 +13,8 @@ from torch import Tensor
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
 from rft.build.lora import adapt_critic
-from rft.checkpoints.writer import Restored
-from rft.parallel.critic import (SpreadCritic, spread_critic)
+from rft.checkpoints.writer import ResumePoint
+from rft.parallel.critic import (ParallelCritic, parallelize_critic)
 from rft.process.machine import Machine
 from rft.build.models import checkpointing_of
 from rft.reward_names import weights_of
@@ -22,17 +22,17 @@ from rft.settings import RlSettings
 from rft_core.errors import OptionsError
 from rft_models.critic.causal_critic import CausalCritic, load_critic
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_trainer.loops.rl import CriticPart, OldPolicy
+from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_trainer.loops.rl import CriticTrainer, OldPolicyScorer
 from rft_trainer.protocols import Collectives
 from rft_trainer.runs.checkpointing import StatefulTensors
-from rft_trainer.scoring.advantages import ComputeAdvantages, CreditAssigner, ScoreRules
-from rft_trainer.scoring.logprobs import LogprobAnnotator
+from rft_trainer.scoring.advantages import ComputeAdvantages, AdvantageEstimator, RewardShapingConfig
+from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.update.critic import CriticUpdater, ValueAnnotator, ValueObjective
 from rft_trainer.update.optimizer_step import MicroBatching
 
 
-def score_rules(settings: RlSettings, record: PolicyAlgorithm, longest_response: int) -> ScoreRules:
+def score_rules(settings: RlSettings, record: PolicyAlgorithm, longest_response: int) -> RewardShapingConfig:
     """What happens to rewards besides the algorithm.
 
     Raises:
@@ -50,7 +50,7 @@ def score_rules(settings: RlSettings, record: PolicyAlgorithm, longest_response:
             why="the penalty grows over the last tokens of the longest response",
             do=f"--overlong_buffer_len {max(1, longest_response // 5)}",
         )
-    return ScoreRules(
+    return RewardShapingConfig(
         longest_response=longest_response,
         overlong_buffer=buffer,
         overlong_factor=chosen.overlong_buffer_penalty_factor,
@@ -68,7 +68,7 @@ def credit_assigner(
     record: PolicyAlgorithm,
     longest_response: int,
     compute_advantages: ComputeAdvantages | None = None,
-) -> CreditAssigner:
+) -> AdvantageEstimator:
     """Who gives every token its advantage, with what it keeps between steps."""
     chosen = settings.algorithm
     coefficient = record.drift_coef if record.drift_coef > 0 else record.kl_coef
@@ -78,7 +78,7 @@ def credit_assigner(
     entropy = None
     if chosen.entropy_target is not None:
         entropy = EntropyTarget(coefficient=record.entropy_coef, target=chosen.entropy_target)
-    return CreditAssigner(
+    return AdvantageEstimator(
         record,
         score_rules(settings, record, longest_response),
         seed=settings.run.seed,
@@ -95,9 +95,9 @@ def annotator(
     ranks: Collectives | None = None,
     *,
     in_step: bool = False,
-) -> LogprobAnnotator:
+) -> LogprobScorer:
     """Log-probabilities of responses under a policy, without gradient; `ranks` share them out (None: all ranks)."""
-    return LogprobAnnotator(
+    return LogprobScorer(
         policy,
         ranks or machine.collectives,
         max_sequences=settings.batch.micro_rollout_batch_size,
@@ -116,12 +116,12 @@ def old_policy(
     ranks: Collectives,
     *,
     in_step: bool,
-) -> OldPolicy | None:
+) -> OldPolicyScorer | None:
     """The policy at the start of a step, for algorithms that do not take the engine's word for it."""
     if not (record.needs_old_logprobs or record.needs_old_entropy):
         return None
     annotate = annotator(settings, machine, policy, ranks, in_step=in_step)
-    return OldPolicy(annotate, record.needs_old_logprobs, record.needs_old_entropy)
+    return OldPolicyScorer(annotate, record.needs_old_logprobs, record.needs_old_entropy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +162,8 @@ class BuiltCritic:
     """The critic with its optimizer, and the parts of it that a checkpoint holds."""
 
     critic: CausalCritic
-    spread: SpreadCritic
-    part: CriticPart
+    spread: ParallelCritic
+    part: CriticTrainer
 
     @property
     def tensor_parts(self) -> dict[str, StatefulTensors]:
@@ -175,8 +175,8 @@ def build_critic(
     settings: RlSettings,
     machine: Machine,
     record: PolicyAlgorithm,
-    codec: HfTextCodec,
-    restored: Restored | None,
+    codec: HfTokenizer,
+    restored: ResumePoint | None,
     micro_batching: MicroBatching,
     learning_rate: Callable[[int], float],
 ) -> BuiltCritic | None:
@@ -195,8 +195,8 @@ def build_critic(
         codec=None if chosen.critic_pretrain else codec,
     ).train()
     adapt_critic(critic, settings.adapter, seed=settings.run.seed)
-    spread = spread_critic(critic, settings.strategy, settings.optimizer, machine, restored)
-    part = CriticPart(
+    spread = parallelize_critic(critic, settings.strategy, settings.optimizer, machine, restored)
+    part = CriticTrainer(
         ValueAnnotator(
             spread.critic,
             machine.collectives,

@@ -12,10 +12,10 @@ from rft.process.machine import choose_device
 from rft.settings import RlSettings
 from rft_core.errors import OptionsError
 from rft_engine.replicas.engine import ReplicaEngine
-from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_trainer.async_rollouts.queue import AheadRules, RolloutQueue
+from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_trainer.async_rollouts.queue import AsyncConfig, RolloutQueue
 from rft_trainer.batches.prompt_ledger import Ledger
-from rft_trainer.loops.rl import Reinforcement
+from rft_trainer.loops.rl import RlLoop
 from rft_trainer.protocols import Collectives, Engine
 from rft_trainer.records.rollouts import Sampling
 from rft_trainer.records.scores import Reward
@@ -73,7 +73,7 @@ def _refusals(settings: RlSettings, record: PolicyAlgorithm) -> Iterator[tuple[s
 def rollout_queue(
     settings: RlSettings,
     engine: Engine,
-    codec: HfTextCodec,
+    codec: HfTokenizer,
     reward: Reward,
     ledger: Ledger,
     data: RlData,
@@ -86,7 +86,7 @@ def rollout_queue(
         return None
     assert isinstance(engine, ReplicaEngine)
     batch = settings.batch
-    rules = AheadRules(
+    rules = AsyncConfig(
         max_staleness=settings.ahead.max_staleness,
         deterministic=settings.ahead.async_deterministic,
         prompts_per_step=batch.rollout_batch_size * data.plan.rollouts_per_update,
@@ -121,7 +121,7 @@ def ahead_line(settings: RlSettings) -> str:
     return told
 
 
-def close_engines(training: Reinforcement) -> None:
+def close_engines(training: RlLoop) -> None:
     """End the processes of replicas and the threads that feed on them, where there are any."""
     if training.ahead is not None:
         training.ahead.close()

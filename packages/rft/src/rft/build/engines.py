@@ -13,17 +13,17 @@ import torch
 from rft.process.machine import Machine
 from rft_core.errors import PreflightError
 from rft_engine.hf_engine import HfEngine
-from rft_engine.native.copied_weights import CopiedNativeEngine
+from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_engine.native.copy_check import check_copy
 from rft_engine.native.engine import NativeEngine
 from rft_engine.replicas.engine import ReplicaEngine
 from rft_engine.settings import DecodingEngineSettings
-from rft_engine.weight_sync.collective_provider import AgreedWeights, TogetherEngine
+from rft_engine.weight_sync.collective_provider import CollectiveWeightProvider, CollectiveLoadEngine
 from rft_engine.weight_sync.fingerprints import WeightProvider
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.decode.hf_generate import HfGenerator
-from rft_models.decode.weight_copy import EngineCopy, needs_copy
-from rft_models.files.checkpoint_names import as_saved
+from rft_models.decode.weight_copy import GenerationCopy, needs_copy
+from rft_models.files.checkpoint_names import to_checkpoint_names
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_trainer.evaluation.logprob_mismatch import scored_tokens
 from rft_trainer.protocols import Engine
@@ -140,10 +140,10 @@ def make_engine(
     from rft_engine.vllm.process import VllmProcessEngine
     from rft_engine.vllm.settings import VllmSettings
 
-    sends_alone = adds_adapters(policy, choice.name) and (weights is None or adapters is not None)
+    sends_alone = engine_applies_lora(policy, choice.name) and (weights is None or adapters is not None)
     gathered = adapters if sends_alone else weights
-    agreed = AgreedWeights(gathered, rank=machine.ranks.rank) if gathered is not None else None
-    alone = alone_adapters(policy, agreed) if sends_alone else None
+    agreed = CollectiveWeightProvider(gathered, rank=machine.ranks.rank) if gathered is not None else None
+    alone = lora_payload(policy, agreed) if sends_alone else None
     kind = SglangSettings if choice.name == "sglang" else VllmSettings
     chosen = kind(
         model_dir=model_dir,
@@ -157,14 +157,14 @@ def make_engine(
         enforce_eager=settings.engine_enforce_eager or torch.device(machine.device).type == "cpu",
         adapter_config=alone.config if alone else "",
     )
-    provider = alone.tensors if alone else as_saved(policy.model, agreed or policy.served)
+    provider = alone.tensors if alone else to_checkpoint_names(policy.model, agreed or policy.served)
     if log_path is not None:
         log_path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(chosen, SglangSettings):
         engine = SglangEngine(chosen, provider, log_path=log_path)
     else:
         engine = VllmProcessEngine(chosen, provider, log_path=log_path)
-    return cast(Engine, TogetherEngine(engine, agreed)) if agreed is not None else engine
+    return cast(Engine, CollectiveLoadEngine(engine, agreed)) if agreed is not None else engine
 
 
 def native_engine(
@@ -184,9 +184,9 @@ def native_engine(
     """
     if weights is None and not needs_copy(policy, dtype):
         return NativeEngine(decoder_for(policy, graphs=graphs), max_rows=max_rows, max_len=max_len, device=device)
-    twin = EngineCopy(policy, dtype=dtype, graphs=graphs)
+    twin = GenerationCopy(policy, dtype=dtype, graphs=graphs)
     provider = weights or policy.served
-    engine = CopiedNativeEngine(twin, provider, max_rows=max_rows, max_len=max_len, device=device)
+    engine = NativeEngineOnCopy(twin, provider, max_rows=max_rows, max_len=max_len, device=device)
     engine.refresh()
     return engine
 
@@ -198,10 +198,10 @@ def engine_check(
     engine: Any,
 ) -> EngineCheck | None:
     """A probe after every load, for an engine with a copy of the weights; None for one that shares them."""
-    is_copy, are_replicas = isinstance(engine, CopiedNativeEngine), isinstance(engine, ReplicaEngine)
+    is_copy, are_replicas = isinstance(engine, NativeEngineOnCopy), isinstance(engine, ReplicaEngine)
     if choose_engine(settings, machine.device).shares_weights and not (is_copy or are_replicas):
         return None
-    from rft_engine.weight_sync.logprob_probe import check_in_step
+    from rft_engine.weight_sync.logprob_probe import check_logprob_parity
 
     def logprobs(prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> list[list[float]]:
         pairs = [(list(prompt), list(new)) for prompt, new in zip(prompts, completions, strict=True)]
@@ -211,7 +211,7 @@ def engine_check(
         if is_copy:
             gap = check_copy(engine, logprobs, trainer_version=version, replica=machine.ranks.rank)
         else:
-            gap = check_in_step(engine, logprobs)
+            gap = check_logprob_parity(engine, logprobs)
         counted: dict[str, float] = engine.counters() if are_replicas else {}
         return {"engine/probe_gap": (gap.maximum, 1.0)} | {name: (value, 1.0) for name, value in counted.items()}
 
@@ -224,7 +224,7 @@ MOST_ALONE = 512
 
 
 @dataclass(frozen=True, slots=True)
-class AloneAdapters:
+class LoraPayload:
     """Adapters as vLLM takes them."""
 
     config: str
@@ -233,7 +233,7 @@ class AloneAdapters:
     """Under peft's names of files."""
 
 
-def adds_adapters(policy: CausalPolicy, engine: str) -> bool:
+def engine_applies_lora(policy: CausalPolicy, engine: str) -> bool:
     """Whether an engine adds the policy's adapters itself; else it is sent tensors with the adapters folded in.
 
     vLLM adds LoRA and rsLoRA. It has no DoRA, and SGLang's loads of adapters are not taken in place.
@@ -242,7 +242,7 @@ def adds_adapters(policy: CausalPolicy, engine: str) -> bool:
     return engine == "vllm" and rules is not None and rules.kind != "dora" and rules.rank <= MOST_ALONE
 
 
-def alone_adapters(policy: CausalPolicy, gather: Provider | None = None) -> AloneAdapters:
+def lora_payload(policy: CausalPolicy, gather: Provider | None = None) -> LoraPayload:
     """The adapters to send after every update.
 
     `gather` gives their whole parameters where those lie in blocks, by an exchange; None: this rank has them whole.
@@ -250,4 +250,4 @@ def alone_adapters(policy: CausalPolicy, gather: Provider | None = None) -> Alon
     adapters = policy.adapters
     assert adapters is not None, "no adapters to send"
     given = gather or adapters.named_parameters
-    return AloneAdapters(config_text(adapters), lambda: adapters.tensors(given()).items())
+    return LoraPayload(config_text(adapters), lambda: adapters.tensors(given()).items())

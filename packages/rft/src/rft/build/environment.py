@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from rft.build.rl_data import RlData
 from rft_core.errors import DataError
 from rft_models.loading.context_length import model_facts
-from rft_models.tokenization.chat_template import TurnRenderer
-from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.tokenization.chat_template import ChatTurnTemplate
+from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.async_rollouts.multi_turn import ConversationSamples
 from rft_trainer.environments.episodes import EpisodeRunner
 from rft_trainer.environments.registry import environment_by_name, has_processes
@@ -18,7 +18,7 @@ from rft_trainer.environments.tool_calls import ToolCallFormat
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.protocols import Engine
 from rft_trainer.records.rollouts import Prompt
-from rft_trainer.rollouts.conversation import ConversationLimits, TurnTaking
+from rft_trainer.rollouts.conversation import ConversationLimits, ConversationStepper
 from rft_trainer.rollouts.multi_turn import Conversations
 from rft_trainer.settings.environment import EvalEnvironmentSettings
 
@@ -29,9 +29,9 @@ class ChosenEnvironment:
 
     settings: EvalEnvironmentSettings
     episodes: EpisodeRunner
-    text: TurnRenderer
+    text: ChatTurnTemplate
     calls: ToolCallFormat
-    codec: HfTextCodec
+    codec: HfTokenizer
     lanes: list[EpisodeRunner] = field(default_factory=list[EpisodeRunner])
     """Of the conversations that run ahead of the trainer; `episodes` then are those of evaluations."""
 
@@ -61,7 +61,7 @@ class ChosenEnvironment:
         num = self.settings.environment_workers if has_processes(self.settings.environment) else 1
         self.lanes.extend(_episodes(self.settings, 1) for _ in range(num))
         limits = ConversationLimits(self.settings.max_turns, self.settings.turn_max_len)
-        taking = TurnTaking(self.text, self.calls, limits)
+        taking = ConversationStepper(self.text, self.calls, limits)
         return ConversationSamples(self.codec, self.lanes, taking, longest_response)
 
     def close(self) -> None:
@@ -85,7 +85,7 @@ class ChosenEnvironment:
         return replace(prompt, token_ids=prompt.token_ids[:kept], text=prompt.text.removesuffix(words))
 
 
-def open_environment(settings: EvalEnvironmentSettings, codec: HfTextCodec) -> ChosenEnvironment | None:
+def open_environment(settings: EvalEnvironmentSettings, codec: HfTokenizer) -> ChosenEnvironment | None:
     """The environment of the settings, loaded; its tools are told to `codec`, which renders the prompts after this.
 
     None without one. The caller closes it.
@@ -100,7 +100,7 @@ def open_environment(settings: EvalEnvironmentSettings, codec: HfTextCodec) -> C
     episodes = _episodes(settings, settings.environment_workers)
     codec.tools = episodes.tools
     try:
-        text = TurnRenderer(codec)
+        text = ChatTurnTemplate(codec)
     except DataError:
         episodes.close()
         raise
@@ -117,7 +117,7 @@ def _episodes(settings: EvalEnvironmentSettings, num_workers: int) -> EpisodeRun
 
 
 def enter_environment(
-    settings: EvalEnvironmentSettings, codec: HfTextCodec, stack: ExitStack
+    settings: EvalEnvironmentSettings, codec: HfTokenizer, stack: ExitStack
 ) -> ChosenEnvironment | None:
     """`open_environment`, closed with `stack`."""
     environment = open_environment(settings, codec)

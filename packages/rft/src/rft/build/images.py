@@ -10,10 +10,10 @@ from rft_core.errors import OptionsError
 from rft_dist.settings import StrategySettings
 from rft_models.families.custom import load_model_code
 from rft_models.settings import ModelSettings, WeightsSettings
-from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_models.vision.compatibility import refuse_other_inputs
 from rft_models.vision.image_files import PixelRules
-from rft_models.vision.processor import HfVisionCodec, load_vision_codec
+from rft_models.vision.processor import HfProcessor, load_vision_codec
 from rft_trainer.data.image_placeholders import check_images
 from rft_trainer.data.images import ImageColumn, RowImage, images_of
 from rft_trainer.data.prompts import PromptRow
@@ -46,7 +46,7 @@ def row_images(settings: ImageSettings, seed: int) -> ImageReading:
     return ImageReading(column, seed if shuffles else None)
 
 
-def codec_with_images(model: WeightsSettings, images: ImageSettings) -> HfTextCodec:
+def codec_with_images(model: WeightsSettings, images: ImageSettings) -> HfTokenizer:
     """The tokenizer of the model, with its image processor where rows have images.
 
     Raises:
@@ -64,7 +64,7 @@ def refuse_beside_images(
     images: ImageSettings,
     strategy: StrategySettings,
     model: ModelSettings,
-    codec: HfTextCodec,
+    codec: HfTokenizer,
     *,
     critic: str = "",
 ) -> None:
@@ -75,7 +75,7 @@ def refuse_beside_images(
     """
     if not images.images_key:
         return
-    assert isinstance(codec, HfVisionCodec)
+    assert isinstance(codec, HfProcessor)
     if critic:
         refuse_other_inputs(codec, critic, flag="--critic_pretrain")
     if model.aux_loss_coef:

@@ -9,13 +9,13 @@ from typing import Any
 from rft.build.engines import native_engine
 from rft.process.machine import Machine
 from rft.parallel.parallelize import (weights_dtype)
-from rft.build.reward_checks import sees_images
+from rft.build.reward_checks import has_images
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import DataError, OptionsError
 from rft_models.loading.context_length import model_facts
 from rft_models.policy.load import load_reference
 from rft_models.reward_model.shared_images import shared_images_of
-from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.protocols import Engine
 from rft_trainer.records.scores import RewardStatus, Score
 from rft_trainer.rewards.http_client import Endpoint, checked_url
@@ -35,7 +35,7 @@ class EngineJudge:
     One that takes images sees those of the prompts, through its own processor.
     """
 
-    def __init__(self, engine: Engine, codec: HfTextCodec, *, max_new_tokens: int, max_len: int) -> None:
+    def __init__(self, engine: Engine, codec: HfTokenizer, *, max_new_tokens: int, max_len: int) -> None:
         """`max_len`: tokens of the longest question with its answer."""
         self._engine = engine
         self._codec = codec
@@ -168,7 +168,7 @@ def remote_judge(settings: RlSettings | EvalSettings) -> RemoteJudge:
         max_new_tokens=chosen.judge_max_new_tokens,
         concurrency=models.remote_rm_concurrency,
     )
-    judge.start(with_image=sees_images(settings))
+    judge.start(with_image=has_images(settings))
     return judge
 
 

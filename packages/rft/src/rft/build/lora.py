@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rft.checkpoints.writer import Restored
+from rft.checkpoints.writer import ResumePoint
 from rft.build.models import freezing_of
 from rft_core.errors import CheckpointError, DataError
 from rft_models.critic.causal_critic import CausalCritic
@@ -23,7 +23,7 @@ def rules_of(settings: AdapterSettings) -> AdapterRules | None:
     )
 
 
-def weights_directory(settings: AdapterSettings, pretrain: str | Path, restored: Restored | None) -> str | Path:
+def weights_directory(settings: AdapterSettings, pretrain: str | Path, restored: ResumePoint | None) -> str | Path:
     """What a policy is loaded from: of a run with adapters always the weights under them, also when it continues.
 
     Raises:
@@ -43,7 +43,7 @@ def adapt(
     policy: CausalPolicy,
     settings: AdapterSettings,
     model: ModelSettings,
-    restored: Restored | None,
+    restored: ResumePoint | None,
     *,
     base: str | Path,
     seed: int,
@@ -83,7 +83,7 @@ def counting(policy: CausalPolicy, schedule: Callable[[int], float]) -> Callable
     return rate
 
 
-def _folder(restored: Restored) -> Path:
+def _folder(restored: ResumePoint) -> Path:
     folder = restored.model_directory / files.FOLDER
     if folder.is_dir():
         return folder

@@ -7,14 +7,14 @@ from rft_models.families.custom import load_model_code
 from rft_models.layers.gradient_checkpointing import Checkpointing
 from rft_models.policy.freezing import FreezeRules
 from rft_models.settings import ModelSettings, WeightsSettings
-from rft_models.tokenization.tokenizer import HfTextCodec
-from rft_models.vision.processor import load_codec
+from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_models.vision.processor import load_processor
 
 
-def codec_of(settings: WeightsSettings) -> HfTextCodec:
+def codec_of(settings: WeightsSettings) -> HfTokenizer:
     """The tokenizer, with the image processor of a model that sees, once the model code of a person has run."""
     load_model_code(settings.model_code)
-    return load_codec(settings.pretrain)
+    return load_processor(settings.pretrain)
 
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rft.build.images import ImageReading, image_lines
 from rft_core.errors import DataError, OptionsError
 from rft_core.keyed_random import derive_key, permutation
-from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.media_cache import MediaCodec, MediaStore
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.prefetch import Prefetcher
@@ -63,7 +63,7 @@ def as_prompts(rendered: Sequence[RenderedPrompt]) -> list[Prompt]:
     return [Prompt(r.prompt_id, r.token_ids, r.text, r.label, r.source, r.media, r.messages) for r in rendered]
 
 
-def renderer_for(text: PromptTextSettings, codec: HfTextCodec) -> PromptRenderer:
+def renderer_for(text: PromptTextSettings, codec: HfTokenizer) -> PromptRenderer:
     """The settings' way from a row to text; plain text gets the tokenizer's own special tokens."""
     return PromptRenderer(
         codec,
@@ -78,7 +78,7 @@ def renderer_for(text: PromptTextSettings, codec: HfTextCodec) -> PromptRenderer
 def read_training(
     rows: TrainRowsSettings,
     text: PromptTextSettings,
-    codec: HfTextCodec,
+    codec: HfTokenizer,
     *,
     label_key: str | None,
     output_key: str | None,
@@ -128,7 +128,7 @@ def read_held_out(
     split: str,
     limit: int,
     text: PromptTextSettings,
-    codec: HfTextCodec,
+    codec: HfTokenizer,
     *,
     label_key: str | None,
     output_key: str | None,
@@ -214,7 +214,7 @@ def _render(
 
 
 def demonstrations(
-    rendered: Sequence[RenderedPrompt], codec: HfTextCodec, max_len: int
+    rendered: Sequence[RenderedPrompt], codec: HfTokenizer, max_len: int
 ) -> tuple[list[TrainingSample], list[tuple[str, int]]]:
     """Prompt, output and end token as one sample each; what is longer than `max_len` is left out by name."""
     samples: list[TrainingSample] = []

@@ -20,12 +20,12 @@ from rft.settings import RlSettings
 from rft_core.errors import PreflightError
 from rft_engine.replicas.dispatch import Replica
 from rft_engine.replicas.engine import ReplicaEngine
-from rft_engine.replicas.external_engine import EngineReplica
+from rft_engine.replicas.external_engine import ExternalEngineReplica
 from rft_engine.replicas.process import ProcessReplica
-from rft_engine.weight_sync.collective_provider import AgreedWeights
+from rft_engine.weight_sync.collective_provider import CollectiveWeightProvider
 from rft_engine.weight_sync.fingerprints import WeightProvider
-from rft_engine.weight_sync.shared_memory import WeightShelf
-from rft_models.files.checkpoint_names import as_saved
+from rft_engine.weight_sync.shared_memory import SharedWeightStore
+from rft_models.files.checkpoint_names import to_checkpoint_names
 from rft_models.policy.causal_policy import CausalPolicy
 
 WORKER = (sys.executable, "-m", "rft.replica_main")
@@ -65,11 +65,11 @@ def make_replicas(
         PreflightError: there are fewer GPUs than they need.
     """
     choice = choose_engine(settings.engine, machine.device)
-    agreed = AgreedWeights(weights, rank=machine.ranks.rank) if in_blocks else None
+    agreed = CollectiveWeightProvider(weights, rank=machine.ranks.rank) if in_blocks else None
     merged: WeightProvider = partial(_merged, policy, agreed or weights)
-    given = merged if choice.shares_weights else as_saved(policy.model, merged)
+    given = merged if choice.shares_weights else to_checkpoint_names(policy.model, merged)
     architecture = source if policy.adapters is not None else settings.model.pretrain
-    shelf = WeightShelf(given, dtype, together=agreed.together if agreed else None)
+    shelf = SharedWeightStore(given, dtype, together=agreed.together if agreed else None)
 
     def start(number: int) -> Replica:
         log = logs / f"replica-{machine.ranks.rank}-{number}.log"
@@ -165,7 +165,7 @@ def _whole(
     log: Path,
     environment: dict[str, str],
     dtype: torch.dtype,
-) -> EngineReplica:
+) -> ExternalEngineReplica:
     """vLLM or SGLang."""
     from rft_engine.sglang.engine import SglangEngine
     from rft_engine.sglang.settings import SglangSettings
@@ -194,7 +194,7 @@ def _whole(
             return SglangEngine(chosen, provider, environment=environment, log_path=log)
         return VllmProcessEngine(chosen, provider, environment=environment, log_path=log)
 
-    return EngineReplica(number, start)
+    return ExternalEngineReplica(number, start)
 
 
 def _merged(policy: CausalPolicy, weights: WeightProvider) -> Iterable[tuple[str, Tensor]]:

@@ -9,12 +9,12 @@ from rft_models.families.vision import is_vision
 from rft_models.files.directories import existing_directory, read_json
 
 
-def sees_images(settings: RlSettings | EvalSettings) -> bool:
+def has_images(settings: RlSettings | EvalSettings) -> bool:
     """Whether prompts may hold images."""
     return bool(settings.images.images_key)
 
 
-def refuse_blind_rewards(settings: RlSettings | EvalSettings) -> None:
+def require_image_rewards(settings: RlSettings | EvalSettings) -> None:
     """Refuse reward models and a judge of this process that take no images where prompts hold images.
 
     Servers are asked about an image before the run begins.
@@ -23,7 +23,7 @@ def refuse_blind_rewards(settings: RlSettings | EvalSettings) -> None:
         OptionsError: one takes no images.
         DataError: no directory, or a damaged config.json.
     """
-    if not sees_images(settings):
+    if not has_images(settings):
         return
     places = [("reward_pretrain", place.place) for place in model_places(settings.reward_models)]
     if settings.judge.judge_pretrain:

@@ -14,14 +14,14 @@ from rft.process.machine import Machine, choose_device
 from rft.parallel.parallelize import (weights_dtype)
 from rft.decoder_sizes import model_sizes
 from rft.reward_names import NamedPlace, function_name, heads_of, model_places, server_places, weights_of
-from rft.build.reward_checks import refuse_blind_rewards, sees_images
+from rft.build.reward_checks import require_image_rewards, has_images
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import OptionsError
 from rft_models.reward_model.loading import load_reward_model
 from rft_models.reward_model.model import RewardModel
 from rft_models.reward_model.scorer import RewardTextScorer
 from rft_trainer.records.scores import Reward
-from rft_trainer.rewards.combined import CombinedReward, Part
+from rft_trainer.rewards.combined import CombinedReward, RewardComponent
 from rft_trainer.rewards.http_client import Endpoint
 from rft_trainer.rewards.judge import NAME as JUDGE
 from rft_trainer.rewards.registry import reward_by_name
@@ -41,12 +41,12 @@ def build_reward(settings: RlSettings | EvalSettings, machine: Machine, *, funct
         DataError: a directory that is no reward model or judge.
         ServiceError: a server that does not answer.
     """
-    refuse_blind_rewards(settings)
+    require_image_rewards(settings)
     weights = weights_of(settings.reward)
     with ExitStack() as built:
-        parts: list[Part] = []
+        parts: list[RewardComponent] = []
 
-        def add(part: Part) -> None:
+        def add(part: RewardComponent) -> None:
             built.callback(part.reward.close)
             parts.append(part)
 
@@ -54,13 +54,13 @@ def build_reward(settings: RlSettings | EvalSettings, machine: Machine, *, funct
         if function is not None or name:
             add(_function_part(settings, name, function))
         for part in [
-            *_servers(settings.reward_models, with_image=sees_images(settings)),
+            *_servers(settings.reward_models, with_image=has_images(settings)),
             *_models(settings, machine, weights),
         ]:
             add(part)
         judge = make_judge(settings, machine)
         if judge is not None:
-            add(Part(JUDGE, judge, waits=bool(settings.judge.judge_url)))
+            add(RewardComponent(JUDGE, judge, waits=bool(settings.judge.judge_url)))
         _refuse_equal_names([part.name for part in parts])
         built.pop_all()
     return parts[0].reward if len(parts) == 1 and weights is None else CombinedReward(parts, weights)
@@ -68,11 +68,11 @@ def build_reward(settings: RlSettings | EvalSettings, machine: Machine, *, funct
 
 def check_reward(settings: RlSettings) -> None:
     """What starting would refuse of the function and the servers; no model's weights are loaded."""
-    refuse_blind_rewards(settings)
+    require_image_rewards(settings)
     name = function_name(settings)
     if name:
         _function_part(settings, name, None).reward.close()
-    _servers(settings.reward_models, with_image=sees_images(settings))
+    _servers(settings.reward_models, with_image=has_images(settings))
     if settings.judge.judge_url:
         remote_judge(settings).close()
 
@@ -87,7 +87,7 @@ def reward_lines(settings: RlSettings) -> list[str]:
     chosen, name, lines = settings.reward, function_name(settings), list[str]()
     names = _names(settings)
     _refuse_equal_names(names)
-    refuse_blind_rewards(settings)
+    require_image_rewards(settings)
     if name:
         processes = f"{chosen.reward_workers} process{'es' if chosen.reward_workers > 1 else ''}"
         lines.append(f"{name}, {processes}, {chosen.reward_timeout:g} s a response")
@@ -118,17 +118,17 @@ def _names(settings: RlSettings) -> list[str]:
     return [*names, JUDGE] if judge.judge_pretrain or judge.judge_url else names
 
 
-def _function_part(settings: RlSettings | EvalSettings, name: str, function: Reward | None) -> Part:
+def _function_part(settings: RlSettings | EvalSettings, name: str, function: Reward | None) -> RewardComponent:
     if function is not None:
-        return Part(str(getattr(function, "name", "reward_fn")), function)
+        return RewardComponent(str(getattr(function, "name", "reward_fn")), function)
     chosen = settings.reward
     reward = reward_by_name(name, num_workers=chosen.reward_workers, timeout=chosen.reward_timeout)
-    return Part(name.rpartition(":")[2], reward)
+    return RewardComponent(name.rpartition(":")[2], reward)
 
 
-def _servers(settings: RewardModelSettings, *, with_image: bool) -> list[Part]:
+def _servers(settings: RewardModelSettings, *, with_image: bool) -> list[RewardComponent]:
     """One a URL, each tried once; `with_image`: on a prompt that has one."""
-    parts: list[Part] = []
+    parts: list[RewardComponent] = []
     for place in server_places(settings):
         reward = RemoteReward(
             place.name,
@@ -137,15 +137,15 @@ def _servers(settings: RewardModelSettings, *, with_image: bool) -> list[Part]:
             concurrency=settings.remote_rm_concurrency,
         )
         reward.start(with_image=with_image)
-        parts.append(Part(place.name, reward, waits=True))
+        parts.append(RewardComponent(place.name, reward, waits=True))
     return parts
 
 
-def _models(settings: RlSettings | EvalSettings, machine: Machine, weights: Mapping[str, float] | None) -> list[Part]:
+def _models(settings: RlSettings | EvalSettings, machine: Machine, weights: Mapping[str, float] | None) -> list[RewardComponent]:
     """One a directory."""
     places = model_places(settings.reward_models)
     held = _held(settings, places, machine.device)
-    parts: list[Part] = []
+    parts: list[RewardComponent] = []
     for place in places:
         heads = heads_of(place, weights)
         model = load_reward_model(
@@ -160,7 +160,7 @@ def _models(settings: RlSettings | EvalSettings, machine: Machine, weights: Mapp
         phase = nullcontext if held else partial(_visit, model, machine.device)
         if not held:
             model.to("cpu")
-        parts.append(Part(place.name, ModelReward(place.name, scorer, heads, phase=phase)))
+        parts.append(RewardComponent(place.name, ModelReward(place.name, scorer, heads, phase=phase)))
     return parts
 
 

@@ -11,9 +11,9 @@ from rft.build.prompt_data import Prepared, as_prompts, read_held_out, read_trai
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import OptionsError
 from rft_models.loading.context_length import model_facts
-from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.batches.batch_plan import BatchPlan, plan_batches
-from rft_trainer.loops.rl import StepRules
+from rft_trainer.loops.rl import StepConfig
 from rft_trainer.records.rollouts import Prompt
 
 
@@ -57,7 +57,7 @@ class RlData:
     longest_prompt: int
 
 
-def rl_data(settings: RlSettings, codec: HfTextCodec, world_size: int) -> RlData:
+def rl_data(settings: RlSettings, codec: HfTokenizer, world_size: int) -> RlData:
     """Read, render and count; needs a tokenizer and no weights. `world_size` counts all ranks."""
     data, batch = settings.data, settings.batch
     needs_values = algorithm_record(settings).advantage.needs_values
@@ -109,9 +109,9 @@ def rl_data(settings: RlSettings, codec: HfTextCodec, world_size: int) -> RlData
     return RlData(training, prompts, held_out, plan, num_steps, num_updates, longest)
 
 
-def step_rules(settings: RlSettings, data: RlData, record: PolicyAlgorithm) -> StepRules:
+def step_rules(settings: RlSettings, data: RlData, record: PolicyAlgorithm) -> StepConfig:
     """The numbers of one training step."""
-    return StepRules(
+    return StepConfig(
         prompts_per_rollout=settings.batch.rollout_batch_size,
         rollouts_per_step=data.plan.rollouts_per_update,
         train_batch_size=settings.batch.train_batch_size,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rft_algos.schedules import learning_rate
 from rft.build.lora import quantization
-from rft.checkpoints.writer import Restored, make_writer, save_schedule
+from rft.checkpoints.writer import ResumePoint, make_writer, save_schedule
 from rft.process.machine import Machine
 from rft.build.models import checkpointing_of, freezing_of, head_chunk_size
 from rft.parallel.parallelize import held_dtype
@@ -18,7 +18,7 @@ from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_models.policy.load_on_meta import load_on_meta
 from rft_models.settings import AdapterSettings, ModelSettings
-from rft_models.tokenization.tokenizer import HfTextCodec
+from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.evaluation.evaluator import Evaluator
@@ -28,7 +28,7 @@ from rft_trainer.records.scores import Reward
 from rft_trainer.rollouts.multi_turn import Conversations
 from rft_trainer.runs.checkpointing import Saver, Stateful, StatefulTensors
 from rft_trainer.runs.directory import RunDirectory
-from rft_trainer.update.moe_aux_loss import BalancedForward
+from rft_trainer.update.moe_aux_loss import MoeAuxLoss
 from rft_trainer.update.optimizer_step import MicroBatching
 
 
@@ -60,7 +60,7 @@ def make_saver(
     optimizer: Optimizer,
     parts: dict[str, Stateful],
     machine: Machine,
-    restored: Restored | None,
+    restored: ResumePoint | None,
     tensor_parts: dict[str, StatefulTensors] | None = None,
 ) -> Saver:
     """Saves on every rank; hands every part its saved state where a checkpoint is given."""
@@ -86,7 +86,7 @@ def trainable_policy(
     strategy: StrategySettings,
     source: str | Path,
     machine: Machine,
-    codec: HfTextCodec,
+    codec: HfTokenizer,
     adapter: AdapterSettings,
 ) -> CausalPolicy:
     """The weights in `source`, ready to be laid out and trained: whole, or still in their files."""
@@ -106,11 +106,11 @@ def trainable_policy(
     return policy.train()
 
 
-def balanced_forward(settings: ModelSettings, policy: CausalPolicy, machine: Machine) -> BalancedForward | None:
+def balanced_forward(settings: ModelSettings, policy: CausalPolicy, machine: Machine) -> MoeAuxLoss | None:
     """The routers' loss beside the objective, where it has a weight."""
     if not settings.aux_loss_coef:
         return None
-    return BalancedForward(policy, coefficient=settings.aux_loss_coef, collectives=machine.collectives)
+    return MoeAuxLoss(policy, coefficient=settings.aux_loss_coef, collectives=machine.collectives)
 
 
 def micro_batching(max_sequences: int, max_tokens: int, packing: bool) -> MicroBatching:
@@ -120,7 +120,7 @@ def micro_batching(max_sequences: int, max_tokens: int, packing: bool) -> MicroB
 
 def make_evaluator(
     engine: Engine,
-    codec: HfTextCodec,
+    codec: HfTokenizer,
     reward: Reward,
     machine: Machine,
     prompts: Sequence[Prompt],

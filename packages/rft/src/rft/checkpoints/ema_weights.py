@@ -17,17 +17,17 @@ from rft_dist.checkpoint_format.resharding import BlockReader
 from rft_dist.checkpoints.reader import Checkpoint
 from rft_dist.collectives import Collectives
 from rft_dist.optim import ema
-from rft_models.files.checkpoint_names import as_saved, own_names
+from rft_models.files.checkpoint_names import to_checkpoint_names, to_module_names
 from rft_models.lora import files
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
-from rft_trainer.evaluation.ema_evaluator import AveragedEvaluator, InPlace
+from rft_trainer.evaluation.ema_evaluator import EmaEvaluator, SwapInEma
 from rft_trainer.evaluation.evaluator import Evaluator
 
 _LOG = logging.getLogger(__name__)
 
 
-class WeightsOrAverages:
+class TensorsWithEma:
     """Tensors of a model directory, those that are averaged as their averages; one in memory at a time."""
 
     def __init__(
@@ -42,10 +42,10 @@ class WeightsOrAverages:
         own = self._own.get(name)
         if own is None:
             return self._stored.whole(name)
-        return dict(as_saved(self._model, lambda: [(own, self._averages.whole(self._keys[own]))])())[name]
+        return dict(to_checkpoint_names(self._model, lambda: [(own, self._averages.whole(self._keys[own]))])())[name]
 
 
-def take_averages(policy: CausalPolicy, checkpoint: Checkpoint, stored: BlockReader) -> WeightsOrAverages:
+def take_averages(policy: CausalPolicy, checkpoint: Checkpoint, stored: BlockReader) -> TensorsWithEma:
     """Put every average that the checkpoint has into the policy; what stands for its weights from now on.
 
     Raises:
@@ -54,14 +54,14 @@ def take_averages(policy: CausalPolicy, checkpoint: Checkpoint, stored: BlockRea
     reader = checkpoint.blocks("optimizer")
     names = {key.removeprefix(f"{ema.KIND}/"): key for key in reader.table if key.startswith(f"{ema.KIND}/")}
     parameters = dict(policy.named_parameters())
-    own = own_names(policy.model, ((name, parameters[name]) for name in names if name in parameters))
+    own = to_module_names(policy.model, ((name, parameters[name]) for name in names if name in parameters))
     unknown = sorted({name for name in names if name not in parameters} | (set(own) - set(stored.table)))
     if unknown or not names:
         raise _no_averages(checkpoint, unknown)
     with torch.no_grad():
         for name, key in names.items():
             parameters[name].copy_(reader.whole(key))
-    return WeightsOrAverages(stored, reader, names, own, policy.model)
+    return TensorsWithEma(stored, reader, names, own, policy.model)
 
 
 def _no_averages(checkpoint: Checkpoint, unknown: list[str]) -> OptionsError:
@@ -77,19 +77,19 @@ def _no_averages(checkpoint: Checkpoint, unknown: list[str]) -> OptionsError:
     )
 
 
-def while_averaged(policy: CausalPolicy, optimizer: Any, ranks: Collectives) -> InPlace:
+def while_averaged(policy: CausalPolicy, optimizer: Any, ranks: Collectives) -> SwapInEma:
     """What puts the optimizer's averages in the place of the policy's weights for a while, however they lie."""
     from rft_dist.strategies import ema_swap
 
     trained = dict(policy.trainable_parameters())
     if hasattr(optimizer, "weights"):  # DeepSpeed steps on ranges of flattened tensors
-        return partial(ema_swap.zero_averages_in_place, trained, optimizer.weights, optimizer.state, ranks)
-    return partial(ema_swap.averages_in_place, trained, optimizer.state_tensors)
+        return partial(ema_swap.swap_in_ema_zero, trained, optimizer.weights, optimizer.state, ranks)
+    return partial(ema_swap.swap_in_ema, trained, optimizer.state_tensors)
 
 
 def averaged_evaluator(
-    evaluator: Evaluator | None, averages: InPlace | None, engine: Any, *, runs_ahead: bool, tells: bool
-) -> AveragedEvaluator | None:
+    evaluator: Evaluator | None, averages: SwapInEma | None, engine: Any, *, runs_ahead: bool, tells: bool
+) -> EmaEvaluator | None:
     """The evaluation of the averages, where there are any and prompts are held out.
 
     `runs_ahead`: other threads draw with the weights all the time, so that nothing can stand in their place; which is
@@ -104,7 +104,7 @@ def averaged_evaluator(
                 "rft-train export RUN DIR --ema, then rft-train eval --pretrain DIR"
             )
         return None
-    return AveragedEvaluator(evaluator, averages, engine.refresh)
+    return EmaEvaluator(evaluator, averages, engine.refresh)
 
 
 def has_adapters(checkpoint: Checkpoint) -> bool:

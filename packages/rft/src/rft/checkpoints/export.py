@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rft.checkpoints.ema_weights import WeightsOrAverages, export_averaged, has_adapters, take_averages
+from rft.checkpoints.ema_weights import TensorsWithEma, export_averaged, has_adapters, take_averages
 from rft_core.errors import DataError
 from rft_dist.checkpoint_format.resharding import BlockReader, table_of_files
 from rft_dist.checkpoint_format.safetensors_pieces import tensor_bytes
@@ -69,7 +69,7 @@ def _widest(stored: BlockReader) -> torch.dtype:
     )
 
 
-def _compare_weights(stored: BlockReader | WeightsOrAverages, found: BlockReader, where: Path) -> None:
+def _compare_weights(stored: BlockReader | TensorsWithEma, found: BlockReader, where: Path) -> None:
     """Names, shapes and bytes; with another dtype, the bytes of the stored tensors after the conversion."""
     if set(stored.table) != set(found.table):
         difference = sorted(set(stored.table) ^ set(found.table))

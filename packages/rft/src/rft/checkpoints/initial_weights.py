@@ -24,7 +24,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class LoadReport:
     """What became of the weights that were asked for."""
 
     loaded: tuple[str, ...]
@@ -46,7 +46,7 @@ class Taken:
         return ", ".join([*parts, f"{self.kept} kept from --pretrain"])
 
 
-def engine_source(settings: CheckpointSettings, source: str | Path, *, shares_weights: bool) -> str | Path:
+def engine_weights_directory(settings: CheckpointSettings, source: str | Path, *, shares_weights: bool) -> str | Path:
     """The directory from which an engine that has weights of its own begins.
 
     Raises:
@@ -63,7 +63,7 @@ def engine_source(settings: CheckpointSettings, source: str | Path, *, shares_we
     return _checkpoint(settings).model_directory if settings.ckpt_weights_only else source
 
 
-def take_weights(policy: CausalPolicy, settings: CheckpointSettings, *, show: bool) -> None:
+def load_initial_weights(policy: CausalPolicy, settings: CheckpointSettings, *, show: bool) -> None:
     """Put the weights that the settings name into the policy; nothing where they name none.
 
     Every rank takes them from its own reading. Raises CheckpointError, and changes nothing, where
@@ -87,14 +87,14 @@ def take_weights(policy: CausalPolicy, settings: CheckpointSettings, *, show: bo
         _LOG.info("weights of step %d from %s: %s", checkpoint.step, checkpoint.path, taken)
 
 
-def copy_weights(target: Mapping[str, Tensor], source: Mapping[str, Tensor], prefixes: list[str]) -> Taken:
+def copy_weights(target: Mapping[str, Tensor], source: Mapping[str, Tensor], prefixes: list[str]) -> LoadReport:
     """Copy the tensors whose names begin with one of `prefixes`; "" stands for all, which then have to fit.
 
     Raises CheckpointError, and copies nothing, where all are asked for and the two sets differ.
     """
     chosen = [name for name in sorted({*target, *source}) if any(name.startswith(prefix) for prefix in prefixes)]
     both = [name for name in chosen if name in target and name in source]
-    taken = Taken(
+    taken = LoadReport(
         loaded=tuple(name for name in both if target[name].shape == source[name].shape),
         missing=tuple(name for name in chosen if name not in source),
         unexpected=tuple(name for name in chosen if name not in target),

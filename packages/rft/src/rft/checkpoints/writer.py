@@ -119,7 +119,7 @@ def make_writer(
     settings: CheckpointSettings,
     metadata: Mapping[str, Any],
     collectives: Exchange,
-    restored: Restored | None,
+    restored: ResumePoint | None,
 ) -> StoreWriter:
     """What saves the run, as the settings say."""
     opened = partial(open_store, directory, settings, restored)
@@ -129,7 +129,7 @@ def make_writer(
 def open_store(
     directory: RunDirectory,
     settings: CheckpointSettings,
-    restored: Restored | None = None,
+    restored: ResumePoint | None = None,
     exchange: Exchange | None = None,
 ) -> CheckpointStore:
     """The run's checkpoints, kept within the settings' limits.
@@ -159,7 +159,7 @@ def save_schedule(settings: CheckpointSettings) -> SaveSchedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class ResumePoint:
     """A verified checkpoint that a run continues from."""
 
     checkpoint: Checkpoint

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rft.checkpoints.writer import Restored
+from rft.checkpoints.writer import ResumePoint
 from rft.parallel.optimizer_restore import restore_optimizer
 from rft.process.machine import Machine
 from rft_dist.checkpoint_format.shards import Shard, Wanted
 from rft_dist.settings import AdamSettings, StrategySettings
-from rft_dist.strategies.data_parallel import ReplicatedOptimizer
+from rft_dist.strategies.data_parallel import DataParallelOptimizer
 from rft_models.critic.causal_critic import CausalCritic
 from rft_trainer.protocols import Critic, Optimizer
 from rft_trainer.runs.checkpointing import StatefulTensors
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class SpreadCritic:
+class ParallelCritic:
     """A critic on the ranks, what trains it, and what a checkpoint holds of its weights."""
 
     critic: Critic
@@ -35,13 +35,13 @@ class SpreadCritic:
     """Whether every forward and backward is an exchange, so that all ranks must make equally many."""
 
 
-def spread_critic(
+def parallelize_critic(
     critic: CausalCritic,
     strategy: StrategySettings,
     adam: AdamSettings,
     machine: Machine,
-    restored: Restored | None,
-) -> SpreadCritic:
+    restored: ResumePoint | None,
+) -> ParallelCritic:
     """Lay a loaded critic out as the settings say, continued where a checkpoint is given, however it lay there.
 
     Its weights are stepped on in the type that they are loaded in.
@@ -56,9 +56,9 @@ def spread_critic(
         whole = CriticWeights(critic)
         if restored is not None:
             whole.load_state_tensors(restored.checkpoint.tensors("critic"))
-        optimizer = ReplicatedOptimizer(critic.named_parameters(), machine.collectives, **options)
+        optimizer = DataParallelOptimizer(critic.named_parameters(), machine.collectives, **options)
         restore_optimizer(optimizer, restored, "critic_optimizer")
-        return SpreadCritic(critic, optimizer, whole, in_step=False)
+        return ParallelCritic(critic, optimizer, whole, in_step=False)
     from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
 
     sharded = FullyShardedModel(
@@ -78,7 +78,7 @@ def spread_critic(
     options["offload"] = strategy.adam_offload
     optimizer = ShardedOptimizer(critic.named_parameters(), machine.collectives, **options)
     restore_optimizer(optimizer, restored, "critic_optimizer")
-    return SpreadCritic(GatheredCritic(critic, sharded.compute), optimizer, blocks, in_step=True)
+    return ParallelCritic(GatheredCritic(critic, sharded.compute), optimizer, blocks, in_step=True)
 
 
 class _AllWeights(nn.Module):

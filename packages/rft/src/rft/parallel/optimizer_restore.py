@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from rft.checkpoints.writer import Restored
+from rft.checkpoints.writer import ResumePoint
 from rft_dist.checkpoint_format.shards import ShardSink, Wanted
 from rft_dist.optim.adamw import is_optional
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     pass
 
 
-def restore_optimizer(optimizer: Any, restored: Restored | None, component: str = "optimizer") -> None:
+def restore_optimizer(optimizer: Any, restored: ResumePoint | None, component: str = "optimizer") -> None:
     """Hand an optimizer its saved state, in blocks where it takes them; without a checkpoint it stays as it is."""
     if restored is None:
         return

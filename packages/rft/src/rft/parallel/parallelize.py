@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from rft.checkpoints.ema_weights import while_averaged
-from rft.checkpoints.writer import Restored
+from rft.checkpoints.writer import ResumePoint
 from rft.parallel.optimizer_restore import restore_optimizer
 from rft.parallel.shared_samples import (
     Sharing,
-    cut_reference,
+    shard_reference,
     sharded_parts,
     share_samples,
     sharing_words,
@@ -27,11 +27,11 @@ from rft_dist.checkpoint_format.shards import Shard, Wanted, assign_by_bytes
 from rft_dist.collectives import Collectives
 from rft_dist.optim.loss_scaler import LossScaler
 from rft_dist.settings import AdamSettings, StrategySettings
-from rft_dist.strategies.data_parallel import ReplicatedOptimizer
-from rft_models.files.checkpoint_names import as_saved
+from rft_dist.strategies.data_parallel import DataParallelOptimizer
+from rft_models.files.checkpoint_names import to_checkpoint_names
 from rft_models.lora import files as adapter_files
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_trainer.evaluation.ema_evaluator import InPlace
+from rft_trainer.evaluation.ema_evaluator import SwapInEma
 from rft_trainer.protocols import Collectives as DataCollectives
 from rft_trainer.protocols import Optimizer, SavablePolicy
 
@@ -43,7 +43,7 @@ WholeWeights = Callable[[], Iterable[tuple[str, Tensor]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class ParallelModel:
     """A policy on the ranks, and what trains, feeds, saves and copies it."""
 
     policy: CausalPolicy
@@ -59,7 +59,7 @@ class Spread:
     """What the forward computes in: an engine should too."""
     whole_adapters: WholeWeights | None = None
     """Where an engine gets the adapters alone; None = they are whole, or there are none."""
-    averages: InPlace | None = None
+    averages: SwapInEma | None = None
     """Puts the moving averages in the place of the weights for a while; None = there are none."""
 
     @property
@@ -83,13 +83,13 @@ def _narrow_dtype(strategy: StrategySettings) -> torch.dtype | None:
     return torch.bfloat16 if strategy.use_mp_opt else None
 
 
-def spread_policy(
+def parallelize(
     policy: CausalPolicy,
     strategy: StrategySettings,
     adam: AdamSettings,
     machine: Machine,
-    restored: Restored | None,
-) -> Spread:
+    restored: ResumePoint | None,
+) -> ParallelModel:
     """Lay a loaded policy out as the settings say, with an optimizer that is continued where a checkpoint is given."""
     ranks = machine.collectives
     sharing = share_samples(policy, strategy, machine)
@@ -111,7 +111,7 @@ def spread_policy(
         stepping = {"master": narrow is not None, "offload": strategy.adam_offload, "scaler": _scaler(strategy)}
         optimizer, weights, held = tensor_parallel(policy, sharing.tensor_group, options | stepping)
     else:
-        optimizer = ReplicatedOptimizer(
+        optimizer = DataParallelOptimizer(
             policy.trainable_parameters(),
             ranks,
             **options,
@@ -121,15 +121,15 @@ def spread_policy(
         )
         weights = held = policy.named_parameters
     restore_optimizer(optimizer, restored)
-    return Spread(
+    return ParallelModel(
         policy=policy,
         optimizer=optimizer,
         data=sharing.data,
         in_step=in_step,
-        whole_weights=(lambda: policy.served(weights())) if spreads_weights(strategy) else None,
-        savable=_WeightsInBlocks(policy, weights, held, ranks) if in_step or spreads_weights(strategy) else policy,
+        whole_weights=(lambda: policy.served(weights())) if is_sharded(strategy) else None,
+        savable=_WeightsInBlocks(policy, weights, held, ranks) if in_step or is_sharded(strategy) else policy,
         compute_dtype=compute_dtype,
-        whole_adapters=_adapters_alone(policy, weights) if spreads_weights(strategy) else None,
+        whole_adapters=_adapters_alone(policy, weights) if is_sharded(strategy) else None,
         averages=while_averaged(policy, optimizer, ranks) if strategy.enable_ema else None,
     )
 
@@ -172,15 +172,15 @@ def _added_words(strategy: StrategySettings, *, bf16: bool) -> Iterator[str]:
         yield f"a moving average of the weights, decay {strategy.ema_decay:g}"
 
 
-def spread_reference(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> CausalPolicy:
+def parallelize_reference(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> CausalPolicy:
     """Lay weights that are not trained out: in blocks where those of the policy are."""
-    group = cut_reference(policy, strategy, machine) if strategy.tp_size > 1 else None
+    group = shard_reference(policy, strategy, machine) if strategy.tp_size > 1 else None
     if strategy.fsdp or strategy.zero_stage == 3:
         _shard(policy, strategy, machine, None if group is None else group.data_mesh)
     return policy
 
 
-def spreads_weights(strategy: StrategySettings) -> bool:
+def is_sharded(strategy: StrategySettings) -> bool:
     """Whether a rank holds a part of the weights only."""
     return strategy.fsdp or strategy.zero_stage == 3 or strategy.tp_size > 1
 
@@ -309,7 +309,7 @@ class _WeightsInBlocks:
         for name, tensor in self.policy.served(self._keeping_adapters()):
             if owners[name] == self.ranks.rank:
                 found[name] = tensor.detach().clone()
-        return dict(as_saved(self.policy.model, found.items)())
+        return dict(to_checkpoint_names(self.policy.model, found.items)())
 
     def _keeping_adapters(self) -> Iterator[tuple[str, Tensor]]:
         """The whole tensors; those of adapters are small, and kept for `description`."""

@@ -36,28 +36,28 @@ def share_samples(policy: CausalPolicy, strategy: StrategySettings, machine: Mac
     ranks = machine.collectives
     if strategy.sp_size == 1 and strategy.tp_size == 1:
         return Sharing(ranks)
-    from rft_dist.strategies.process_groups import DataRanks
+    from rft_dist.strategies.process_groups import DataParallelRanks
 
     if strategy.tp_size > 1:
         from rft_dist.strategies.tensor_parallel import TensorGroup
 
         tensor_group = TensorGroup(ranks, strategy.tp_size, torch.device(machine.device))
-        return Sharing(DataRanks(ranks, tensor_group), tensor_group)
+        return Sharing(DataParallelRanks(ranks, tensor_group), tensor_group)
     from rft_dist.strategies.sequence_parallel import SequenceGroup
 
     group = SequenceGroup(ranks, strategy.sp_size)
     policy.split_sequences(group, strategy.sp_mode)
-    return Sharing(DataRanks(ranks, group))
+    return Sharing(DataParallelRanks(ranks, group))
 
 
-def cut_matrices(policy: CausalPolicy, group: TensorGroup) -> tuple[NamedTensors, NamedTensors, tuple[str, ...]]:
+def shard_matrices(policy: CausalPolicy, group: TensorGroup) -> tuple[NamedTensors, NamedTensors, tuple[str, ...]]:
     """(provider of whole weights, of this rank's parts, gains of heads) of a policy that is cut over the group."""
     from rft_dist.strategies.tensor_parallel import TensorParallelModel
-    from rft_models.policy.tensor_parallel_plan import cut_policy, tensor_plan
+    from rft_models.policy.tensor_parallel_plan import apply_tensor_parallel, tensor_plan
 
     plan = tensor_plan(policy, group.size)
     made: list[TensorParallelModel] = []
-    cut_policy(
+    apply_tensor_parallel(
         policy,
         lambda: made.append(TensorParallelModel(policy.model, plan, group)),
         group,
@@ -72,7 +72,7 @@ def tensor_parallel(
     """(optimizer, provider of whole weights, of this rank's parts) of a policy that is cut over the group."""
     from rft_dist.strategies.tensor_parallel import TensorParallelOptimizer
 
-    weights, held, of_heads = cut_matrices(policy, group)
+    weights, held, of_heads = shard_matrices(policy, group)
     optimizer = TensorParallelOptimizer(policy.trainable_parameters(), group, of_heads=of_heads, **options)
     return optimizer, weights, held
 
@@ -83,18 +83,18 @@ def sharded_parts(
     """The same for parts that are spread again, by `shard(ranks that hold the same parts)`."""
     from rft_dist.strategies.tensor_parallel_fsdp import TensorShardedOptimizer
 
-    _, _, of_heads = cut_matrices(policy, group)
+    _, _, of_heads = shard_matrices(policy, group)
     sharded = shard(group.data_mesh)
     optimizer = TensorShardedOptimizer(policy.trainable_parameters(), group, of_heads=of_heads, **options)
     return optimizer, sharded.whole_tensors, sharded.held_tensors
 
 
-def cut_reference(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> TensorGroup:
+def shard_reference(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> TensorGroup:
     """Cut weights that are not trained as those of the policy are, over groups of the same ranks."""
     from rft_dist.strategies.tensor_parallel import TensorGroup
 
     group = TensorGroup(machine.collectives, strategy.tp_size, torch.device(machine.device))
-    cut_matrices(policy, group)
+    shard_matrices(policy, group)
     return group
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rft.build.images import codec_with_images, row_images
 from rft.build.prompt_data import renderer_for
-from rft_models.vision.processor import HfVisionCodec
+from rft_models.vision.processor import HfProcessor
 from rft_models.vision.token_counts import PlannedImages
 from rft_trainer.data.images import ImageColumn
 from rft_trainer.data.prompts import PromptRow, prompts_from_rows
@@ -110,7 +110,7 @@ def image_plan(settings: Any, *, limit: int, limit_flag: str) -> ImagePlan | Non
         DataError, OptionsError: as the start would for a row, the model's processor or a package that is missing.
     """
     codec = codec_with_images(settings.model, settings.images)
-    assert isinstance(codec, HfVisionCodec)
+    assert isinstance(codec, HfProcessor)
     images = PlannedImages(codec)
     column = row_images(settings.images, 0).column
     assert column is not None

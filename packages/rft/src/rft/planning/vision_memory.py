@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rft.planning.image_tokens import ImagePlan, image_plan
-from rft_dist.planning.memory_estimate import DecoderSizes, Term, Training, activation_bytes_of_block
+from rft_dist.planning.memory_estimate import DecoderSizes, MemoryTerm, TrainingMemoryConfig, activation_bytes_of_block
 from rft_models.files.directories import existing_directory
 from rft_models.files.vision_tower_sizes import TowerSizes, tower_sizes
 
@@ -24,12 +24,12 @@ class ImageParts:
     """Of the training rows; None without images, or where the data are not on this machine."""
     parameters: int
     """Of the vision tower."""
-    terms: list[Term]
+    terms: list[MemoryTerm]
     notes: list[str]
 
 
 def image_parts(
-    command: str, settings: Any, values: Mapping[str, Any], run: Training, positions: int | None
+    command: str, settings: Any, values: Mapping[str, Any], run: TrainingMemoryConfig, positions: int | None
 ) -> ImageParts:
     """Tokens of images, and what the tower holds.
 
@@ -41,7 +41,9 @@ def image_parts(
     return ImageParts(images, parameters, terms, [*unread, *about])
 
 
-def tower_part(values: Mapping[str, Any], run: Training, tokens_a_row: int | None) -> tuple[int, list[Term], list[str]]:
+def tower_part(
+    values: Mapping[str, Any], run: TrainingMemoryConfig, tokens_a_row: int | None
+) -> tuple[int, list[MemoryTerm], list[str]]:
     """(parameters, terms, notes) of the tower of `pretrain`; nothing for a model of text.
 
     Args:
@@ -69,7 +71,7 @@ def tower_part(values: Mapping[str, Any], run: Training, tokens_a_row: int | Non
     return sizes.parameters, terms, notes
 
 
-def weight_terms(sizes: TowerSizes, run: Training, *, trained: bool) -> list[Term]:
+def weight_terms(sizes: TowerSizes, run: TrainingMemoryConfig, *, trained: bool) -> list[MemoryTerm]:
     """P w of weights, and where they are trained P g of gradients and 2 P m of moments, as of the decoder.
 
     A copy for the reference is P w more. Ranks share them out as they share out the decoder's.
@@ -87,13 +89,17 @@ def weight_terms(sizes: TowerSizes, run: Training, *, trained: bool) -> list[Ter
     return [_shared_out(sizes.parameters, run, *row) for row in rows]
 
 
-def _shared_out(count: int, run: Training, name: str, size: int, shared: bool, stays: bool, host: bool) -> Term:
+def _shared_out(
+    count: int, run: TrainingMemoryConfig, name: str, size: int, shared: bool, stays: bool, host: bool
+) -> MemoryTerm:
     ranks = (run.shard_size or run.dp_size * run.sp_size) if shared else 1
     over = f" / {ranks} ranks (by division)" if ranks > 1 else ""
-    return Term(name, -(-count * size // ranks), f"{count:,} x {size} bytes{over}", in_rollout=stays, on_host=host)
+    return MemoryTerm(
+        name, -(-count * size // ranks), f"{count:,} x {size} bytes{over}", in_rollout=stays, on_host=host
+    )
 
 
-def activation_term(sizes: TowerSizes, run: Training, num_tokens: int) -> Term:
+def activation_term(sizes: TowerSizes, run: TrainingMemoryConfig, num_tokens: int) -> MemoryTerm:
     """T L b of all blocks over the T patches behind so many placeholders; recomputed: T L h w, and b of one block.
 
     b is that of a decoder's block of these widths with as many heads of keys as of queries. An image that several
@@ -108,9 +114,9 @@ def activation_term(sizes: TowerSizes, run: Training, num_tokens: int) -> Term:
     if run.recomputes:
         kept = sizes.hidden * run.compute_bytes
         told = f"at most {patches:,} patches x ({sizes.layers} x {kept:,} + {block:,} bytes)"
-        return Term("tower activations", patches * (sizes.layers * kept + block), told, in_rollout=False)
+        return MemoryTerm("tower activations", patches * (sizes.layers * kept + block), told, in_rollout=False)
     told = f"at most {patches:,} patches x {sizes.layers} blocks x {block:,} bytes"
-    return Term("tower activations", patches * sizes.layers * block, told, in_rollout=False)
+    return MemoryTerm("tower activations", patches * sizes.layers * block, told, in_rollout=False)
 
 
 def planned_images(command: str, settings: Any, positions: int | None) -> tuple[ImagePlan | None, list[str]]:

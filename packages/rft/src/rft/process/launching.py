@@ -14,7 +14,7 @@ from rft.reward_names import named_models
 from rft_core.errors import OptionsError
 from rft_dist.launch.environment import SPAWNED, RankInfo, ranks_from_environment, timeout_seconds
 from rft_dist.launch.spawn import last_lines, spawn_ranks
-from rft_dist.planning.parallel_dims import Number, RankGrid, Share
+from rft_dist.planning.parallel_dims import BatchShare, ParallelDims, SourcedNumber
 from rft_dist.preflight.compare_ranks import Report, Subject, compare_ranks
 from rft_dist.preflight.process_checks import check_start, forgotten_srun
 from rft_dist.preflight.rank_facts import file_facts, machine_facts, model_facts, settings_facts
@@ -102,20 +102,20 @@ class Preflight:
         self._run = run or Path(values["save_path"] or RUNS / "run").expanduser()
         self._report: Report | None = None
         self._ranks: RankInfo | None = None
-        self._grid: RankGrid | None = None
+        self._grid: ParallelDims | None = None
 
     @property
     def run(self) -> Path:
         """Where the run will be, as far as it is known; its folder may not be there."""
         return self._run
 
-    def grid(self, ranks: RankInfo, *, num_devices: int, shares_devices: bool) -> RankGrid:
+    def grid(self, ranks: RankInfo, *, num_devices: int, shares_devices: bool) -> ParallelDims:
         """The grid that this process is part of; PreflightError or OptionsError where there is none."""
         refuse_one_process(self._resolved, ranks)
         share = share_of(self._resolved.values)
         self._ranks = ranks
         sp_size, tp_size = (
-            Number(int(self._resolved.values.get(name, 1)), _written(self._resolved, name))
+            SourcedNumber(int(self._resolved.values.get(name, 1)), _written(self._resolved, name))
             for name in ("sp_size", "tp_size")
         )
         self._grid = check_start(
@@ -160,9 +160,9 @@ class Preflight:
         return Subject(facts, self._run, (problem,) if problem else ())
 
 
-def share_of(values: Mapping[str, Any]) -> Share:
+def share_of(values: Mapping[str, Any]) -> BatchShare:
     """The batch of a command, cut into micro-batches."""
-    return Share("train_batch_size", values["train_batch_size"], values["micro_train_batch_size"])
+    return BatchShare("train_batch_size", values["train_batch_size"], values["micro_train_batch_size"])
 
 
 def files_of(values: Mapping[str, Any]) -> dict[str, str]:

@@ -19,7 +19,13 @@ from rft_core.errors import PeerError, PreflightError, RftError
 from rft_dist.collectives import Collectives
 from rft_dist.health.activity import Activity
 from rft_dist.launch.environment import requested_backend
-from rft_dist.launch.process_group import RankInfo, Watched, meet_ranks, ranks_from_environment, start_process_group
+from rft_dist.launch.process_group import (
+    HealthConfig,
+    RankInfo,
+    meet_ranks,
+    ranks_from_environment,
+    start_process_group,
+)
 from rft_dist.settings import WatchSettings
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.runs.checkpointing import Progress
@@ -115,7 +121,7 @@ def open_machine(
             torch.set_num_threads(share)
     repeat_exactly(device, debug=debug)
     compare = preflight.compare if preflight is not None else None
-    watched = Watched(Activity(), limits or WatchSettings(), always_compares=debug)
+    watched = HealthConfig(Activity(), limits or WatchSettings(), always_compares=debug)
     with logged(ranks.rank, first_line(ranks, device, command)) as log:
         try:
             store = meet_ranks(ranks)

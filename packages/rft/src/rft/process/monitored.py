@@ -16,7 +16,7 @@ from rft.process.rank_log import RankLog
 from rft_core.errors import RftError, SavedAfterSignal
 from rft_core.secrets import scrub_command, scrub_text
 from rft_dist.health.monitor import Watch
-from rft_dist.launch.process_group import RankInfo, Watched, start_watch, stop_process_group
+from rft_dist.launch.process_group import HealthConfig, RankInfo, start_watch, stop_process_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def first_line(ranks: RankInfo, device: str, command: Sequence[str]) -> str:
 
 @contextmanager
 def watched_process(
-    ranks: RankInfo, watched: Watched, log: RankLog, show_error: Callable[[RftError], None] | None = None
+    ranks: RankInfo, watched: HealthConfig, log: RankLog, show_error: Callable[[RftError], None] | None = None
 ) -> Generator[WatchedProcess]:
     """While the block runs, the ranks watch one another. An error that ends it is told to the others first.
 

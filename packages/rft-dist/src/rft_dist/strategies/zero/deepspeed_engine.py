@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rft_core.errors import OptionsError, PreflightError
-from rft_dist.launch.single_process import join_alone
+from rft_dist.launch.single_process import init_single_process_group
 
 _BUCKET_NUMEL = 2**24
 """Elements that are exchanged at a time: 64 MiB of float32, twice when exchanges overlap the backward pass."""
@@ -73,7 +73,7 @@ def start_engine(
     deepspeed: Any, root: nn.Module, optimizer: torch.optim.Optimizer, config: dict[str, Any], device: torch.device
 ) -> Any:
     """DeepSpeed's engine; what it prints meanwhile is dropped."""
-    join_alone(device)
+    init_single_process_group(device)
     with contextlib.redirect_stdout(io.StringIO()), local_rank(device):
         engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
     return engine

@@ -7,7 +7,7 @@ Bytes of a rank for P parameters in bfloat16 over S ranks, float32 master copies
     stage 2    2 P + 16 P / S
     stage 3    18 P / S and the layer that computes
 
-The steps are those of `ReplicatedOptimizer`: gradients are sums over ranks and micro-batches of losses
+The steps are those of `DataParallelOptimizer`: gradients are sums over ranks and micro-batches of losses
 that carry their denominators, clipped by the norm of the whole.
 """
 
@@ -76,7 +76,7 @@ class ZeroModel:
             collectives: the ranks.
             device: where it computes.
             stage: 1, 2 or 3.
-            betas, epsilon, weight_decay, max_norm: as in `ReplicatedOptimizer`.
+            betas, epsilon, weight_decay, max_norm: as in `DataParallelOptimizer`.
             cpu_offload: master copies and moments in host memory, and AdamW there; on a CPU they are there already.
             hpz_size: neighbouring ranks that keep a second copy of the weights between forward and backward (stage 3).
             overlap_comm: exchange gradients, and gather weights ahead, while it computes; of use on GPUs.

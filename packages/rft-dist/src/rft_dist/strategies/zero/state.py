@@ -19,8 +19,8 @@ from rft_dist.checkpoint_format.shards import (
     Wanted,
     assign_by_bytes,
     flat_offset,
+    flat_requests,
     flat_shards,
-    flat_wanted,
     whole,
 )
 from rft_dist.collectives import Collectives
@@ -70,7 +70,7 @@ class ZeroWeights:
         blocks: list[Wanted] = []
         for name, parameter in self._parameters.items():
             offset, flat = own_weights(parameter, self._rank)
-            blocks += flat_wanted(name, shape_of(parameter), parameter.dtype, offset, flat.numel())
+            blocks += flat_requests(name, shape_of(parameter), parameter.dtype, offset, flat.numel())
         return blocks
 
     def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
@@ -218,7 +218,7 @@ class ZeroState:
         kinds = (*self._kinds, "master") if self._has_master else self._kinds
         for name, part in self._parts.items():
             for kind in kinds:
-                yield from flat_wanted(f"{kind}/{name}", part.shape, torch.float32, part.offset, part.numel)
+                yield from flat_requests(f"{kind}/{name}", part.shape, torch.float32, part.offset, part.numel)
         for name in self._weights:  # also those of which this rank holds nothing
             yield Wanted(f"step/{name}", (), torch.float32, (), ())
         if self._scaler is not None:
