@@ -81,4 +81,9 @@ if True:
 ''',
         a__two='"""Inside a room, as always."""\ndef f(): ...',
     )
-    assert [(v.module, v.line) for v in poor_docstrings(sources)] == [("a.one", 1), ("a.one", 3), ("a.one", 12), ("a.one", 15)]
+    assert [(v.module, v.line) for v in poor_docstrings(sources)] == [
+        ("a.one", 1),
+        ("a.one", 3),
+        ("a.one", 12),
+        ("a.one", 15),
+    ]

@@ -60,4 +60,6 @@ def test_planted_names_are_found() -> None:
         ("rft_engine.registry", "'zero'"),
     ]
     with pytest.raises(AssertionError):
-        require_listed(foreign_names(sources), {"rft.build.engines": 1, "rft_dist.settings": 1, "rft_engine.registry": 1})
+        require_listed(
+            foreign_names(sources), {"rft.build.engines": 1, "rft_dist.settings": 1, "rft_engine.registry": 1}
+        )

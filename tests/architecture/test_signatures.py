@@ -15,7 +15,6 @@ from architecture.source_tree import (
     Module,
     Sources,
     Violation,
-    imported_names,
     of_package,
     planted,
     real_sources,

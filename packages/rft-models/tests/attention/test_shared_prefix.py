@@ -81,7 +81,7 @@ def test_with_dropout_each_copy_of_a_prompt_draws_its_own(tiny_model: Build, mon
     def noted(*batch: Tensor) -> None:
         asked.append(True)
 
-    monkeypatch.setattr("rft_models.backbone.backbone.share_prompts", noted)
+    monkeypatch.setattr("rft_models.backbone.backbone.find_shared_prefixes", noted)
     policy.train().token_logprobs(*grouped_batch())
     assert not asked
     policy.eval().token_logprobs(*grouped_batch())
