@@ -63,10 +63,6 @@ def make_model(settings: dict[str, Any]) -> ReplicaModel:
     return ReplicaModel(decoder, tensors, settings["dtype"], settings["device"], received_media)
 
 
-if __name__ == "__main__":
-    serve_replica(int(sys.argv[1]), int(sys.argv[2]), make_model)
-
-
 def received_media(plain: Mapping[str, Any], pixel_values: Sequence[Tensor]) -> Media:
     """A `MakeMedia` of `rft_engine.weight_sync.shared_images`.
 
@@ -95,3 +91,7 @@ def _image(plain: Mapping[str, Any], pixel_values: Tensor) -> ImageInputs:
             do="--engine_replicas 1 --max_staleness 0: the engine in this process is given the images themselves",
         )
     return image
+
+
+if __name__ == "__main__":
+    serve_replica(int(sys.argv[1]), int(sys.argv[2]), make_model)
