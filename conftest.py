@@ -14,6 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest  # noqa: E402
 
 ROOT = Path(__file__).parent
+TIER_2_CASES = ROOT / "tests" / "tier2_cases.txt"
 WORKSPACE_TOOL = "importlinter"
 """Installed in the workspace's own environment alone: without it only packages are tested, not what crosses them."""
 
@@ -56,8 +57,22 @@ def _num_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
+def _mark_tier_2(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give the cases of TIER_2_CASES the marker `full`; `ci/split_tiers.py` writes the file from durations."""
+    names = set(TIER_2_CASES.read_text().splitlines())
+    for item in items:
+        name = item.nodeid.rpartition("@")[0] if "@" in item.nodeid.rpartition("]")[2] else item.nodeid
+        if name in names:
+            item.add_marker(pytest.mark.full)
+            names.discard(name)
+    # Only a run of everything can say that a name is stale; workers of xdist get the same arguments.
+    if names and not config.invocation_params.args[:1] and config.args == config.getini("testpaths"):
+        raise pytest.UsageError(f"{TIER_2_CASES.name} names {len(names)} cases that are no tests: {sorted(names)[:5]}")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect (and so count) what this machine or this command has no means for."""
+    _mark_tier_2(config, items)
     chosen = config.getoption("-m") or ""
     gpus = _num_gpus()
     if "gpu" in str(chosen) and "not gpu" not in str(chosen) and gpus == 0:
@@ -67,6 +82,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         "multigpu": gpus < 2,
         "system": "system" not in str(chosen),
         "full": "full" not in str(chosen),
+        "night": "night" not in str(chosen),
         "data": not os.environ.get("RFT_DATA_DIR"),
     }
     left_out = [item for item in items if any(off and item.get_closest_marker(name) for name, off in reasons.items())]

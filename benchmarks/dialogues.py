@@ -47,8 +47,8 @@ def main() -> None:
 
 def measured(path: Path, task: str, seed: int, draws: int) -> dict[str, Any]:
     """One run, trained if it is not there, and its evaluations."""
+    from rft.run_lifecycle import final_model
     from rft_cli.commands.quickstart import command
-    from rft_cli.commands.sft import final_model
 
     row: dict[str, Any] = {"task": task, "seed": seed}
     if not (path / "summary.json").exists():

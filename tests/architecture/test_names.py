@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -53,13 +54,13 @@ def words_of(name: str) -> list[str]:
 def is_private_word(name: str) -> bool:
     """Whether an identifier uses a word that has another name in the field."""
     words = words_of(name)
-    if PRIVATE_WORDS & {*words} or any(pair in PRIVATE_PAIRS for pair in zip(words, words[1:], strict=False)):
+    if PRIVATE_WORDS & {*words} or any(pair in PRIVATE_PAIRS for pair in itertools.pairwise(words)):
         return True
     return bool(STATE_WORDS & {*words}) and (len(words) == 1 or bool(WEIGHT_WORDS & {*words}))
 
 
 def bound_names(module: Module) -> Iterator[tuple[int, str]]:
-    """(line, name) of all that a module gives a name to: itself, variables, arguments, attributes, functions, classes."""
+    """(line, name) of the module and of its variables, arguments, attributes, functions and classes."""
     yield 1, module.stem
     for node in module.nodes:
         if isinstance(node, FunctionNode | ast.ClassDef):

@@ -82,6 +82,14 @@ def asked_classes(node: ast.AST) -> Iterator[ast.expr]:
         yield node.cls
 
 
+def asked_member(node: ast.AST) -> str | None:
+    """The member that a call of hasattr asks for, if it is written there."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "hasattr":
+        name = node.args[1]
+        return str(name.value) if isinstance(name, ast.Constant) else None
+    return None
+
+
 def type_checks(sources: Sources, members: set[str] | None = None) -> list[Violation]:
     """Places that ask an object whether it is of a class of the workspace, or has a member that only such one has."""
     members = members_of_classes(sources) if members is None else members
@@ -92,10 +100,8 @@ def type_checks(sources: Sources, members: set[str] | None = None) -> list[Viola
             for asked in asked_classes(node):
                 if names & {part.id for part in ast.walk(asked) if isinstance(part, ast.Name)}:
                     found.append(Violation(module.name, asked.lineno, ast.unparse(node)[:80]))
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "hasattr":
-                name = node.args[1]
-                if not isinstance(name, ast.Constant) or name.value in members:
-                    found.append(Violation(module.name, node.lineno, ast.unparse(node)[:80]))
+            if asked_member(node) in members:
+                found.append(Violation(module.name, node.lineno, ast.unparse(node)[:80]))
     return found
 
 
@@ -145,7 +151,7 @@ isinstance(x, (int, Here))
 isinstance(x, int | replicas.ReplicaEngine)
 issubclass(type(x), torch.nn.Module)
 hasattr(x, "wake") or hasattr(x, "awake") or hasattr(x, "size")
-hasattr(x, "shape")
+hasattr(x, "shape") or hasattr(x, name)
 match x:
     case Here(size=1) | int(): ...
 """

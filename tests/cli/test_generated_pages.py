@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -60,3 +61,37 @@ def test_every_exit_code_but_the_reserved_one_is_that_of_an_error(generator: Mod
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RftError)]
     reserved = {code for code, meaning in generator.EXIT_MEANINGS.items() if meaning.startswith("reserved")}
     assert {kind.exit_code for kind in kinds} | reserved | {ExitCode.DONE} == set(ExitCode)
+
+
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+RELIABILITY = ROOT / "docs" / "reliability.md"
+SOURCES = [*ROOT.glob("packages/*/src/**/*.py"), *ROOT.glob("kernels/src/**/*.py")]
+
+
+def test_every_module_and_class_on_the_page_of_the_architecture_is_there() -> None:
+    words = set(re.findall(r"`([\w.]+)`", ARCHITECTURE.read_text()))
+    modules = {".".join(path.with_suffix("").parts[path.parts.index("src") + 1 :]) for path in SOURCES}
+    rooms = {module.rpartition(".")[0] for module in modules}
+    dotted = {word for word in words if re.match(r"rft(_\w+)?\.", word)}
+    assert len(dotted) > 40
+    assert dotted - modules - rooms == set()
+    classes = set(re.findall(r"^class (\w+)", "\n".join(path.read_text() for path in SOURCES), flags=re.M))
+    assert {word for word in words if re.fullmatch(r"([A-Z][a-z]+)+", word)} - classes == set()
+
+
+def test_both_tables_of_additions_have_the_same_rows() -> None:
+    tables = [path.read_text().partition("\n| to add |")[2].split("\n\n")[0] for path in (ARCHITECTURE, CONTRIBUTING)]
+    first, second = ([row.split(" | ")[0] for row in table.splitlines()[2:]] for table in tables)
+    assert first == second
+    assert len(first) == 12
+
+
+def test_every_label_of_a_fault_is_explained_beside_tests_that_exist() -> None:
+    page = RELIABILITY.read_text()
+    explained = set(re.findall(r"^\| ([RD]\d+) \|", page, flags=re.M))
+    files = [path for part in ("tests", "packages/*/tests") for path in ROOT.glob(f"{part}/**/*.py")]
+    assert {label for path in files for label in re.findall(r"\b[RD]\d{1,2}\b", path.read_text())} <= explained
+    templates = {label for path in SOURCES for label in re.findall(r"\(template (F\d+)\)", path.read_text())}
+    assert all(f"{label} is the message" in page for label in templates)
+    assert [file for file in re.findall(r"`([\w/-]+/test_\w+\.py)`", page) if not (ROOT / file).is_file()] == []

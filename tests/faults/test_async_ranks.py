@@ -94,7 +94,7 @@ def killed_and_resumed(server: ForkServer, words: list[str], run: Path, kill: Pr
     assert [row["step"] for row in rows(run)] == [1, 2, 3, 4]
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_ranks_of_which_one_is_killed_go_on_to_the_run_that_was_not(
     server: ForkServer, task: TinyTask, two_ranks: Path, runs: Path
 ) -> None:
@@ -103,7 +103,7 @@ def test_ranks_of_which_one_is_killed_go_on_to_the_run_that_was_not(
     assert differences(two_ranks, runs / "run") == []
 
 
-@pytest.mark.full
+@pytest.mark.night
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize(("kill", "codes"), KILLS)
 def test_ranks_killed_at_any_point_train_every_prompt_once(
@@ -115,7 +115,7 @@ def test_ranks_killed_at_any_point_train_every_prompt_once(
         assert differences(two_ranks, runs / "run") == []
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_an_error_in_the_rollout_thread_of_one_rank_ends_all_and_is_named(
     server: ForkServer, task: TinyTask, two_ranks: Path, runs: Path
 ) -> None:

@@ -32,7 +32,7 @@ def check(kills: Kills, suite: str, num_kills: int) -> None:
 
 
 @pytest.mark.parametrize("words", [OFTEN, AT_ONCE], ids=["beside", "at once"])
-@pytest.mark.full
+@pytest.mark.night
 @pytest.mark.timeout(3600)
 def test_two_hundred_kills_change_no_bit(
     server: ForkServer, task: TinyTask, references: References, runs: Path, words: tuple[str, ...]
@@ -42,7 +42,7 @@ def test_two_hundred_kills_change_no_bit(
     check(kills, "R1, one rank", 200)
 
 
-@pytest.mark.full
+@pytest.mark.night
 @pytest.mark.timeout(3600)
 def test_kills_of_all_ranks_at_once_change_no_bit(
     server: ForkServer, task: TinyTask, references: References, runs: Path
@@ -52,7 +52,7 @@ def test_kills_of_all_ranks_at_once_change_no_bit(
     check(kills, "R1, two ranks", 20)
 
 
-@pytest.mark.full
+@pytest.mark.night
 @pytest.mark.timeout(3600)
 def test_kills_of_one_rank_of_two_change_no_bit(
     server: ForkServer, task: TinyTask, references: References, runs: Path
@@ -76,7 +76,7 @@ def test_five_signals_at_any_time_leave_a_checkpoint_of_this_step_or_the_one_bef
     send_signals(server, task, references, runs, 5)
 
 
-@pytest.mark.full
+@pytest.mark.night
 @pytest.mark.timeout(3600)
 def test_a_hundred_signals_at_any_time_leave_a_checkpoint_of_this_step_or_the_one_before(
     server: ForkServer, task: TinyTask, references: References, runs: Path

@@ -75,7 +75,7 @@ def folders(task: TinyTask, memory_root: Path) -> tuple[Path, Path]:
     return made
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.full) for n in CASES])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.night) for n in CASES])
 def test_the_difference_is_named_on_all_ranks_before_a_model_loads(
     server: ForkServer, task: TinyTask, folders: tuple[Path, Path], runs: Path, name: str
 ) -> None:

@@ -45,7 +45,7 @@ def test_two_replicas_draw_after_images_what_the_engine_in_the_process_draws(
     assert sum(map(len, drawn(runs / "one"))) == 32
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_a_run_with_images_ahead_is_killed_and_goes_on_to_the_run_that_was_not(
     server: ForkServer, images: VisionTask, runs: Path
 ) -> None:
@@ -59,7 +59,7 @@ def test_a_run_with_images_ahead_is_killed_and_goes_on_to_the_run_that_was_not(
     assert [line for line in told if not line.startswith("summary.json")] == []
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_samples_go_on_after_their_images_under_new_weights(server: ForkServer, images: VisionTask, runs: Path) -> None:
     free = ("--max_staleness", "1", "--engine_replicas", "2", "--max_steps", "0", "--num_episodes", "1")
     free = (*free, "--save_steps", "2", "--generate_max_len", "12")

@@ -35,7 +35,7 @@ def test_a_run_ahead_that_is_killed_and_resumed_is_the_run_that_was_not(
     assert differences(expected, runs / "run") == []
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_samples_go_on_under_new_weights_and_every_prompt_is_trained_once(
     server: ForkServer, task: TinyTask, runs: Path
 ) -> None:

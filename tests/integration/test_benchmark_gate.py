@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.night
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "grpo_vs_trl.py"
 SMALLEST = "1024/64/2/p32"

@@ -117,7 +117,7 @@ def test_a_run_ahead_that_is_stopped_and_resumed_is_the_run_that_was_not(run: Ru
     assert differing_tensors(weights_of(exact), weights_of(resumed)) == []
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_a_replica_that_dies_in_a_conversation_changes_no_token(
     run: Run, exact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +139,7 @@ def test_a_replica_that_dies_in_a_conversation_changes_no_token(
     assert differing_tensors(weights_of(exact), weights_of(path)) == []
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_a_run_ahead_that_is_killed_goes_on_with_the_conversations_in_flight(run: Run, tmp_path: Path) -> None:
     """As fast as possible: a checkpoint has turns of open conversations, and all prompts are trained once."""
     words = (*AHEAD, "--max_steps", 6, "--save_steps", 1)
@@ -176,7 +176,7 @@ def test_two_real_ranks_train_the_conversations_of_one(run: Run, task: TalkTask,
     assert largest_difference(tmp_path / "two", plain) < 1e-3
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_two_real_ranks_ahead_train_the_conversations_of_one(task: TalkTask, exact: Path, tmp_path: Path) -> None:
     words = task.words(
         "--environment", f"{task.own}:Echo", *SHOWN, *EXACT, "--engine_replicas", 1, "--max_steps", 4,
@@ -212,7 +212,7 @@ def test_an_image_is_seen_in_every_turn(seen: SeenTalkTask, tmp_path: Path) -> N
     assert largest_difference(tmp_path / "cut", tmp_path / "plain") < 1e-3
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_images_go_with_conversations_ahead(seen: SeenTalkTask, tmp_path: Path) -> None:
     for name, words in (("one", ()), ("two", ("--engine_replicas", 2))):
         more = ("--max_staleness", 1, "--async_deterministic", "--max_steps", 3, *words, "--mixed_mm_data")

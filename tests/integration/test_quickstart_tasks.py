@@ -10,7 +10,7 @@ import pytest
 from rft_cli.main import main
 
 
-@pytest.mark.full
+@pytest.mark.night
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("task", "least"), [("calculator", 0.6), ("guess-number", 0.75)])
 def test_conversations_are_learned(task: str, least: float, tmp_path: Path) -> None:

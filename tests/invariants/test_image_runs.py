@@ -90,7 +90,7 @@ def test_two_ranks_take_the_steps_of_one_process(
     assert_same_steps(images, runs / "run", one)
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_a_critic_that_sees_trains_alike_on_one_and_two_ranks_and_goes_on_to_the_bit(
     server: ForkServer, images: VisionTask, runs: Path
 ) -> None:

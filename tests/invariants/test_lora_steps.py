@@ -20,7 +20,7 @@ from rft_dist.testing.ranks import run_ranks
 from rft_models.tiny_models.text import build_character_model
 
 PROGRAM = Path(__file__).parents[1] / "support" / "lora_ranks.py"
-pytestmark = [pytest.mark.xdist_group("strategies"), pytest.mark.full]
+pytestmark = [pytest.mark.xdist_group("strategies"), pytest.mark.night]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from rft_cli.commands import rl, sft
+from rft import rl, sft
 from rft_core import fault_points
 from rft_models.tiny_models.text import build_character_model
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
@@ -89,8 +89,8 @@ def record_phase(path: str) -> None:
 
     PhaseTimer.phase = phase  # pyright: ignore[reportAttributeAccessIssue]
     Saver.save = save
-    for command in (rl, sft):
-        _wrap_run(command, lambda training: _say_end(training, say))
+    for stage in (rl, sft):
+        _wrap_run(stage, lambda training: _say_end(training, say))
 
 
 def _say_end(training: Any, say: Callable[[str], None]) -> None:
@@ -105,17 +105,17 @@ def _say_end(training: Any, say: Callable[[str], None]) -> None:
     type(training).run = run_and_say
 
 
-def _wrap_run(command: Any, found: Callable[[Any], None]) -> None:
+def _wrap_run(stage: Any, found: Callable[[Any], None]) -> None:
     """Show `found` the loop as soon as it is built."""
-    name = "build_rl" if command is rl else "build_sft"
-    build = getattr(command, name)
+    name = "build_rl" if stage is rl else "build_sft"
+    build = getattr(stage, name)
 
     def built(*arguments: Any, **named: Any) -> Any:
         training = build(*arguments, **named)
         found(training)
         return training
 
-    setattr(command, name, built)
+    setattr(stage, name, built)
 
 
 def signal_at(point: str, nth: int, name: str) -> None:

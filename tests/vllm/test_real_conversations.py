@@ -56,7 +56,7 @@ def test_conversations_are_those_of_the_native_engine(run: Callable[..., Path], 
                 assert "reward" not in turn
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_conversations_ahead_of_the_trainer_are_those_of_native_replicas(run: Callable[..., Path]) -> None:
     ahead = ("--max_staleness", 1, "--async_deterministic", "--max_steps", 3)
     native, vllm = run("native", *ahead), run("vllm", *ahead, "--engine_type", "vllm")

@@ -89,7 +89,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
     made.pool.close()
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_two_replicas_draw_what_the_native_engine_draws_under_every_version(two: Replicas) -> None:
     two.pool.refresh()
     generator = torch.Generator().manual_seed(3)
@@ -107,7 +107,7 @@ def test_two_replicas_draw_what_the_native_engine_draws_under_every_version(two:
             assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_a_replica_that_is_killed_draws_the_same_tokens_in_its_next_life(two: Replicas) -> None:
     wanted = [one.token_ids for one in two.drawn(two.pool, 120)]
     dead = two.engines[0].pid

@@ -1,4 +1,4 @@
-"""`rft-train`: find the verb, run it, and show whatever goes wrong in one way.
+"""Entry point of `rft-train`: find the verb, run it, and show every error in one way.
 
 Only what a verb needs is imported, and help needs no torch.
 """
@@ -45,6 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     sys.excepthook = _last_resort(words, as_json=as_json)
     try:
         code = _run(words)
+        # here, so that a closed pipe raises inside this block and not at the exit
         sys.stdout.flush()
         return code
     except RftError as error:
@@ -54,6 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
+        # the interpreter flushes stdout at its exit: into the closed pipe it would raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -94,14 +96,14 @@ def _run(words: list[str]) -> int:
 
 
 def _refuse_early(command: Command, argv: list[str]) -> Resolved[Any]:
-    """Settings that cannot be used are told at once: the command's own module takes seconds to import torch."""
+    """Resolve the settings before the command's own module is imported, which takes seconds for torch."""
     from rft_cli.config.resolve import resolve
 
     return resolve(command.settings, ["--pretrain", *argv] if _starts_with_run(command, argv) else argv)
 
 
 def _started_as_ranks(name: str, argv: list[str], resolved: Resolved[Any]) -> int | None:
-    """The exit code of the ranks that `--nproc` asks for; None where this process is the run, or one of its ranks."""
+    """Return the exit code of the ranks that `--nproc` asks for; None where this process is the run or a rank."""
     if not resolved.values.get("nproc"):
         return None
     from rft.process.launching import spawned
@@ -110,7 +112,7 @@ def _started_as_ranks(name: str, argv: list[str], resolved: Resolved[Any]) -> in
 
 
 def _starts_with_run(command: Command, argv: list[str]) -> bool:
-    """Whether a run stands in the place of the model, as in `rft-train eval RUN`."""
+    """Return True when the first word is a run in place of the model, as in `rft-train eval RUN`."""
     return command.name in ("eval", "generate") and bool(argv) and not argv[0].startswith("-")
 
 
@@ -148,7 +150,7 @@ def _unknown(name: str) -> OptionsError:
 
 
 def _with_bundle(error: RftError, words: list[str]) -> RftError:
-    """A failure inside a run leaves its diagnostics with the run."""
+    """Write a diagnostics bundle into the run's directory, and return the error with its path."""
     from rft_cli.diagnostics import bundle
 
     if not bundle.has_run_directory() or error.problem.bundle:
@@ -158,7 +160,7 @@ def _with_bundle(error: RftError, words: list[str]) -> RftError:
 
 
 def _last_resort(words: list[str], *, as_json: bool) -> ExceptHook:
-    """What nobody foresaw: the traceback goes into a file, the person reads a few lines; Python then exits with 1."""
+    """Return the handler of unexpected errors: traceback to a file, a few lines to the person; exit code 1."""
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         from rft_cli.diagnostics import problems

@@ -7,7 +7,7 @@ A sum over floats gives the same bits on every rank and, with the same number of
 run: gloo's ring adds the ranks of a position in a fixed order. NCCL does so for one topology.
 
 Every collective has a number, a shape and the line that asked for it, which the watch of this process
-publishes (`rft_dist.watch`), and which may be compared over the ranks before it is joined.
+publishes (`rft_dist.health`), and which may be compared over the ranks before it is joined.
 """
 
 from __future__ import annotations

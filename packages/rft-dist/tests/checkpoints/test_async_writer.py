@@ -71,7 +71,7 @@ def test_a_death_during_a_save_beside_training_loses_nothing(
     die_in_a_save(make_run(memory_path / "checkpoints"), point, nth, end)
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_every_death_during_a_save_beside_training_loses_nothing(make_run, memory_path: Path) -> None:
     for number, (point, nth, end) in enumerate(CASES):
         die_in_a_save(make_run(memory_path / f"{number}" / "checkpoints"), point, nth, end)

@@ -103,7 +103,7 @@ def test_damage_to_the_files_of_two_ranks_is_noticed(make_run, pristine: Path, m
     damage_many(make_run, pristine, memory_path, damage, 10, num_ranks=2)
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_a_thousand_damaged_files_are_noticed(make_run, pristine: Path, memory_path: Path) -> None:
     """R5."""
     total = 0

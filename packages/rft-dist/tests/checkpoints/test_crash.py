@@ -215,7 +215,7 @@ def test_what_a_living_process_is_writing_is_left_alone(small_run) -> None:
 REFUSALS = [
     errno.ENOSPC,
     errno.EIO,
-    *(pytest.param(number, marks=pytest.mark.full) for number in (errno.EDQUOT, errno.EROFS, errno.EINTR)),
+    *(pytest.param(number, marks=pytest.mark.night) for number in (errno.EDQUOT, errno.EROFS, errno.EINTR)),
 ]
 
 

@@ -24,7 +24,7 @@ ALLOWED = {
 }
 QUICK = [("save and prune", 2), ("same step again", 2)]
 FULL = [(scenario, ranks) for scenario in SCENARIOS for ranks in (2, 4) if (scenario, ranks) not in QUICK]
-CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.full) for case in FULL)]
+CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.night) for case in FULL)]
 ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 

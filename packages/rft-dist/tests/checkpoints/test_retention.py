@@ -82,7 +82,7 @@ def test_no_schedule_of_saves_crashes_and_restarts_loses_what_was_acknowledged(
     play(make_run, memory_path, schedule)
 
 
-@pytest.mark.full
+@pytest.mark.night
 @pytest.mark.timeout(3000)
 def test_no_schedule_of_five_thousand_loses_what_was_acknowledged(make_run, memory_path: Path) -> None:
     """R7, with saves at once and beside training."""

@@ -199,7 +199,7 @@ MISMATCHES = (
 )
 
 
-@pytest.mark.full
+@pytest.mark.night
 @pytest.mark.timeout(1800)
 def test_every_fault_at_random_points_is_named_within_ten_seconds(launch: Launch) -> None:
     """D1: 60 cases with the heartbeat of production; the limit of a phase is what a sleeping rank is judged by."""
@@ -222,7 +222,7 @@ def test_every_fault_at_random_points_is_named_within_ten_seconds(launch: Launch
     print(f"60 of 60 named, the slowest after {slowest:.1f} s")
 
 
-@pytest.mark.full
+@pytest.mark.night
 @pytest.mark.timeout(1800)
 def test_every_mismatch_is_named_with_both_lines(launch: Launch) -> None:
     """D2: 12 kinds and one more, on each of two ranks and on one of four, in the first steps and with --debug later."""

@@ -225,7 +225,7 @@ def test_a_rank_that_comes_late_is_told_as_missing_and_then_taken_in(
     assert "missing 1;" in caplog.text
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_twenty_faults_are_told_within_fifteen_seconds(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, full_queue: int
 ) -> None:

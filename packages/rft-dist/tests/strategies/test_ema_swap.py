@@ -31,12 +31,12 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((out / f"rank_{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.full
+@pytest.mark.night
 def test_every_strategy_that_keeps_averages_is_tried(results: list[dict[str, Any]]) -> None:
     assert set(results[0]) == set(CASES)
 
 
-@pytest.mark.full
+@pytest.mark.night
 @pytest.mark.parametrize("case", CASES)
 def test_every_rank_computes_with_the_averages_and_trains_on_as_if_it_had_not(
     results: list[dict[str, Any]], case: str

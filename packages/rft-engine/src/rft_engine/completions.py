@@ -1,4 +1,4 @@
-"""What an engine hands out: completions, and figures about how they were made."""
+"""Results of an engine: completions, and statistics of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every engine tells of itself: its state, the version of its weights, its last call."""
+"""Base class of all engines: lifecycle state, weight version, statistics of the last call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EngineBase:
 
     @property
     def last_transitions(self) -> tuple[Transition, ...]:
-        """The last five things the engine was asked to do about its state, oldest first."""
+        """The last five requests to change the state, oldest first."""
         return self._states.history
 
     def stats(self) -> EngineStats:

@@ -1,8 +1,8 @@
-"""The engine of last resort and of comparison: `generate` of transformers, whatever the model is.
+"""Engine on transformers' `generate`, for models without a decode forward here and for comparison.
 
-The draw is ours: at every step the logits go through the sampler of the in-process engine, so the
-tokens of a sample depend on its key as they do there, and log-probs mean the same. What is theirs
-is everything else: the loop, the cache, padding to the longest prompt, rows that wait for the last.
+The sampling is ours: at every step the logits go through the sampler of the in-process engine, so the
+tokens of a sample depend on its key as they do there, and log-probs mean the same. Everything
+else is transformers': the loop, the cache, padding to the longest prompt, rows that wait for the last.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Pick = Callable[[Tensor, int], Tensor]
 
 
 class WholeGenerator(Protocol):
-    """A model that generates whole rows, and asks for each token."""
+    """A model that generates whole rows and calls back for each token."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -64,7 +64,8 @@ class HfEngine(EngineBase):
     def __init__(
         self, model: WholeGenerator, *, max_rows: int, max_len: int, device: torch.device | str = "cpu"
     ) -> None:
-        """
+        """Make an engine around a model that generates whole rows.
+
         Args:
             model: what generates.
             max_rows: sequences generated at once.
@@ -93,7 +94,7 @@ class HfEngine(EngineBase):
         constraint: TokenTrie | None = None,
         media: Sequence[object | None] | None = None,
     ) -> list[list[Completion]]:
-        """See `NativeEngine.generate`: the same arguments, completions and errors."""
+        """Continue every prompt once for each of its keys: as `NativeEngine.generate` does."""
         self._states.require_ready("generate")
         options = SamplingOptions(
             temperature=temperature,
@@ -115,8 +116,9 @@ class HfEngine(EngineBase):
         started = time.perf_counter()
         rows = [(prompt, key) for prompt, keys in zip(prompts, sample_keys, strict=True) for key in keys]
         images = [one for one, keys in zip(media or (), sample_keys, strict=False) for _ in keys]
-        order = sorted(range(len(rows)), key=lambda place: -len(rows[place][0]))
-        found: dict[int, Completion] = {}
+        # rows of similar length share a batch, so that little of it is padding
+        order = sorted(range(len(rows)), key=lambda index: -len(rows[index][0]))
+        completions_by_row: dict[int, Completion] = {}
         num_steps = 0
         for first in range(0, len(order), self._max_rows):
             chosen = order[first : first + self._max_rows]
@@ -124,9 +126,9 @@ class HfEngine(EngineBase):
             longest = max(allowed[at] for at in chosen)
             seen = [[images[at] for at in chosen]] if images else []
             self._model.run([rows[at][0] for at in chosen], longest, draws.pick, draws.ended, *seen)
-            found |= dict(zip(chosen, draws.completions(self.weight_version), strict=True))
+            completions_by_row |= dict(zip(chosen, draws.completions(self.weight_version), strict=True))
             num_steps += draws.num_steps
-        in_order = [found[place] for place in range(len(rows))]
+        in_order = [completions_by_row[index] for index in range(len(rows))]
         if constraint is not None:
             check_whole(constraint, in_order)
         self._stats = _stats(in_order, rows, num_steps, self._max_rows, time.perf_counter() - started)
@@ -136,19 +138,19 @@ class HfEngine(EngineBase):
     def _draws(
         self, options: SamplingOptions, keys: Sequence[int], budgets: Sequence[int], constraint: TokenTrie | None
     ) -> _Draws:
-        given = (options, keys, budgets, self._model.vocab_size, self._device)
-        return _Draws(*given) if constraint is None else _ConstrainedDraws(*given, constraint)
+        arguments = (options, keys, budgets, self._model.vocab_size, self._device)
+        return _Draws(*arguments) if constraint is None else _ConstrainedDraws(*arguments, constraint)
 
     def load_weights(self, version: int) -> None:
         """Serve the model's present parameters as `version`; see `NativeEngine.load_weights`."""
         self._states.load_weights(version)
 
     def refresh(self) -> None:
-        """The parameters changed outside of a training step; nothing is derived from them here."""
+        """Serve parameters that changed outside of a training step; nothing is derived from them here."""
         self._states.refresh()
 
     def sleep(self, level: int = 1) -> None:
-        """No cache outlives a call, so there is nothing to give up but the right to generate."""
+        """Refuse to generate until `wake`; there is no memory to free, as no cache outlives a call."""
         self._states.sleep(level)
 
     def wake(self) -> None:
@@ -161,7 +163,7 @@ class HfEngine(EngineBase):
 
 
 class _Draws:
-    """The tokens of one batch of rows, as they are asked for."""
+    """Sampling of one batch of rows, one token of every row a call."""
 
     def __init__(
         self,
@@ -185,7 +187,7 @@ class _Draws:
         return len(self._drawn)
 
     def pick(self, logits_BV: Tensor, step: int) -> Tensor:
-        """[B] the token number `step` of every row."""
+        """Draw token number `step` of every row; returns [B] token ids."""
         assert step == len(self._drawn), f"token {step} asked for, {len(self._drawn)} were drawn"
         drawn = self._draw(logits_BV, self._uniforms_BM[:, step], step)
         self._drawn.append(drawn)
@@ -203,11 +205,11 @@ class _Draws:
         return sampler.draw(logits_BV, uniforms_B, may_stop_B)
 
     def _is_last(self, drawn: tuple[Tensor, ...]) -> Tensor:
-        """Bool, in the shape of the tokens: the row stops with it."""
+        """Return a bool tensor in the shape of the tokens: True where the row stops with the token."""
         return self._sampler.is_stop_V[drawn[0]]
 
     def completions(self, weight_version: int) -> list[Completion]:
-        """As records; what was drawn behind an end or beyond a budget is left out."""
+        """Return the rows as records; tokens drawn after an end or beyond a budget are left out."""
         together = tuple(torch.stack(parts, dim=1) for parts in zip(*self._drawn, strict=True))
         is_last_BN = self._is_last(together)
         lengths_B = torch.where(is_last_BN.any(1), is_last_BN.int().argmax(1) + 1, self._options.max_new_tokens + 1)
@@ -226,7 +228,7 @@ class _Draws:
 
 
 class _ConstrainedDraws(_Draws):
-    """Within a tree of sequences: a row ends with its sequence."""
+    """Sampling within a tree of sequences: a row ends with its sequence."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The states of an engine: ready, asleep, closed; what may follow what, and what happened last.
+"""The states of an engine (ready, asleep, closed), the transitions allowed, and a history of the last ones.
 
 ```
           sleep            close
@@ -9,7 +9,7 @@
 
 Asking for the state that is already there is recorded and ignored, so that two callers may both
 put an engine to sleep. Level 2 gives the weights up as well: after `wake`, generation is refused
-until weights are loaded again, because an engine that serves leftover memory says no error.
+until weights are loaded again, because an engine that serves leftover memory raises no error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PACKAGE = str(Path(__file__).parent)
 
 
 class EngineState(StrEnum):
-    """Where an engine is."""
+    """Lifecycle state of an engine: ready, asleep or closed."""
 
     READY = "ready"
     ASLEEP = "asleep"
@@ -36,7 +36,7 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One thing an engine was asked to do."""
+    """One request to change the state of an engine, and its outcome."""
 
     operation: str
     before: EngineState
@@ -76,6 +76,7 @@ class StateMachine:
             )
         operation = f"sleep(level={level})"
         self._refuse_if_closed(operation)
+        # also while asleep already: level 2 after level 1 gives the weights up
         if level == 2:
             self._has_weights = False
         return self._go(operation, EngineState.ASLEEP)

@@ -1,4 +1,4 @@
-"""What the in-process engine needs from a model, as the engine sees it.
+"""Interfaces that the in-process engine needs from a model and its cache.
 
 `rft_models` implements both; a deterministic double is in `rft_engine.testing.table_model`. Shape letters:
 P prompts of one prefill, L tokens of the longest of them, B rows of the cache, V vocabulary.
@@ -17,7 +17,7 @@ class PromptMedia(Protocol):
 
     @property
     def image_token_id(self) -> int:
-        """What stands at their placeholders."""
+        """Token id of the placeholders of images."""
         ...
 
     @property
@@ -27,7 +27,7 @@ class PromptMedia(Protocol):
 
     @property
     def processor_options(self) -> Mapping[str, Any]:
-        """What the image processor is told beside its own configuration."""
+        """Options of the image processor beside its own configuration."""
         ...
 
     def collapsed(self, token_ids: Sequence[int]) -> list[int]:
@@ -45,7 +45,7 @@ class DecodeCache(Protocol):
 
     @property
     def max_rows(self) -> int:
-        """Rows that fit."""
+        """Number of rows that fit."""
         ...
 
     def keep(self, rows: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What every engine refuses of prompts before it generates anything."""
+"""Checks of prompts, keys, budgets and media that every engine makes before it generates."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def check_budgets(
     """The budget of every sample, prompt after prompt; raise `OptionsError` for one that is out of its range."""
     if budgets is None:
         return [max_new_tokens for keys in sample_keys for _ in keys]
-    if [len(keys) for keys in sample_keys] != [len(given) for given in budgets]:
+    if [len(keys) for keys in sample_keys] != [len(prompt_budgets) for prompt_budgets in budgets]:
         what = f"budgets for {sum(map(len, budgets))} samples, keys for {sum(map(len, sample_keys))}"
         raise refusal("engine.budgets", what, "every sample has its key and its budget", "one budget a key")
-    flat = [budget for given in budgets for budget in given]
+    flat = [budget for prompt_budgets in budgets for budget in prompt_budgets]
     wrong = next((budget for budget in flat if not 1 <= budget <= max_new_tokens), None)
     if wrong is not None:
         why = f"a sample has at least one token and at most max_new_tokens = {max_new_tokens}"

@@ -1,4 +1,4 @@
-"""What a person chooses about inference: the engine, its size, and how tokens are drawn.
+"""Settings of inference: the engine, its size, and the sampling options.
 
 Metadata keys of a field, read by the command line: `minimum`, `maximum` (inclusive), `above`
 (exclusive), `bare` (the value of the flag given without one). No torch is imported here.
@@ -59,9 +59,9 @@ class ComparedEnginesSettings(EngineSizeSettings):
     @property
     def names(self) -> tuple[str, ...]:
         """The engines, once each, in the order of `KNOWN_ENGINES`; names that are not known come last."""
-        given = dict.fromkeys(part.strip() for part in self.engines.split(",") if part.strip())
-        known = [name for name in KNOWN_ENGINES if name in given or not given]
-        return (*known, *(name for name in given if name not in KNOWN_ENGINES))
+        requested = dict.fromkeys(part.strip() for part in self.engines.split(",") if part.strip())
+        known = [name for name in KNOWN_ENGINES if name in requested or not requested]
+        return (*known, *(name for name in requested if name not in KNOWN_ENGINES))
 
 
 @dataclass(frozen=True, kw_only=True)

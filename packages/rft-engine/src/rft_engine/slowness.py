@@ -1,4 +1,4 @@
-"""Which of an engine's figures limits it."""
+"""Diagnosis of an engine's statistics: the figure that limits its speed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Cause = Literal["nothing", "preemptions", "prefill", "tail", "memory", "occupanc
 
 @dataclass(frozen=True, slots=True)
 class SlowestReason:
-    """The limiting number."""
+    """Limiting figure of a call: its cause, value and text."""
 
     cause: Cause
     value: float
@@ -27,7 +27,7 @@ class SlowestReason:
 
 
 def slowest_reason(stats: EngineStats) -> SlowestReason:
-    """What took most of the time that a call lost.
+    """Return the cause of most of the time that a call lost.
 
     Prefill costs its share of the wall time. Of the rest, idle rows cost 1 - occupancy, which is laid to a long tail
     where the longest completion is `LONG_TAIL` times the median, to the memory where it held fewer rows than asked,
@@ -63,7 +63,7 @@ def slowest_reason(stats: EngineStats) -> SlowestReason:
 
 
 def _prefill_share(stats: EngineStats) -> float:
-    """Of the wall time where it is known, else of the tokens that went through the model."""
+    """Return the prefill's share of the wall time where it is known, else of the tokens that went through the model."""
     if stats.prefill_seconds is not None and stats.seconds:
         return min(stats.prefill_seconds / stats.seconds, 1.0)
     return stats.num_prefill_tokens / (stats.num_prefill_tokens + stats.num_generated_tokens)

@@ -6,10 +6,10 @@ from torch import Tensor
 
 
 def to_ints(tensor_N: Tensor) -> list[int]:
-    """[N] of any integer type."""
+    """Return the values of an [N] tensor of any integer type."""
     return tensor_N.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def to_floats(tensor_N: Tensor) -> list[float]:
-    """[N] of any floating type."""
+    """Return the values of an [N] tensor of any floating type."""
     return tensor_N.tolist()  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]

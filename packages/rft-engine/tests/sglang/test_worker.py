@@ -220,7 +220,7 @@ def test_no_sequence_of_operations_serves_old_or_absent_weights(model_dir: Path,
         run_sequence(model_dir, tmp_path, seed)
 
 
-@pytest.mark.full
+@pytest.mark.night
 @pytest.mark.timeout(3600)
 def test_ten_thousand_sequences_of_operations(model_dir: Path, tmp_path: Path) -> None:
     for seed in range(10_000):

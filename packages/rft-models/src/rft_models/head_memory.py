@@ -1,4 +1,4 @@
-"""How many bytes the head needs above hidden states, matrix and targets, known before it runs."""
+"""Memory estimate of the head above hidden states, matrix and targets, known before it runs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def head_memory(
     if path == "forward":
         return slab * an_entry + tables
     num_chunks = -(-rows // chunk) if path == "fused" else 1
-    held = {"split": 0, "kept": rows * vocabulary, "fused": chunk * vocabulary}[path] * (size if compiled else wide)
+    kept = {"split": 0, "kept": rows * vocabulary, "fused": chunk * vocabulary}[path] * (size if compiled else wide)
     converts = num_chunks > NARROW_ADDITIONS and size < 4
     weight = 0 if frozen else hidden * (4 if converts else size)
     weight_product = 0 if frozen or (size < 4 and num_chunks == 1) else hidden * size
@@ -62,11 +62,11 @@ def head_memory(
         product = max(chunk * hidden * size, width * weight_product)
         peaks.append(max(width * an_entry, width * chunk * size + product) + weight * written)
     at_end = vocabulary * (weight + hidden * size) if converts and not frozen else 0
-    return rows * hidden * wide + max(held + max(peaks) + tables, at_end)
+    return rows * hidden * wide + max(kept + max(peaks) + tables, at_end)
 
 
 def _slab_ends(vocabulary: int, slab: int, *, all_written: bool) -> list[tuple[int, int]]:
     """(entries of the slab, rows of dW that are written) at the last whole slab and at the last of all."""
     last = vocabulary % slab or slab
-    whole = vocabulary if all_written or last == slab else vocabulary - last
-    return [(slab, whole), (last, vocabulary)]
+    written = vocabulary if all_written or last == slab else vocabulary - last
+    return [(slab, written), (last, vocabulary)]

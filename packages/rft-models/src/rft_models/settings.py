@@ -1,4 +1,4 @@
-"""What a person chooses about the weights: which ones, how precise, where, and at what memory.
+"""Settings of the weights: which ones, how precise, on which device, and at what memory.
 
 Metadata keys of a field, read by the command line: `minimum`, `maximum` (inclusive), `above`
 (exclusive), `bare` (the value of the flag given without one). No torch is imported here.

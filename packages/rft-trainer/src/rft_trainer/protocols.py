@@ -1,4 +1,4 @@
-"""What the loops need from others, as the loops see it; `rft_cli` connects the implementations.
+"""Protocols of the training loops' collaborators; `rft_cli` connects the implementations.
 
 Three-line fakes that satisfy these are in `rft_trainer.testing.bigram`.
 """
@@ -28,7 +28,7 @@ class SampledCompletion(Protocol):
 
 
 class Engine(Protocol):
-    """Samples completions from the policy of one weight version."""
+    """Inference engine: samples completions from the policy of one weight version."""
 
     def generate(
         self,
@@ -45,7 +45,7 @@ class Engine(Protocol):
         first_token_temperature: float | None = None,
         budgets: Sequence[Sequence[int]] | None = None,
     ) -> Sequence[Sequence[SampledCompletion]]:
-        """One list a prompt, one completion a key."""
+        """Sample completions: one list a prompt, one completion a key."""
         ...
 
     def load_weights(self, version: int) -> None:
@@ -53,7 +53,7 @@ class Engine(Protocol):
         ...
 
     def sleep(self, level: int = 1) -> None:
-        """Give up memory until `wake`."""
+        """Release memory until `wake` is called."""
         ...
 
     def wake(self) -> None: ...
@@ -87,10 +87,10 @@ class FusedLoss(Protocol):
 
 
 class FusedPolicy(Policy, Protocol):
-    """A policy that can take the objective into its head, where the logits of a token need not be made twice."""
+    """A policy that evaluates the objective in its output head, where a token's logits are computed only once."""
 
     def prefers_fused_loss(self, num_rows: int) -> bool:
-        """Whether that is the cheaper way for so many loss tokens."""
+        """Return whether the fused loss is cheaper for so many loss tokens."""
         ...
 
     def fused_loss(
@@ -103,12 +103,12 @@ class FusedPolicy(Policy, Protocol):
         *,
         temperature: float = 1.0,
     ) -> FusedLoss:
-        """The sum of `objective(logprobs [N], entropies [N], tokens [N])` over the wanted tokens."""
+        """Compute the sum of `objective(logprobs [N], entropies [N], tokens [N])` over the wanted tokens."""
         ...
 
 
 class BalanceShare(Protocol):
-    """What a micro-batch adds to the load-balancing loss of a step."""
+    """A micro-batch's share of the load-balancing loss of a step."""
 
     @property
     def share(self) -> Tensor:
@@ -117,12 +117,12 @@ class BalanceShare(Protocol):
 
     @property
     def max_load(self) -> Tensor:
-        """Rows of the busiest expert over those of an even spread, in the whole step."""
+        """Rows of the busiest expert over those of an even distribution, in the whole step."""
         ...
 
 
 class RoutedPolicy(Policy, Protocol):
-    """A policy whose tokens go through experts."""
+    """A policy with a mixture of experts."""
 
     @property
     def num_experts(self) -> int: ...
@@ -130,7 +130,7 @@ class RoutedPolicy(Policy, Protocol):
     def expert_counts(
         self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor
     ) -> Tensor:
-        """[E] float64: how often each expert is chosen for the rows that predict wanted tokens. No gradient."""
+        """Count [E] float64: how often each expert is chosen for the rows that predict wanted tokens. No gradient."""
         ...
 
     def token_logprobs_and_balance(
@@ -145,7 +145,7 @@ class RoutedPolicy(Policy, Protocol):
         with_entropy: bool = False,
         entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor | None, BalanceShare]:
-        """`token_logprobs`, and the share under the counts of the whole step; None: this batch is the step."""
+        """Compute `token_logprobs`, and the share under the whole step's counts (None: this batch is the whole step)."""
         ...
 
 
@@ -162,14 +162,14 @@ class Critic(Protocol):
     def values(
         self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor | None = None
     ) -> Tensor:
-        """[T]: at token t the estimate before it is sampled, in line with its log-prob; any number where not wanted."""
+        """Return [T]: at token t the estimate before it is sampled, aligned with its log-prob; undefined if not wanted."""
         ...
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
 
 
 class StepOutcome(Protocol):
-    """What one optimizer step did."""
+    """Result of one optimizer step."""
 
     @property
     def gradient_norm(self) -> float: ...
@@ -177,15 +177,15 @@ class StepOutcome(Protocol):
     def applied(self) -> bool: ...
     @property
     def loss_scale(self) -> float | None:
-        """What the losses were multiplied with; None = they were not."""
+        """Factor on the losses before `backward`; None = no loss scaling."""
         ...
 
 
 class Optimizer(Protocol):
-    """Gradients summed over ranks, clipped, refused when not finite, then applied."""
+    """Optimizer that sums gradients over ranks, clips them, refuses non-finite ones, and applies the rest."""
 
     def backward(self, loss: Tensor, *, last: bool = False) -> None:
-        """Add the gradient of a micro-batch; `last`: none comes after it before `step`."""
+        """Accumulate the gradient of a micro-batch; `last`: the last one before `step`."""
         ...
 
     def step(self, learning_rate: float) -> StepOutcome: ...
@@ -206,13 +206,13 @@ class Collectives(Protocol):
 
 
 class ResponseDecoder(Protocol):
-    """Token ids of responses to text, special tokens left out."""
+    """Decoder of response token ids to text, without special tokens."""
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]: ...
 
 
 class CheckpointWriter(Protocol):
-    """Writes one checkpoint so that a kill at any instant leaves the old one or the new one; called on every rank."""
+    """Atomic checkpoint writer: a kill at any instant leaves the old or the new checkpoint; called on every rank."""
 
     def save(
         self,
@@ -223,14 +223,14 @@ class CheckpointWriter(Protocol):
         policy: SavablePolicy,
         metadata: Mapping[str, object],
     ) -> None:
-        """Take the state as it is now; it may be written after the call."""
+        """Save the state as it is now; it may be written after the call returns."""
         ...
 
     @property
     def failed(self) -> bool:
-        """Whether what was taken could not be written."""
+        """Return whether a save could not be written."""
         ...
 
     def wait(self) -> None:
-        """Until what was taken is written and verified; raises what went wrong."""
+        """Wait until the last save is written and verified; raise the error of a failed save."""
         ...

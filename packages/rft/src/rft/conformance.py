@@ -1,4 +1,4 @@
-"""Every engine that can run here, one after another, on the same prompts and keys, beside the trainer's forward."""
+"""Comparison of every engine that can run here with the trainer's forward, on the same prompts and keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LIBRARY_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, LookupEr
 
 
 class ClosingEngine(Engine, Protocol):
-    """An engine that gives back what it took."""
+    """An engine that can be closed."""
 
     def close(self) -> None: ...
 
@@ -44,7 +44,7 @@ class DrawResult:
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:
-    """One engine."""
+    """Result of one engine: its state, draws and problem."""
 
     name: str
     state: State
@@ -54,13 +54,13 @@ class EngineResult:
 
     @property
     def verdict(self) -> Verdict | None:
-        """That of its worst draw; None where nothing was measured."""
-        found: list[Verdict] = [result.measured.verdict for result in self.draws if result.measured is not None]
-        return max(found, key=VERDICTS.index) if found else None
+        """Verdict of the engine's worst draw; None where nothing was measured."""
+        verdicts: list[Verdict] = [result.measured.verdict for result in self.draws if result.measured is not None]
+        return max(verdicts, key=VERDICTS.index) if verdicts else None
 
     @property
     def worst(self) -> DrawResult | None:
-        """The draw with that verdict and the largest gap."""
+        """The draw with the engine's verdict and the largest gap; None where nothing was measured."""
         measured = [result for result in self.draws if result.measured is not None]
         return max(measured, key=_badness, default=None)
 
@@ -85,7 +85,7 @@ def compare(
     """Start, measure and close each engine; a failure of one is its row and ends no other.
 
     Args:
-        names: the engines; the native one first, if the tokens of the others shall be held against its own.
+        names: the engines; the native one first, if the tokens of the others are to be compared with its own.
         ways: how tokens are drawn.
         refuse: raises where an engine is not installed or cannot run on this machine.
         start: the engine with weights loaded or to be loaded as version 1.
@@ -113,20 +113,20 @@ def _one(
         refuse(name)
     except (PreflightError, OptionsError) as error:
         return EngineResult(name, "absent", problem=error.problem)
-    found: list[DrawResult] = []
+    results: list[DrawResult] = []
     try:
         engine = start(name)
         try:
             engine.load_weights(1)
             for draw in ways:
-                found.append(_drawn(engine, draw, native.get(draw), measure))
+                results.append(_drawn(engine, draw, native.get(draw), measure))
         finally:
             engine.close()
     except RftError as error:
-        return EngineResult(name, "failed", tuple(found), error.problem)
+        return EngineResult(name, "failed", tuple(results), error.problem)
     except _LIBRARY_ERRORS as error:
-        return EngineResult(name, "failed", tuple(found), _foreign(name, error))
-    return EngineResult(name, "measured", tuple(found))
+        return EngineResult(name, "failed", tuple(results), _foreign(name, error))
+    return EngineResult(name, "measured", tuple(results))
 
 
 def _drawn(
@@ -163,7 +163,7 @@ def _badness(result: DrawResult) -> tuple[int, int, float]:
 
 
 def next_token_logits(policy: CausalPolicy) -> NextTokenLogits:
-    """Whole rows of the trainer's logits, a few hundred at a time."""
+    """Return a function that yields full rows of the trainer's logits, `_ROWS_OF_LOGITS` at a time."""
 
     def chunks(token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor) -> Iterable[Tensor]:
         hidden_TD = policy.hidden_states(token_ids_T, positions_T, segment_ids_T)

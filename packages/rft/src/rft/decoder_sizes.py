@@ -22,10 +22,10 @@ IMAGES_NOT_COUNTED = "config.json has a part for images, which is not counted"
 
 
 def model_sizes(directory: str | Path) -> tuple[DecoderSizes, list[str]]:
-    """The widths, and notes on what they leave out.
+    """Return the widths, and notes on the parts that they leave out.
 
     Raises:
-        DataError: no directory, no config.json, or one that does not say the widths.
+        DataError: no directory, no config.json, or one without the widths.
     """
     path = existing_directory(directory)
     file = path / "config.json"
@@ -37,13 +37,13 @@ def model_sizes(directory: str | Path) -> tuple[DecoderSizes, list[str]]:
             why="config.json names the architecture and its sizes",
             do=f"copy the model's config.json into {path}",
         )
-    whole = read_json(file)
-    text: Mapping[str, Any] = whole.get("text_config") or whole
-    kind = str(text.get("model_type", whole.get("model_type", "")))
-    notes = [IMAGES_NOT_COUNTED] if text is not whole else []
+    config = read_json(file)
+    text: Mapping[str, Any] = config.get("text_config") or config
+    kind = str(text.get("model_type", config.get("model_type", "")))
+    notes = [IMAGES_NOT_COUNTED] if text is not config else []
     if kind not in EXACT:
         notes.append(f"{kind or 'this model'} is counted as a decoder with gated feed-forward layers: nearly right")
-    tied = bool(whole.get("tie_word_embeddings", text.get("tie_word_embeddings", kind.startswith("gpt2"))))
+    tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", kind.startswith("gpt2"))))
     return _sizes(text, kind, tied, file), notes
 
 
@@ -74,11 +74,11 @@ def _sizes(config: Mapping[str, Any], kind: str, tied: bool, file: Path) -> Deco
 
 
 def max_positions(directory: str | Path) -> int | None:
-    """Tokens that the model places, where config.json says it."""
-    whole = read_json(existing_directory(directory) / "config.json")
-    text = whole.get("text_config") or whole
-    found = text.get("max_position_embeddings") or text.get("n_positions")
-    return int(found) if found else None
+    """Return the tokens that the model places; None where config.json does not say it."""
+    config = read_json(existing_directory(directory) / "config.json")
+    text = config.get("text_config") or config
+    positions = text.get("max_position_embeddings") or text.get("n_positions")
+    return int(positions) if positions else None
 
 
 def _required(config: Mapping[str, Any], name: str, file: Path) -> int:

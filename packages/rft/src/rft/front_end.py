@@ -1,4 +1,4 @@
-"""What shows a run to a person: the library calls a `FrontEnd` at four moments, and prints nothing itself.
+"""Front end of a run: the library calls a `FrontEnd` at four moments, and prints nothing itself.
 
 Notices that belong to no moment go to `logging`, under the name of the module that has them.
 """

@@ -28,7 +28,7 @@ _MOST_TRIES, _TRY_SECONDS = 100, 0.05
 
 
 def give_way() -> None:
-    """Let the trainer go first wherever it wants to run.
+    """Lower this process's scheduling priority below the trainer's.
 
     Linux with autogroups shares the cores out among sessions first, each with a niceness of its own, and this process
     is the only one of its session: the niceness of the process alone would change nothing.

@@ -1,4 +1,4 @@
-"""Settings with their origins: what a front end hands over, and what every part of a run is built from. No torch."""
+"""Settings with their origins, the input of every part of a run. No torch is imported here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OriginKind = Literal["default", "recipe", "file", "command line", "keyword argum
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where one value came from, and how it was written there."""
+    """Origin of one value, and its text there."""
 
     kind: OriginKind
     file: str = ""
@@ -25,8 +25,8 @@ class Origin:
     def __str__(self) -> str:
         if not self.file:
             return self.kind
-        place = f"{self.file}:{self.line}" if self.line else self.file
-        return f"recipe {place}" if self.kind == "recipe" else place
+        position = f"{self.file}:{self.line}" if self.line else self.file
+        return f"recipe {position}" if self.kind == "recipe" else position
 
 
 @dataclass(frozen=True, slots=True)

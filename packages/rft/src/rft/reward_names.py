@@ -31,21 +31,21 @@ class NamesRewards(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NamedPlace:
-    """A directory or URL, and what its part of the reward is called."""
+    """A directory or URL, and the name of its part of the reward."""
 
     name: str
     place: str
 
 
 def function_name(settings: NamesRewards) -> str:
-    """The function that scores responses: what is asked for, else exact, else (beside a model) none: ""."""
+    """Return the name of the reward function: the one set, else "exact", else (beside a model) none: ""."""
     models, judge = settings.reward_models, settings.judge
     others = models.reward_pretrain or models.remote_rm_url or judge.judge_pretrain or judge.judge_url
     return settings.reward.reward or ("" if others else "exact")
 
 
 def model_places(settings: RewardModelSettings) -> list[NamedPlace]:
-    """Of `reward_pretrain`; a directory without a name is called as its last part."""
+    """Return the directories of `reward_pretrain`; one without a name is named after its last part."""
     return named_models(settings.reward_pretrain)
 
 
@@ -58,7 +58,7 @@ def named_models(text: str) -> list[NamedPlace]:
 
 
 def server_places(settings: RewardModelSettings) -> list[NamedPlace]:
-    """Of `remote_rm_url`; a URL without a name is called as its host."""
+    """Return the servers of `remote_rm_url`; a URL without a name is named after its host."""
     return [
         NamedPlace(name or _clean(str(urlsplit(url).hostname)), checked_url(url, "--remote_rm_url"))
         for name, url in _entries(settings.remote_rm_url, "--remote_rm_url")
@@ -70,7 +70,7 @@ def heads_of(place: NamedPlace, weights: Mapping[str, float] | None) -> dict[str
 
     Raises:
         DataError: the directory holds no reward model.
-        OptionsError: it has several heads, and neither its files nor `weights` say what they count.
+        OptionsError: it has several heads, and neither its files nor `weights` have their weights.
     """
     from rft_models.files.directories import checked_model_directory
     from rft_models.reward_model.loading import spec_in_files
@@ -91,7 +91,7 @@ def heads_of(place: NamedPlace, weights: Mapping[str, float] | None) -> dict[str
 
 
 def weights_of(settings: RewardSettings) -> dict[str, float] | None:
-    """Of the parts by name; None where none are given.
+    """Return the weights of the reward's parts by name; None where none are given.
 
     Raises:
         OptionsError: they are no NAME=NUMBER.
@@ -111,7 +111,7 @@ def weights_of(settings: RewardSettings) -> dict[str, float] | None:
 
 
 def memory_notes(values: Mapping[str, Any]) -> list[str]:
-    """What reward models and a judge of this process hold on every rank, by the sizes in their config.json."""
+    """Return notes on the memory of in-process reward models and judge on every rank, from their config.json."""
     bytes_each = 2 if values["bf16"] else 4
     stay = {"auto": "where a tenth of the GPU holds them all, else for their phase", "held": "all the time"}
     when = stay.get(values["reward_offload"], "for its phase, one after another")
@@ -129,8 +129,8 @@ def _entries(text: str, flag: str) -> list[tuple[str, str]]:
     """(name or "", place) of each entry."""
     entries: list[tuple[str, str]] = []
     for word in filter(None, map(str.strip, text.split(","))):
-        found = _NAMED.fullmatch(word)
-        entries.append((found[1], found[2]) if found else ("", word))
+        match = _NAMED.fullmatch(word)
+        entries.append((match[1], match[2]) if match else ("", word))
     if text and not entries:
         raise OptionsError(
             code="option.not_allowed",

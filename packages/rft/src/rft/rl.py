@@ -1,4 +1,4 @@
-"""Where everything meets: from resolved settings to the collaborators of a run.
+"""Composition of an RL run: from resolved settings to its collaborators and its loop.
 
 The only module that knows all packages. It builds; it does not train, print or decide.
 """
@@ -69,7 +69,7 @@ from rft_trainer.update.policy_objective import PolicyObjective
 
 
 def _reference(settings: RlSettings, machine: Machine, spread: ParallelModel) -> LogprobScorer:
-    """Log-probabilities under the model that the run started from: with adapters the policy without them."""
+    """Make the scorer under the reference model, which is the run's start: with adapters the policy without them."""
     if spread.policy.adapters is not None:
         started: Any = BaseModelView(spread.policy)
         return annotator(settings, machine, started, spread.data, in_step=spread.in_step)
@@ -96,7 +96,7 @@ def _updater(
     credit: AdvantageEstimator,
     num_updates: int,
 ) -> Updater:
-    """Optimizer steps of the record's objective."""
+    """Make the optimizer steps of the algorithm's objective."""
     peak = settings.optimizer.actor_learning_rate
     return Updater(
         spread.policy,
@@ -129,9 +129,10 @@ def build_rl(
     compute_advantages: ComputeAdvantages | None = None,
     environment: ChosenEnvironment | None = None,
 ) -> RlLoop:
-    """The whole RL run, ready to go; with `restored`, exactly where that checkpoint was."""
+    """Build the RL run, ready to start; with `restored`, exactly in the state of that checkpoint."""
     record = algorithm_record(settings)
     reward = ThreadSafeReward(reward) if settings.ahead.max_staleness else reward
+    # before any model is loaded
     refuse_what_cannot_run_ahead(settings, record)
     policy, source = _policy(settings, machine, codec, restored)
     spread = parallelize(policy, settings.strategy, settings.optimizer, machine, restored)
@@ -161,6 +162,7 @@ def build_rl(
     )
     serving = queue or engine
     talks = environment and environment.conversations(serving, longest, timer)
+    # a resumed run's engine serves the restored weights under the restored step
     if progress.step:
         serving.load_weights(progress.step)
     evaluator = make_evaluator(serving, codec, reward, machine, data.held_out, longest_response, talks)
@@ -195,7 +197,7 @@ def build_rl(
 def _policy(
     settings: RlSettings, machine: Machine, codec: HfTokenizer, restored: ResumePoint | None
 ) -> tuple[CausalPolicy, str | Path]:
-    """The policy, whole and with its adapters, and the directory that an engine with its own copy starts from."""
+    """Return the policy, unsharded and with its adapters, and the directory from which an engine with a copy starts."""
     source = weights_directory(settings.adapter, settings.model.pretrain, restored)
     policy = trainable_policy(settings.model, settings.strategy, source, machine, codec, settings.adapter)
     if restored is None:
@@ -214,7 +216,7 @@ def _engine(
     longest: int,
     restored: ResumePoint | None,
 ) -> tuple[Engine, bool]:
-    """The engine with the policy's weights, and whether it is put to sleep while they are trained."""
+    """Return the engine with the policy's weights, and True if it is put to sleep while they are trained."""
     chosen = choose_engine(settings.engine, machine.device)
     sleeps = settings.engine.enable_engine_sleep and chosen.can_sleep
     if restored is None:
@@ -267,16 +269,16 @@ def _reporter(
 
 
 def gap_watch(settings: RlSettings, machine: Machine, resume_command: str) -> MismatchMonitor:
-    """What looks at the distance of engine and trainer in every step."""
-    given = settings.algorithm
+    """Make the monitor of the log-prob gap between engine and trainer, checked in every step."""
+    algorithm = settings.algorithm
 
     def remedy(gap: float) -> str:
-        corrected = "" if given.off_policy_correction else " --off_policy_correction tis"
+        corrected = "" if algorithm.off_policy_correction else " --off_policy_correction tis"
         return f"{resume_command} --max_logprob_gap {2 * gap:.2g}{corrected}, if `rft-train conformance` calls it close"
 
     return MismatchMonitor(
         collectives=machine.collectives,
-        limit=None if settings.ahead.max_staleness else given.max_logprob_gap or None,
+        limit=None if settings.ahead.max_staleness else algorithm.max_logprob_gap or None,
         skips_first_token=settings.sampling.use_fire,
         remedy=remedy,
     )
@@ -352,7 +354,7 @@ def prepared(
 ) -> Generator[Prepared]:
     """Read, plan and build; `reward` and `compute_advantages` take the place of what the settings name.
 
-    They are code of `script`, which alone can continue the run then.
+    They are code of `script`, and only that script can continue the run then.
     """
     settings = resolved.settings
     limits, debug = settings.watch, settings.run.debug

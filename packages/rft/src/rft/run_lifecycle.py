@@ -1,4 +1,4 @@
-"""The start and the end of a training run: its directory, what it continues from, its sinks, its summary."""
+"""Start and end of a training run: its directory, the checkpoint it continues from, its sinks, its summary."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PACKAGES = ("torch", "transformers", "safetensors", "rft-algos", "rft-models", 
 
 @dataclass(frozen=True, slots=True)
 class RunStart:
-    """A run's directory, and the checkpoint that it continues from if it does."""
+    """Start of a run: its directory, and the checkpoint that it continues from, if any."""
 
     directory: RunDirectory
     restored: ResumePoint | None
@@ -76,9 +76,9 @@ def start(
     script: str = "",
     front: FrontEnd = SILENT,
 ) -> RunStart:
-    """The directory, and with a checkpoint to continue from that checkpoint; `begin` makes the first change on disk.
+    """Find the run's directory and the checkpoint to continue from; `begin` makes the first change on disk.
 
-    What cannot be built (a reward, an engine, a tracker) is so found before anything is written, and
+    A part that cannot be built (a reward, an engine, a tracker) so fails before anything is written, and
     the mended command starts in the same place. `in_place` continues the run at `path` from its newest
     checkpoint. With `--load_checkpoint` a checkpoint of this very run is continued in place too; one of
     another run starts a new directory. `script` is the program whose code is part of the run, where there is one.
@@ -101,6 +101,7 @@ def start(
             return
         machine.forget_last_failure()
         if in_place and restored is not None:
+            # rows after the checkpoint are done again
             _cut_back(directory, restored.step)
         else:
             _create(resolved, command, directory, machine, resume_command)
@@ -120,7 +121,7 @@ def start(
 
 
 def continued_by(script: str, path: Path) -> str:
-    """How a run goes on whose reward or trainer is code of a script."""
+    """Return the remedy that continues a run whose reward or trainer is code of a script."""
     return f"{script}, with load_checkpoint=True and save_path={str(path)!r}"
 
 
@@ -130,11 +131,11 @@ def remove(path: Path) -> str:
 
 
 def _lacks_its_end(directory: RunDirectory, machine: Machine) -> bool:
-    """What the summary says before anything is changed, as rank 0 reads it."""
-    told = b""
+    """Return True unless the summary of rank 0 says that the run finished; read before anything is changed."""
+    outcome = b""
     if machine.is_first:
-        told = str((directory.read_summary() or {}).get("outcome", "")).encode()
-    return machine.collectives.broadcast_bytes(told if machine.is_first else None) != b"finished"
+        outcome = str((directory.read_summary() or {}).get("outcome", "")).encode()
+    return machine.collectives.broadcast_bytes(outcome if machine.is_first else None) != b"finished"
 
 
 def _has_later(directory: RunDirectory, restored: ResumePoint) -> bool:
@@ -172,19 +173,19 @@ _SYNC_EVERY = 100
 
 
 def _find(source: Path, *, asked_by: str, machine: Machine, origin: str) -> ResumePoint:
-    """Rank 0 verifies and quarantines; the others take the one it chose."""
+    """Find the checkpoint to continue from: rank 0 verifies and quarantines, the others open the one it chose."""
     if machine.is_first:
-        found = resolve_checkpoint(source, asked_by=asked_by, origin=origin)
-        for finding in found.findings:
+        resolved = resolve_checkpoint(source, asked_by=asked_by, origin=origin)
+        for finding in resolved.findings:
             _LOG.warning("passed over a damaged checkpoint: %s", finding)
-        machine.collectives.broadcast_bytes(str(found.checkpoint.path).encode())
-        return ResumePoint(found.checkpoint)
+        machine.collectives.broadcast_bytes(str(resolved.checkpoint.path).encode())
+        return ResumePoint(resolved.checkpoint)
     chosen = Path(machine.collectives.broadcast_bytes(None).decode())
     return ResumePoint(resolve_checkpoint(chosen, asked_by=asked_by, origin=origin).checkpoint)
 
 
 def _require_any(path: Path) -> None:
-    """A run that ended before its first save can only be started again: say so, and how."""
+    """Raise `CheckpointError` where no checkpoint was saved, with the command that starts the run again."""
     folder = RunDirectory(path).checkpoints_directory
     if published(folder) or any(folder.glob("quarantine_*")):
         return
@@ -212,7 +213,7 @@ def _recipe_text(resolved: Resolved[Any]) -> str | None:
 
 
 def metadata(resolved: Resolved[Any], data_hash: str) -> dict[str, object]:
-    """What every manifest says of the run."""
+    """Return the run's metadata, part of every checkpoint manifest."""
     return {
         "command": resolved.command,
         "config_sha256": hashlib.sha256(resolved.config_yaml.encode()).hexdigest(),
@@ -224,17 +225,17 @@ def metadata(resolved: Resolved[Any], data_hash: str) -> dict[str, object]:
 
 def versions() -> dict[str, str]:
     """Python and the packages that decide what a run computes."""
-    found = {"python": platform.python_version()}
+    versions_by_name = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = version(name)
+            versions_by_name[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed as a package"
-    return found
+            versions_by_name[name] = "not installed as a package"
+    return versions_by_name
 
 
 def environment(machine: Machine) -> dict[str, Any]:
-    """What env.json holds: machine, versions, and the variables that have an effect."""
+    """Return the content of env.json: machine, versions, and the variables that have an effect."""
     return {
         "working_directory": str(Path.cwd()),
         "platform": platform.platform(),
@@ -248,7 +249,7 @@ def environment(machine: Machine) -> dict[str, Any]:
 
 
 def make_sinks(directory: RunDirectory, run: RunSettings, num_steps: int, front: FrontEnd) -> list[Sink]:
-    """The run directory first, then what the front end draws, then the trackers that were asked for."""
+    """Return the sinks: the run directory first, then the front end's, then the trackers that were asked for."""
     sinks: list[Sink] = [JsonlSink(directory), *front.make_sinks(run, num_steps)]
     if run.use_wandb:
         from rft_trainer.sinks.wandb import WandbSink
@@ -273,7 +274,7 @@ def make_sinks(directory: RunDirectory, run: RunSettings, num_steps: int, front:
 
 
 class Training(Protocol):
-    """A run that is built and ready to go."""
+    """A training loop that is built and ready to run."""
 
     @property
     def finished(self) -> bool: ...
@@ -302,7 +303,7 @@ def execute(
 def running(
     training: Training, started: RunStart, resolved: Resolved[Any], sinks: Sequence[Sink], *, is_first: bool
 ) -> Generator[None]:
-    """Begin the directory, and at the end of the block write how it ended, whatever happened in it.
+    """Begin the directory, and at the end of the block write the outcome, whatever happened in it.
 
     Only rank 0 has sinks and a summary.
     """
@@ -312,6 +313,7 @@ def running(
         raise nothing_left(directory.path, step)
     with directory.held() if is_first else nullcontext():
         if started.goes_back:
+            # before `begin` removes later records: the restored checkpoint must be the newest on disk
             training.saver.save_again(episode=training.ledger.epoch)
         started.begin()
         for sink in sinks:
@@ -322,6 +324,7 @@ def running(
                 yield
             outcome = "finished" if training.finished else outcome
         finally:
+            # before the summary: it is computed from the rows on disk
             directory.sync()
             summary = summary_of(directory, resolved, outcome) if is_first else {}
             for sink in sinks:
@@ -341,7 +344,7 @@ def nothing_left(path: Path, step: int) -> CheckpointError:
 
 
 def summary_of(directory: RunDirectory, resolved: Resolved[Any], outcome: str) -> dict[str, Any]:
-    """summary.json, from what the run wrote."""
+    """Return the content of summary.json, from the run's metrics and evaluations."""
     rows = directory.read_metrics().rows
     evaluations = directory.read_evaluations().rows
     last = rows[-1] if rows else {}

@@ -1,4 +1,4 @@
-"""Where a supervised run meets: from resolved settings to its samples and collaborators."""
+"""Composition of a supervised run: from resolved settings to its samples, collaborators and loop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from rft_trainer.update.optimizer_step import Updater
 
 @dataclass(frozen=True, slots=True)
 class SftData:
-    """What a supervised run learns from and is measured on."""
+    """Training and held-out samples of a supervised run."""
 
     training: Prepared
     samples: list[TrainingSample]
@@ -99,7 +99,7 @@ def build_sft(
     resume_command: str,
     restored: ResumePoint | None,
 ) -> SftLoop:
-    """The whole supervised run, ready to go; with `restored`, exactly where that checkpoint was."""
+    """Build the supervised run, ready to start; with `restored`, exactly in the state of that checkpoint."""
     chosen = settings.training
     source = weights_directory(settings.adapter, settings.model.pretrain, restored)
     policy = trainable_policy(settings.model, settings.strategy, source, machine, codec, settings.adapter)
@@ -162,7 +162,7 @@ def build_sft(
 
 
 def _updater(settings: SftSettings, machine: Machine, spread: ParallelModel, num_steps: int) -> Updater:
-    """Optimizer steps of the likelihood."""
+    """Make the optimizer steps of the likelihood objective."""
     chosen = settings.training
     return Updater(
         spread.policy,
@@ -186,7 +186,7 @@ def _updater(settings: SftSettings, machine: Machine, spread: ParallelModel, num
 def _best_weights(
     chosen: SftTrainingSettings, policy: CausalPolicy, restored: ResumePoint | None
 ) -> BestWeights | None:
-    """Kept where patience decides about the end, since the best evaluation is then not the last."""
+    """Make the copy of the best weights where patience ends the run, since the best evaluation is then not the last."""
     if not chosen.patience:
         return None
     best = BestWeights(policy.trainable_parameters() if policy.adapters else policy.named_parameters())

@@ -11,7 +11,7 @@ from rft_core.errors import OptionsError
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What was given: positional words, switches that are on, and words left for another parser."""
+    """Parsed words: positional words, switches that are on, and words left for another parser."""
 
     words: list[str]
     switches: set[str]
@@ -39,7 +39,7 @@ def parse(
         OptionsError: an unknown flag, an option of `options` without its value, or more than `most` words.
     """
     words: list[str] = []
-    found: set[str] = set()
+    on: set[str] = set()
     values: dict[str, str] = {}
     waiting = ""
     for index, word in enumerate(argv):
@@ -51,9 +51,9 @@ def parse(
             values |= {name: inline} if equals else {}
             waiting = "" if equals else name
         elif word.startswith("--") and name in switches and not equals:
-            found.add(name)
+            on.add(name)
         elif word.startswith("-") and keep_flags:
-            return _checked(verb, Arguments(words, found, list(argv[index:])), most)
+            return _checked(verb, Arguments(words, on, list(argv[index:])), most)
         elif word.startswith("-"):
             near = [f"--{option}" for option in nearest(name, [*switches, *options])]
             why = f"nearest: {', '.join(near)}" if near else f"rft-train {verb} has no such option"
@@ -65,7 +65,7 @@ def parse(
     if waiting:
         what, why = f"--{waiting} needs a value", "it does not stand alone"
         raise _refusal("option.no_value", what, why, f"rft-train {verb} --help")
-    return _checked(verb, Arguments(words, found, [], values), most)
+    return _checked(verb, Arguments(words, on, [], values), most)
 
 
 def _checked(verb: str, arguments: Arguments, most: int) -> Arguments:

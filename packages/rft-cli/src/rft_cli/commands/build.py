@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
 
 
 def refuse_existing(target: Path) -> None:
-    """A model is never written over another."""
+    """Raise `OptionsError` where the target exists: a model is never written over another."""
     if target.exists():
         raise OptionsError(
             code="build.exists",
@@ -105,7 +105,7 @@ def _columns(path: Path, names: list[str]) -> Iterator[str]:
 
 @contextmanager
 def _own_flags() -> Generator[None]:
-    """The readers speak of the flags of training; this command has its own."""
+    """Replace the training flags in errors of the readers by the flags of this command."""
     try:
         yield
     except RftError as error:

@@ -113,7 +113,7 @@ def _show_tokens(pieces: Sequence[str], learned: Sequence[bool]) -> None:
 
 
 def _check_save_path(save_path: str) -> None:
-    """What starting would refuse: a directory that holds a run already."""
+    """Raise the error of the start where `save_path` holds a run already."""
     if save_path and (Path(save_path).expanduser() / "config.yaml").exists():
         raise OptionsError(
             code="run.exists",

@@ -45,7 +45,7 @@ BUILT_IN = (
     "1, 1, 2, 3, 5, 8,",
     "\u5929\u7a7a\u662f\u4ec0\u4e48\u989c\u8272\uff1f",
 )
-"""Prose, a fact, a sum, code, a question, JSON, a series, Chinese: what is given when a person gives no prompts."""
+"""Prose, a fact, a sum, code, a question, JSON, a series, Chinese: the prompts used when none are given."""
 
 _DRAWN_PROMPTS, _DRAWN_TOKENS = 4, 8
 
@@ -56,17 +56,17 @@ def run(argv: list[str]) -> int:
     with open_machine(settings.model.device) as machine:
         _refuse_ranks(machine)
         codec = codec_of(settings.model)
-        prompts, told = _prompts(settings, codec)
+        prompts, prompts_line = _prompts(settings, codec)
         policy = load_policy(
             settings.model.pretrain, dtype=weights_dtype(settings.model.bf16), device=machine.device, codec=codec
         ).eval()
         results = _compare(settings, machine, codec, policy, prompts)
         if settings.output.output:
-            _write(settings, machine, policy, results, told)
+            _write(settings, machine, policy, results, prompts_line)
         console = Console(highlight=False)
         console = console if console.is_terminal else Console(highlight=False, width=200)
         limits = limits_of(policy.dtype)
-        head = facts(settings.model.pretrain, _kind(policy, machine), told, limits, _name(policy.dtype))
+        head = facts(settings.model.pretrain, _kind(policy, machine), prompts_line, limits, _name(policy.dtype))
         console.print(page(results, head, prompts, codec))
     asked = bool(settings.engine.engines)
     error = failure(results, asked, settings.engine.engine_fp8, settings.model.bf16, prompts, codec)
@@ -182,7 +182,7 @@ def _kind(policy: CausalPolicy, machine: Machine) -> str:
 def _write(
     settings: ConformanceSettings, machine: Machine, policy: CausalPolicy, results: list[EngineResult], told: str
 ) -> None:
-    """All figures as one JSON object."""
+    """Write all figures as one JSON object."""
     told_environment = environment(machine)
     with contextlib.suppress(PackageNotFoundError):
         told_environment["versions"]["vllm"] = version("vllm")

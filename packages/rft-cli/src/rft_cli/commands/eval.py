@@ -53,7 +53,7 @@ _OF_TRAINING = (
 def words_of_run(path: Path, overrides: list[str], command: str) -> list[str]:
     """The flags that repeat what a run did, on its newest checkpoint; given flags come last and win.
 
-    The run's sampling is left out: an evaluation is greedy unless it is told otherwise.
+    The run's sampling is left out: an evaluation is greedy unless flags say otherwise.
     """
     checkpoint = resolve_checkpoint(path, asked_by=f"rft-train {command}").checkpoint
     run = checkpoint.path.parent.parent

@@ -27,17 +27,17 @@ def run(argv: list[str]) -> int:
     if not argv or any(word in ("-h", "--help") for word in argv):
         print(USAGE)
         return 0
-    given = parse(argv)
-    if len(given.words) < 2:
-        raise _refusal("export.no_target", f"{given.word(0)!r} alone", "a checkpoint and a directory are needed")
-    dtype = given.values.get("dtype", "")
+    parsed = parse(argv)
+    if len(parsed.words) < 2:
+        raise _refusal("export.no_target", f"{parsed.word(0)!r} alone", "a checkpoint and a directory are needed")
+    dtype = parsed.values.get("dtype", "")
     if dtype and dtype not in _DTYPES:
         raise _refusal("export.dtype", f"--dtype {dtype}", f"weights are written as {', '.join(_DTYPES)}")
-    target = Path(given.word(1)).expanduser()
+    target = Path(parsed.word(1)).expanduser()
     refuse_full(target)
-    source, averages = Path(given.word(0)).expanduser(), "ema" in given.switches
-    if "adapter" in given.switches or (source / "adapter_config.json").is_file():
-        _export_adapters(source, target, alone="adapter" in given.switches, converted=bool(dtype) or averages)
+    source, averages = Path(parsed.word(0)).expanduser(), "ema" in parsed.switches
+    if "adapter" in parsed.switches or (source / "adapter_config.json").is_file():
+        _export_adapters(source, target, alone="adapter" in parsed.switches, converted=bool(dtype) or averages)
         return 0
     from rft.checkpoints.export import export
 
@@ -46,7 +46,7 @@ def run(argv: list[str]) -> int:
 
 
 def _export_adapters(source: Path, target: Path, *, alone: bool, converted: bool) -> None:
-    """Out of a checkpoint, or into the weights under them."""
+    """Export adapters out of a checkpoint, or merge a directory of adapters into the base weights."""
     if converted:
         why = "adapters are written in float32 as they were trained, and are folded into weights of the type they have"
         raise _refusal("export.adapter_as_it_is", "--dtype or --ema with adapters", why)
@@ -56,12 +56,12 @@ def _export_adapters(source: Path, target: Path, *, alone: bool, converted: bool
 
 
 def parse(argv: list[str]) -> arguments.Arguments:
-    """A checkpoint, a directory, and the type of the weights."""
+    """Parse the checkpoint, the directory, and the type of the weights."""
     return arguments.parse("export", argv, most=2, switches=("ema", "adapter"), options=("dtype",))
 
 
 def refuse_full(target: Path) -> None:
-    """Nothing is ever written over what a person has.
+    """Refuse a target that holds files: an export never overwrites.
 
     Raises:
         OptionsError: `target` is a file, or a directory that holds something.

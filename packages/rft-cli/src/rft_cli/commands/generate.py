@@ -87,9 +87,9 @@ def prompts_of(
     if data.prompt:
         rows = [PromptRow("prompt:0", data.prompt, None, None, None, "prompt", 0, given_images(images, data.prompt))]
     else:
-        found = read_rows(data.prompt_data, split=data.prompt_split or None)
+        table = read_rows(data.prompt_data, split=data.prompt_split or None)
         column = row_images(images, 0).column
-        rows = prompts_from_rows(found, source=Path(data.prompt_data).stem, input_key=data.input_key, images=column)
+        rows = prompts_from_rows(table, source=Path(data.prompt_data).stem, input_key=data.input_key, images=column)
     rows = rows[: data.max_samples] if data.max_samples else rows
     rendered = [renderer_for(data, codec).render(row) for row in rows]
     too_long = [r for r in rendered if len(r.token_ids) > prompt_max_len]

@@ -51,7 +51,7 @@ COMMANDS = ("rl", "sft")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The words of the command line, sorted."""
+    """The command line, sorted into the plan's own options and those of the command."""
 
     command: str
     numbers: Mapping[str, int]
@@ -63,7 +63,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is said of a run."""
+    """Plan of a run: grid, batches, memory terms, notes."""
 
     grid: ParallelDims
     shares: list[str]
@@ -122,18 +122,18 @@ def plan_of(asked: Asked, resolved: Resolved[Any]) -> Plan:
     share = share_of(values)
     grid = resolve_grid(wanted_of(asked, values, resolved.origins, os.environ))
     notes = list(resolved.notes)
-    sizes, told = model_sizes(values["pretrain"])
+    sizes, size_notes = model_sizes(values["pretrain"])
     refuse_uneven_model(values["pretrain"], grid.tp_size)
     training, more = training_of(asked, resolved, grid)
     shares = [share.line(grid.dp_size), *_rollout_lines(asked, resolved, grid)]
     terms = estimate(sizes, training)
     gpu_memory = asked.numbers.get("gpu_memory")
-    plan = Plan(grid, shares, terms, sizes.parameters, [*notes, *told, *more], gpu_memory)
+    plan = Plan(grid, shares, terms, sizes.parameters, [*notes, *size_notes, *more], gpu_memory)
     return _with_images(plan, asked, resolved, training)
 
 
 def _with_images(plan: Plan, asked: Asked, resolved: Resolved[Any], training: TrainingMemoryConfig) -> Plan:
-    """The plan with what images and a vision tower add, where there are any."""
+    """Add the tokens of images and the memory of a vision tower to the plan, where there are any."""
     if not resolved.values.get("images_key") and IMAGES_NOT_COUNTED not in plan.notes:
         return plan
     from rft.build.reward_checks import require_image_rewards
@@ -182,7 +182,7 @@ def wanted_of(
 
 
 def training_of(asked: Asked, resolved: Resolved[Any], grid: ParallelDims) -> tuple[TrainingMemoryConfig, list[str]]:
-    """What the settings say of memory, and notes on what they leave open."""
+    """Return the memory configuration of the settings, and notes on what they leave open."""
     values, notes = resolved.values, list[str]()
     longest = longest_tokens(asked, values, notes)
     cap = values["max_tokens_per_micro_batch"]
@@ -244,7 +244,7 @@ def longest_tokens(asked: Asked, values: Mapping[str, Any], notes: list[str]) ->
 
 
 def _sharding(values: Mapping[str, Any]) -> Sharding:
-    """What the settings ask for, where they can."""
+    """Return the sharding that the settings select; "replicated" where they select none."""
     if values.get("fsdp"):
         return "fsdp"
     stage = values.get("zero_stage") or 0
@@ -260,7 +260,7 @@ def _precision(values: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:
 
 
 def _rollout_lines(asked: Asked, resolved: Resolved[Any], grid: ParallelDims) -> list[str]:
-    """How a rollout is shared out, by prompts; refuses batches that the start refuses."""
+    """Return the plan's lines on a rollout's distribution by prompts; refuses batches that the start refuses."""
     if asked.command != "rl":
         return []
     from rft.build.algorithm import algorithm_record
@@ -285,7 +285,7 @@ def _rollout_lines(asked: Asked, resolved: Resolved[Any], grid: ParallelDims) ->
 
 
 def lines(plan: Plan) -> list[str]:
-    """The plan for a person."""
+    """Return the plan as lines of text."""
     training, rollout = peak_bytes(plan.terms)
     rows = [f"{'ranks':<12} {line}" for line in plan.grid.lines()]
     rows += [f"{'origin':<12} {name}: {origin}" for name, origin in plan.grid.origins.items()]
@@ -305,7 +305,7 @@ def lines(plan: Plan) -> list[str]:
 
 
 def as_object(plan: Plan) -> dict[str, Any]:
-    """The plan for a program."""
+    """Return the plan as a JSON object."""
     training, rollout = peak_bytes(plan.terms)
     grid = plan.grid
     return {

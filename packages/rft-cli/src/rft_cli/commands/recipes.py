@@ -39,17 +39,17 @@ def run(argv: list[str]) -> int:
         return 0
     verb, rest = (argv[0], argv[1:]) if argv else ("list", [])
     if verb == "show":
-        given = arguments.parse("recipes show", rest, most=1, switches=["resolved"], keep_flags=True)
-        _show(_recipe(given.word(0)), resolved="resolved" in given.switches, flags=given.rest)
+        parsed = arguments.parse("recipes show", rest, most=1, switches=["resolved"], keep_flags=True)
+        _show(_recipe(parsed.word(0)), resolved="resolved" in parsed.switches, flags=parsed.rest)
     elif verb == "copy":
-        given = arguments.parse("recipes copy", rest, most=2)
-        recipe = _recipe(given.word(0))
-        _copy(recipe, Path(given.word(1, f"{recipe.name}.yaml")))
+        parsed = arguments.parse("recipes copy", rest, most=2)
+        recipe = _recipe(parsed.word(0))
+        _copy(recipe, Path(parsed.word(1, f"{recipe.name}.yaml")))
     elif verb == "run":
         from rft_cli.commands import recipes_run
 
-        given = arguments.parse("recipes run", rest, most=1, switches=["quick"], options=["data", "save_path", "seed"])
-        return recipes_run.run(_recipe_or_file(given.word(0)), given)
+        parsed = arguments.parse("recipes run", rest, most=1, switches=["quick"], options=["data", "save_path", "seed"])
+        return recipes_run.run(_recipe_or_file(parsed.word(0)), parsed)
     elif verb == "list":
         arguments.parse("recipes", rest, most=0)
         _list()

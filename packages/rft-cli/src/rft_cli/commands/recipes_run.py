@@ -29,7 +29,7 @@ RECORD = "stages.json"
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a person chose for one run of a recipe; kept in stages.json so that a later call repeats it."""
+    """Choices of a person for one run of a recipe; kept in stages.json so that a later call repeats them."""
 
     recipe: str
     data: str
@@ -53,8 +53,11 @@ def run(recipe: Recipe, given: Arguments) -> int:
     values = {**{key: str(value) for key, value in asdict(choices).items()}, "run": str(path)}
     for stage in recipe.stages:
         words = stage.words(values, quick=choices.quick)
-        resolve(stage.command, words[1:])  # what cannot be used is told before the first stage spends its time
+        resolve(
+            stage.command, words[1:]
+        )  # settings that cannot be used are refused before the first stage spends its time
     path.mkdir(parents=True, exist_ok=True)
+    # before the first stage: a later call repeats these choices
     (path / RECORD).write_text(json.dumps(asdict(choices), indent=2) + "\n")
     (path / "recipe.yaml").write_text(recipe.path.read_text(encoding="utf-8"), encoding="utf-8")
     started = time.monotonic()
@@ -66,12 +69,12 @@ def run(recipe: Recipe, given: Arguments) -> int:
 
 
 def _run_stage(title: str, stage: Stage, words: list[str]) -> None:
-    place = Path(option(words, "output") or option(words, "save_path"))
-    if _is_finished(stage, place):
-        print(f"{title}: finished already ({place})")
+    target = Path(option(words, "output") or option(words, "save_path"))
+    if _is_finished(stage, target):
+        print(f"{title}: finished already ({target})")
         return
-    resumed = stage.command in ("sft", "rl") and (place / "config.yaml").is_file() and _set_aside_unsaved(place)
-    words = ["resume", str(place)] if resumed else words
+    resumed = stage.command in ("sft", "rl") and (target / "config.yaml").is_file() and _set_aside_unsaved(target)
+    words = ["resume", str(target)] if resumed else words
     print(f"\n{title}:\n  {shlex.join(['rft-train', *words])}\n", flush=True)
     started = time.monotonic()
     try:
@@ -85,14 +88,14 @@ def _run_stage(title: str, stage: Stage, words: list[str]) -> None:
 
 
 def _is_finished(stage: Stage, place: Path) -> bool:
-    """A training run by its summary; a model or an output by being there, since they are written last."""
+    """Return True for a training run whose summary says so; for a model or an output, when its file exists."""
     if stage.command in ("sft", "rl"):
         return _json(place / "summary.json").get("outcome") == "finished"
     return place.is_file() if stage.command in ("eval", "generate") else (place / "config.json").is_file()
 
 
 def _set_aside_unsaved(place: Path) -> bool:
-    """Whether there is a checkpoint to continue from; a run without one is moved aside, so that it starts again."""
+    """Return True when there is a checkpoint to continue from; else move the run aside, so that it starts again."""
     if any((place / "checkpoints").glob("step_*[0-9]/manifest.json")):
         return True
     number = 1
@@ -115,7 +118,7 @@ def _refuse_ranks(recipe: Recipe) -> None:
 
 
 def _directory(recipe: Recipe, given: Arguments) -> Path:
-    """Absolute, so that the printed commands work from anywhere."""
+    """Return the run's directory, absolute, so that the printed commands work from anywhere."""
     if given.values.get("save_path"):
         return Path(given.values["save_path"]).expanduser().resolve()
     from rft_trainer.runs.names import run_name
@@ -124,7 +127,7 @@ def _directory(recipe: Recipe, given: Arguments) -> Path:
 
 
 def _choices(recipe: Recipe, given: Arguments, path: Path) -> Choices:
-    """Those of this call, or of an earlier one on the same directory where this call leaves them open."""
+    """Return the choices of this call, completed by those of an earlier call on the same directory."""
     stored = _json(path / RECORD)
     if path.exists() and not stored and any(path.iterdir()):
         raise OptionsError(

@@ -22,7 +22,7 @@ of the run's command given here replaces the stored one."""
 
 
 def run(argv: list[str]) -> int:
-    """Find what the run was, and continue it in place."""
+    """Find the run's command, and continue the run in place."""
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
         return 0
@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
     from rft_cli.config.resolve import resolve
 
     words = ["--config", str(directory.config_file), "--save_path", str(path), *overrides]
-    told = ["rft-train", "resume", *argv]
+    command_line = ["rft-train", "resume", *argv]
     code = spawned(
         resolve(command, words), [sys.executable, "-m", "rft_cli.main", "resume", str(path), *overrides], run=path
     )
@@ -48,11 +48,11 @@ def run(argv: list[str]) -> int:
     if command == "sft":
         from rft_cli.commands import sft
 
-        sft.train(resolve("sft", words), told, in_place=path)
+        sft.train(resolve("sft", words), command_line, in_place=path)
     else:
         from rft_cli.commands import rl
 
-        rl.train(resolve("rl", words), told, in_place=path)
+        rl.train(resolve("rl", words), command_line, in_place=path)
     return 0
 
 
@@ -72,7 +72,7 @@ def command_of(directory: RunDirectory) -> str:
 
 
 def refuse_code(directory: RunDirectory) -> None:
-    """A run whose reward or algorithm is code of a script is continued by that script, never without it.
+    """Refuse a run whose reward or algorithm is code of a script: only that script can continue it.
 
     Raises:
         OptionsError: the run was started by a script.
@@ -92,7 +92,7 @@ def refuse_code(directory: RunDirectory) -> None:
 
 
 def _go_to_working_directory(path: Path) -> None:
-    """Paths in the configuration are relative to where the run was started."""
+    """Change to the directory in which the run was started: paths in its configuration are relative to it."""
     import json
 
     file = path / "env.json"

@@ -1,4 +1,4 @@
-"""A reward model tested by itself: what it prefers, and whether its scores can be trusted as numbers."""
+"""Test of a reward model by itself: its preferences, and the numerical soundness of its scores."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def main(argv: Sequence[str]) -> int:
     if not argv or "--help" in argv or "-h" in argv:
         print(USAGE)
         return 0
-    given = arguments.parse("test_reward_model", argv, most=0, options=("model", "pairs"))
-    if "model" not in given.values:
+    parsed = arguments.parse("test_reward_model", argv, most=0, options=("model", "pairs"))
+    if "model" not in parsed.values:
         raise OptionsError(
             code="option.required",
             what="no reward model is named",
@@ -55,11 +55,11 @@ def main(argv: Sequence[str]) -> int:
             why="it is a directory with a sequence classifier, or a reward model written here",
             do="--model DIR",
         )
-    scorer = RewardTextScorer(load_reward_model(given.values["model"]))
-    pairs = read_pairs(Path(given.values["pairs"])) if "pairs" in given.values else _sums()
+    scorer = RewardTextScorer(load_reward_model(parsed.values["model"]))
+    pairs = read_pairs(Path(parsed.values["pairs"])) if "pairs" in parsed.values else _sums()
     chosen, rejected = _scores(scorer, pairs)
     report = _report(scorer, pairs, chosen, rejected)
-    _show(given.values["model"], scorer, report)
+    _show(parsed.values["model"], scorer, report)
     return 0
 
 
@@ -98,9 +98,9 @@ def _scores(scorer: RewardTextScorer, pairs: Sequence[Pair]) -> tuple[list[float
     weights = scorer.model.spec.weights or (1.0,) * len(scorer.heads)
     columns: list[list[float]] = []
     for texts in ([pair.chosen for pair in pairs], [pair.rejected for pair in pairs]):
-        found = scorer.score(prompts, messages, texts)
+        scores_by_response = scorer.score(prompts, messages, texts)
         columns.append([])
-        for scores in found:
+        for scores in scores_by_response:
             if isinstance(scores, str):
                 raise _refused(f"a response has no score: {scores}", "every response of the test needs one")
             columns[-1].append(sum(w * scores[head] for w, head in zip(weights, scorer.heads, strict=True)))

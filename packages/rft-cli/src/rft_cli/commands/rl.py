@@ -14,7 +14,7 @@ from rft_cli.pages.terminal import terminal
 
 
 def run(argv: list[str]) -> int:
-    """Resolve, plan, train."""
+    """Resolve the settings, plan the run and train."""
     train(resolve("rl", argv), ["rft-train", "rl", *argv])
     return 0
 

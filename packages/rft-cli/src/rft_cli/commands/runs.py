@@ -1,4 +1,4 @@
-"""`rft-train runs [DIR]`, `rft-train runs show RUN`: what was run and how it went."""
+"""`rft-train runs [DIR]`, `rft-train runs show RUN`: the runs and their outcomes."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def run(argv: list[str]) -> int:
         print(USAGE)
         return 0
     if argv and argv[0] == "show":
-        given = arguments.parse("runs show", argv[1:], most=1)
-        _console().print(page_of_run(read_run(_run_directory(given.word(0)))))
+        parsed = arguments.parse("runs show", argv[1:], most=1)
+        _console().print(page_of_run(read_run(_run_directory(parsed.word(0)))))
         return 0
-    given = arguments.parse("runs", argv, most=1)
-    directory = Path(given.word(0, str(HOME)))
+    parsed = arguments.parse("runs", argv, most=1)
+    directory = Path(parsed.word(0, str(HOME)))
     if is_run(directory):
         _console().print(page_of_run(read_run(directory)))
         return 0
-    if given.words and not directory.is_dir():
-        raise _no_run(given.word(0))
+    if parsed.words and not directory.is_dir():
+        raise _no_run(parsed.word(0))
     runs = find_runs(directory)
     if runs:
         _console().print(table_of_runs(runs))
@@ -45,7 +45,7 @@ def run(argv: list[str]) -> int:
 
 
 def _console() -> Console:
-    """Piped output is not cut at 80 columns: it is for programs and files."""
+    """Return a console that does not cut piped output at 80 columns, as programs and files read it."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=200)
 

@@ -15,7 +15,7 @@ from rft_cli.pages.terminal import terminal
 
 
 def run(argv: list[str]) -> int:
-    """Resolve, plan, train."""
+    """Resolve the settings, plan the run and train."""
     train(resolve("sft", argv), ["rft-train", "sft", *argv])
     return 0
 

@@ -12,7 +12,7 @@ from rft_cli.config.refused_flags import Refusal
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One verb."""
+    """One verb of `rft-train`."""
 
     name: str
     module: str

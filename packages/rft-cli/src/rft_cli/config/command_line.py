@@ -1,4 +1,4 @@
-"""The words of a command line as settings that were given: every form of a flag, nothing lost."""
+"""Parser of a command line into given settings: every form of a flag, no word lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPPOSITES = {"disable_engine_sleep": "enable_engine_sleep"}
 
 @dataclass(slots=True)
 class Words:
-    """What a command line holds, in the order in which it was written."""
+    """Parsed command line, in the order in which it was written."""
 
     given: list[GivenSetting] = field(default_factory=list[GivenSetting])
     configs: list[str] = field(default_factory=list[str])
@@ -45,13 +45,14 @@ def read(argv: Sequence[str], schema: dict[str, Setting]) -> Words:
         written, equals, inline = word.partition("=")
         name, negated = setting_of(written.lstrip("-").replace("-", "_"), schema)
         setting = schema.get(name)
+        # an unknown flag takes all its words, so that its values are not reported a second time
         values = [inline] if equals else _take(rest, _most(setting, name))
         _record(words, GivenSetting(written, name, tuple(values), Origin("command line", text=word)), setting, negated)
     return words
 
 
 def is_flag(word: str) -> bool:
-    """Whether a word is a flag: negative numbers and a lone dash are values."""
+    """Return True when a word is a flag: negative numbers and a lone dash are values."""
     return word.startswith("-") and len(word) > 1 and not re.match(r"-\.?\d", word)
 
 
@@ -72,7 +73,7 @@ def setting_of(name: str, schema: dict[str, Setting]) -> tuple[str, bool]:
 
 
 def negate(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """The contrary of what was written after an opposite; what is no boolean stays, to be refused."""
+    """Return the contrary of a boolean written after an opposite name; another text stays, to be refused."""
     if not texts:
         return ("false",)
     text = texts[0].lower()

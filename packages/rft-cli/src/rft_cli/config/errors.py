@@ -1,4 +1,4 @@
-"""What is wrong with what was asked for, every problem at once."""
+"""Problems of settings, reported all at once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _summary(problems: Sequence[Problem]) -> Problem:
 
 
 def unknown_option(command: str, given: GivenSetting) -> Problem:
-    """A name that no command knows, or that another command knows."""
+    """Return the problem of a name that no command has, or only another command."""
     elsewhere = commands_with(given.name)
     options = nearest(given.name, schema(command))
     if elsewhere:
@@ -75,7 +75,7 @@ def _refused_neighbours(given: GivenSetting) -> list[str]:
 
 
 def refused_option(given: GivenSetting, refusal: Refusal) -> Problem:
-    """A name or a value of the guides that this version does not have."""
+    """Return the problem of a name or value of the guides that this version does not have."""
     return Problem(
         code="option.refused",
         what=f"{_like(given, given.name)} cannot be used: {refusal.reason}",
@@ -86,7 +86,7 @@ def refused_option(given: GivenSetting, refusal: Refusal) -> Problem:
 
 
 def bad_value(setting: Setting, given: GivenSetting) -> Problem:
-    """A value of the wrong kind or out of bounds."""
+    """Return the problem of a value of the wrong kind or out of bounds."""
     text = given.texts[0] if given.texts else ""
     near = nearest(text, setting.choices) or list(setting.choices[:1])
     legal = near[0] if near else "true" if setting.is_switch else example(setting, given.texts)
@@ -100,7 +100,7 @@ def bad_value(setting: Setting, given: GivenSetting) -> Problem:
 
 
 def key_as_project(given: GivenSetting) -> Problem:
-    """What was given as a tracker's project looks like its key."""
+    """Return the problem of a tracker's project that looks like its key."""
     return Problem(
         code="option.secret",
         what=f"{given.written} takes the name of a project; what was given looks like a key and is not shown",
@@ -111,7 +111,7 @@ def key_as_project(given: GivenSetting) -> Problem:
 
 
 def missing_value(setting: Setting, given: GivenSetting) -> Problem:
-    """A flag at the end, or before another flag, that needs a value."""
+    """Return the problem of a flag that needs a value and has none."""
     return Problem(
         code="option.no_value",
         what=f"{given.written} needs a value: {allowed(setting)}",
@@ -122,7 +122,7 @@ def missing_value(setting: Setting, given: GivenSetting) -> Problem:
 
 
 def missing_setting(command: str, setting: Setting) -> Problem:
-    """A setting without a default that nobody gave."""
+    """Return the problem of a setting without a default that no source gives."""
     return Problem(
         code="option.missing",
         what=f"--{setting.name} is missing: it takes {allowed(setting)}",
@@ -133,7 +133,7 @@ def missing_setting(command: str, setting: Setting) -> Problem:
 
 
 def unexpected_argument(text: str, recipes: Sequence[str]) -> Problem:
-    """A word that belongs to no flag."""
+    """Return the problem of a word that belongs to no flag."""
     shown = HIDDEN if looks_like_key(text) else text
     near = nearest(text, recipes, count=1)
     return Problem(
@@ -146,7 +146,7 @@ def unexpected_argument(text: str, recipes: Sequence[str]) -> Problem:
 
 
 def negated_with_value(given: GivenSetting) -> Problem:
-    """`--no-x true` says two things."""
+    """Return the problem of a negated flag with a value, such as `--no-x true`."""
     return Problem(
         code="option.value",
         what=f"{given.written} stands alone, but {' '.join(given.texts)!r} follows",
@@ -157,7 +157,7 @@ def negated_with_value(given: GivenSetting) -> Problem:
 
 
 def unreadable(code: str, what: str, origin: Origin, why: str, do: str) -> Problem:
-    """A file that is not a flat list of settings."""
+    """Return the problem of a file that is not a flat list of settings."""
     return Problem(code=code, what=what, where=str(origin), why=why, do=do)
 
 
@@ -168,7 +168,7 @@ def _shown(given: GivenSetting) -> str:
 
 
 def _like(given: GivenSetting, name: str) -> str:
-    """A name in the way the person writes names."""
+    """Return a name in the form in which the setting was written: as a flag or bare."""
     return f"--{name}" if given.origin.kind == "command line" else name
 
 

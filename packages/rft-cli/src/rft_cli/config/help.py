@@ -21,7 +21,7 @@ prints problems as one JSON line."""
 
 
 def print_help(command: str, argv: Sequence[str] = ()) -> None:
-    """Print it; a `--config` among the words changes the values that are shown."""
+    """Print the help of a command; a `--config` among the words changes the values that are shown."""
     owner: Any = COMMANDS[command]
     try:
         tyro.cli(

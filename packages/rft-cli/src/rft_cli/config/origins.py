@@ -1,4 +1,4 @@
-"""Where a value was written: kept beside it from the first read to the messages and to config.yaml."""
+"""Origin of a setting, kept beside it from the first read to the messages and to config.yaml."""
 
 from __future__ import annotations
 

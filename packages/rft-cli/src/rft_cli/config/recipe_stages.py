@@ -1,4 +1,4 @@
-"""The stages of a recipe: command lines with places for the data, the run, the seed and what came before.
+"""The stages of a recipe: command lines with placeholders for data, run, seed and earlier stages.
 
 A stage has a `name`, a command line `run` without the word rft-train, and `quick`: flags that are added
 for a short trial of the whole. In both, these stand for values:
@@ -42,7 +42,7 @@ class Stage:
 
     @property
     def command(self) -> str:
-        """The verb."""
+        """The verb of the command line."""
         return self.run[0]
 
     def words(self, values: Mapping[str, str], *, quick: bool) -> list[str]:
@@ -73,12 +73,12 @@ def read_stage(fields: Mapping[str, str], path: Path) -> Stage:
 
 def option(words: list[str], name: str) -> str:
     """The value of `--name` in a filled command line, the last one given; empty where it is not given."""
-    found = ""
+    value = ""
     for index, word in enumerate(words):
         written, equals, inline = word.partition("=")
         if written.lstrip("-").replace("-", "_") == name and written.startswith("-"):
-            found = inline if equals else words[index + 1] if index + 1 < len(words) else ""
-    return found
+            value = inline if equals else words[index + 1] if index + 1 < len(words) else ""
+    return value
 
 
 def final_model(directory: Path) -> Path:
@@ -88,8 +88,8 @@ def final_model(directory: Path) -> Path:
     """
     if (directory / "config.json").is_file():
         return directory
-    found = sorted((directory / "checkpoints").glob(_CHECKPOINT))
-    return found[-1] if found else directory / "checkpoints" / "step_*" / "model"
+    models = sorted((directory / "checkpoints").glob(_CHECKPOINT))
+    return models[-1] if models else directory / "checkpoints" / "step_*" / "model"
 
 
 def _split(text: str, path: Path) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What recipes there are, what each one says of itself, and which file a `--config` means.
+"""Recipes: their names, their headers, and the file that a `--config` selects.
 
 A recipe is a file of settings beside this module. Its header tells a person whether to run it::
 
@@ -48,7 +48,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a recipe says of itself; empty where it does not."""
+    """Header of a recipe; a field is empty where the header lacks it."""
 
     name: str
     path: Path
@@ -64,7 +64,7 @@ class Recipe:
 
     @property
     def is_installed(self) -> bool:
-        """Whether `--config NAME` finds it from any directory."""
+        """True when `--config NAME` finds the recipe from any directory."""
         return self.path.parent == DIRECTORY
 
 
@@ -80,14 +80,14 @@ def load(name: str, directory: Path | None = None) -> Recipe:
 
 def read(path: Path) -> Recipe:
     """The header of the recipe in a file."""
-    found = yaml_file.read(path, {})
-    header = found.header
+    file = yaml_file.read(path, {})
+    header = file.header
     return Recipe(
         path.stem,
         path,
         *(header.get(field, "") for field in HEADER_FIELDS),
         needs=tuple(part.strip() for part in header.get("needs", "").split(",") if part.strip()),
-        stages=tuple(read_stage(fields, path) for fields in found.stages),
+        stages=tuple(read_stage(fields, path) for fields in file.stages),
     )
 
 

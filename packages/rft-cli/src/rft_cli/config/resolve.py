@@ -35,7 +35,7 @@ _TRACKERS = ("use_wandb", "use_tensorboard", "use_trackio")
 
 @dataclass(slots=True)
 class MergedSources:
-    """What all sources say together, with what is wrong in them."""
+    """Values merged from all sources, with the problems found in them."""
 
     command: str
     schema: dict[str, Setting]
@@ -75,13 +75,14 @@ def resolve(command: str, argv: Sequence[str]) -> Resolved[Any]:
 
 
 def validated(merged: MergedSources) -> Resolved[Any]:
-    """The settings that all sources say together.
+    """Return the settings merged from all sources.
 
     Raises:
         SettingsError: with every problem of all sources.
     """
     command = merged.command
     problems = merged.problems + [errors.missing_setting(command, setting) for setting in merged.missing]
+    # a contradiction is checked between values that are all legal by themselves
     if not problems:
         problems = contradictions.contradictions(command, merged.values, merged.origins)
     if problems:
@@ -128,16 +129,16 @@ def _read_config(merged: MergedSources, reference: str) -> None:
     if source is None:
         merged.problems += [problem] if problem else []
         return
-    found = yaml_file.read(source.path, merged.schema, kind="recipe" if source.is_recipe else "file")
-    told = found.header.get("name", "")  # of the recipe that a run's config.yaml was made from
-    merged.recipe_name = told if told and Path(told).name == told else source.name
+    file = yaml_file.read(source.path, merged.schema, kind="recipe" if source.is_recipe else "file")
+    name = file.header.get("name", "")  # of the recipe that a run's config.yaml was made from
+    merged.recipe_name = name if name and Path(name).name == name else source.name
     merged.sources.append(source.path)
-    merged.problems += found.problems
-    made_for = found.header.get("command", merged.command)
+    merged.problems += file.problems
+    made_for = file.header.get("command", merged.command)
     if made_for != merged.command:
         merged.problems.append(_other_command(merged, reference, made_for, source.path))
         return
-    for given in found.given:
+    for given in file.given:
         _apply(merged, given)
 
 

@@ -13,7 +13,7 @@ from rft.settings import COMMANDS
 
 @dataclass(frozen=True, slots=True)
 class Required:
-    """Stands where a default would be, for a setting that has none."""
+    """Placeholder in the place of a default, for a setting that has none."""
 
 
 REQUIRED = Required()
@@ -36,17 +36,17 @@ class Setting:
 
     @property
     def is_switch(self) -> bool:
-        """Whether the flag alone means true."""
+        """True when the flag alone means true."""
         return self.base is bool
 
     @property
     def is_pair(self) -> bool:
-        """Whether the flag takes several values."""
+        """True when the flag takes several values."""
         return get_origin(self.kind) is tuple
 
     @property
     def may_be_none(self) -> bool:
-        """Whether `none` is a value."""
+        """True when `none` is a value."""
         return NoneType in get_args(self.kind)
 
     @property
@@ -59,8 +59,8 @@ class Setting:
     @property
     def choices(self) -> tuple[str, ...]:
         """The names to choose from, empty where the value is free."""
-        given = get_args(self.base)
-        return given if given and all(isinstance(choice, str) for choice in given) else ()
+        names = get_args(self.base)
+        return names if names and all(isinstance(choice, str) for choice in names) else ()
 
 
 @cache

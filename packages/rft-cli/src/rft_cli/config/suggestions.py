@@ -1,4 +1,4 @@
-"""Which known names a mistyped one may have meant."""
+"""Suggestions of known names for a mistyped one."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def _distance(wanted: str, option: str) -> tuple[float, int]:
 
 
 def _abbreviates(short: list[str], words: list[str]) -> bool:
-    """Whether every word of `short`, of three letters or more, begins a word of `words`, in order."""
+    """Return True when every word of `short`, of three letters or more, begins a word of `words`, in order."""
     rest = iter(words)
     return len(short) > 1 and all(len(part) > 2 and any(word.startswith(part) for word in rest) for part in short)

@@ -1,4 +1,4 @@
-"""From the text that a person wrote to a value, and what to say when it is not one.
+"""Conversion of written text to the value of a setting, and a description of the allowed values.
 
 Flags and files take the same path: what is written is text, and pydantic converts it by the
 setting's annotation and bounds, so that both accept and refuse the same things.
@@ -51,7 +51,7 @@ def _switch(text: str) -> bool:
 
 
 def _whole(text: str) -> str:
-    """`1e6` and `1_000` are whole numbers to a person."""
+    """Return the digits of a whole number in exponent form, such as `1e6`; other text unchanged."""
     if re.fullmatch(r"[+-]?\d+(\.\d*)?[eE]\+?\d{1,2}", text) and float(text).is_integer():
         return str(int(float(text)))
     return text
@@ -74,7 +74,7 @@ def _validated(setting: Setting, raw: str | list[str]) -> Any:
 
 
 def allowed(setting: Setting) -> str:
-    """What the setting takes, in words: `a whole number of at least 1`."""
+    """Return the values that the setting takes as text: `a whole number of at least 1`."""
     if setting.is_switch:
         return f"{BOOLEAN_FORMS}, none" if setting.may_be_none else BOOLEAN_FORMS
     if setting.choices:

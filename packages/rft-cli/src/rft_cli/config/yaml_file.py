@@ -29,7 +29,7 @@ _PLAIN_TAGS = {
 
 @dataclass(slots=True)
 class FileSettings:
-    """What one file holds."""
+    """Settings, header and problems of one file."""
 
     given: list[GivenSetting] = field(default_factory=list[GivenSetting])
     header: dict[str, str] = field(default_factory=dict[str, str])
@@ -56,32 +56,36 @@ def read(path: Path, schema: Mapping[str, Setting], *, kind: OriginKind = "file"
 
 
 def _parsed(path: Path, kind: OriginKind, found: FileSettings) -> yaml.Node | None:
-    place = Origin(kind, str(path))
+    origin = Origin(kind, str(path))
     try:
         if path.stat().st_size > LARGEST:
             why = f"a file of settings has at most {LARGEST} bytes"
-            found.problems.append(errors.unreadable("file.large", f"{path} is too large", place, why, "check the path"))
+            found.problems.append(
+                errors.unreadable("file.large", f"{path} is too large", origin, why, "check the path")
+            )
             return None
         return _compose(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         why = f"byte {error.start} is not UTF-8"
-        found.problems.append(errors.unreadable("file.encoding", f"{path} is not text", place, why, "save it as UTF-8"))
+        found.problems.append(
+            errors.unreadable("file.encoding", f"{path} is not text", origin, why, "save it as UTF-8")
+        )
     except RecursionError:
         why = "settings are flat: one `name: value` a line"
         found.problems.append(
-            errors.unreadable("file.nested", f"{path} is nested too deeply", place, why, "flatten it")
+            errors.unreadable("file.nested", f"{path} is nested too deeply", origin, why, "flatten it")
         )
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else 0
         what = f"not YAML: {getattr(error, 'problem', None) or 'an unexpected character'}"
         why = f"column {mark.column + 1}" if mark else "the file could not be parsed"
-        place = Origin(kind, str(path), line)
-        found.problems.append(errors.unreadable("file.yaml", what, place, why, "write one `name: value` a line"))
+        origin = Origin(kind, str(path), line)
+        found.problems.append(errors.unreadable("file.yaml", what, origin, why, "write one `name: value` a line"))
     except OSError as error:
         what = f"{path} cannot be read: {error.strerror}"
         found.problems.append(
-            errors.unreadable("file.read", what, place, "the file must be readable", "check the path")
+            errors.unreadable("file.read", what, origin, "the file must be readable", "check the path")
         )
     return None
 
@@ -106,7 +110,7 @@ class _Reader:
     lines: dict[str, int] = field(default_factory=dict[str, int])
 
     def entry(self, key: yaml.Node, value: yaml.Node) -> None:
-        """One `name: value`."""
+        """Read one `name: value` entry."""
         if not isinstance(key, yaml.ScalarNode):
             self._refuse("name", "a name must be one word", key, "settings are flat", "seed: 42")
             return

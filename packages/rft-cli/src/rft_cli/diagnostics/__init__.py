@@ -1,1 +1,1 @@
-"""How a failure is shown and kept; debug mode and injected faults. May import `config`."""
+"""Display and record of failures; debug mode and injected faults. May import `config`."""

@@ -1,6 +1,6 @@
-"""The diagnostics file of a failed command: what ran, with what, and where it stopped. No secrets.
+"""The diagnostics file of a failed command: command, settings, versions and traceback. No secrets.
 
-A command tells this module where its run is kept (`remember_run_directory`), so that the file can be
+A command registers its run directory (`remember_run_directory`), so that the file can be
 written there wherever the failure happens; the resolved settings and the last metrics are read from it.
 """
 
@@ -55,7 +55,7 @@ class _Context:
 
 
 def remember_run_directory(directory: Path | None) -> None:
-    """The directory that a bundle of this process goes to."""
+    """Set the directory into which a bundle of this process is written."""
     _Context.run_directory = directory
 
 
@@ -76,12 +76,12 @@ def write(error: BaseException, argv: list[str], problem: Problem | None = None)
 
 
 def has_run_directory() -> bool:
-    """Whether the failed command had a run's directory."""
+    """Return True when the failed command had a run directory."""
     return _Context.run_directory is not None and _Context.run_directory.is_dir()
 
 
 def contents(error: BaseException, argv: list[str], problem: Problem | None = None) -> dict[str, Any]:
-    """What a bundle holds."""
+    """Return the content of a bundle."""
     run = _Context.run_directory
     return {
         "problem": scrub(json.loads(problem.as_json(0))["problem"]) if problem else None,
@@ -90,6 +90,7 @@ def contents(error: BaseException, argv: list[str], problem: Problem | None = No
         "versions": {"python": sys.version, "platform": platform.platform()} | _versions(),
         "environment": scrub({k: v for k, v in sorted(os.environ.items()) if k.startswith(_ENVIRONMENT)}),
         "settings": scrub_text(read_text(run / "config.yaml")).splitlines() if run else [],
+        # a traceback quotes messages, which may hold a key
         "traceback": scrub_text("".join(traceback.format_exception(error))).splitlines(),
         "run_directory": str(run) if run else None,
         "last_metrics": scrub(last_rows(run / "metrics.jsonl", NUM_ROWS)) if run else [],
@@ -97,10 +98,10 @@ def contents(error: BaseException, argv: list[str], problem: Problem | None = No
 
 
 def _versions() -> dict[str, str]:
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions

@@ -1,4 +1,4 @@
-"""What `--debug` switches on; it must happen before torch is imported, so `main` does it first."""
+"""Debug mode (`--debug`): environment variables set before torch is imported, so `main` sets them first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VARIABLES = {
 
 
 def asked(argv: Sequence[str]) -> bool:
-    """Whether the words of the command ask for it; the last one counts."""
+    """Return True when the command line asks for debug mode; the last flag counts."""
     on = False
     for word, following in pairwise([*argv, ""]):
         name, equals, value = word.partition("=")
@@ -27,7 +27,7 @@ def asked(argv: Sequence[str]) -> bool:
 
 
 def switch_on(environment: MutableMapping[str, str]) -> list[str]:
-    """Set what is not set already; the names that were set."""
+    """Set the variables that are not set already; return the names of those that were set."""
     faulthandler.enable()
     changed = [name for name in VARIABLES if name not in environment]
     environment.update({name: VARIABLES[name] for name in changed})

@@ -22,7 +22,7 @@ ACTIONS = ("exit", "kill", "raise")
 
 
 class InjectedFault(RuntimeError):
-    """What the action `raise` raises."""
+    """Error that the action `raise` raises."""
 
 
 @dataclass(frozen=True, slots=True)

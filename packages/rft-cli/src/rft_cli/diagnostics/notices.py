@@ -29,4 +29,5 @@ def show_notices() -> None:
     if _NOTICES not in logger.handlers:
         logger.addHandler(_NOTICES)
         logger.setLevel(logging.INFO)
+        # the log of a rank gets the printed line, and would have it twice
         logger.propagate = False

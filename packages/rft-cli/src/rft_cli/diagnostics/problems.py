@@ -1,4 +1,4 @@
-"""How a failure is shown: to a person the cause first, then what to do; to a program one JSON line."""
+"""Display of a failure: to a person the cause first, then the remedy; to a program one JSON line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROWS = (("where", "where"), ("why", "why"), ("state", "state"), ("do", "do"), (
 
 
 def wants_json(argv: list[str], environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether problems are shown as JSON: `--json_errors` (taken out of `argv`) or RFT_ERRORS=json."""
+    """Return True when problems are shown as JSON: `--json_errors` (removed from `argv`) or RFT_ERRORS=json."""
     asked = any(word in JSON_FLAGS for word in argv)
     argv[:] = [word for word in argv if word not in JSON_FLAGS]
     return asked or environment.get("RFT_ERRORS", "").lower() == "json"

@@ -47,7 +47,7 @@ def resolved(keywords: Mapping[str, object], reward: str | None = None) -> Resol
 
 
 def command_words(keywords: Mapping[str, object]) -> list[str]:
-    """The flags of `rft-train rl` that say the same."""
+    """Return the flags of `rft-train rl` that mean the same as the keywords."""
     words = [[f"--{given.name}", *given.texts] for given in givens(keywords)]
     return [*_config_words(keywords), *(word for flag in words for word in flag)]
 
@@ -55,14 +55,14 @@ def command_words(keywords: Mapping[str, object]) -> list[str]:
 def givens(keywords: Mapping[str, object]) -> list[GivenSetting]:
     """Each keyword as a setting that was given; `config` is none, it names files of settings."""
     table = schema("rl")
-    found: list[GivenSetting] = []
+    result: list[GivenSetting] = []
     for written, value in keywords.items():
         if written == CONFIG:
             continue
         name, negated = setting_of(written, table)
         texts = as_texts(value, table.get(name))
-        found.append(GivenSetting(written, name, negate(texts) if negated else texts, KEYWORD, is_null=value is None))
-    return found
+        result.append(GivenSetting(written, name, negate(texts) if negated else texts, KEYWORD, is_null=value is None))
+    return result
 
 
 def as_texts(value: object, setting: Setting | None = None) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def as_texts(value: object, setting: Setting | None = None) -> tuple[str, ...]:
 
 
 def refuse_objects(names: Sequence[str]) -> None:
-    """Say that the trainer builds its own parts.
+    """Refuse built objects: the trainer builds its own parts from settings.
 
     Raises:
         OptionsError: unless there is nothing to refuse.

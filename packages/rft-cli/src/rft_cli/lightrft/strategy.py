@@ -1,4 +1,4 @@
-"""LightRFT's `strategy`: what a script asks of the engine, on the one engine of a run, whichever it is."""
+"""LightRFT's `strategy`: its calls of the inference engine, on the one engine of a run of any kind."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rft_trainer.protocols import Engine
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 
 SAMPLING = ("n", "temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens")
-"""What `sampling_params` may hold; what it leaves out is as in the run's settings (`n` and `min_tokens`: 1 and 0)."""
+"""Keys of `sampling_params`; absent ones are as in the run's settings (`n` and `min_tokens`: 1 and 0)."""
 
 MEDIA = ("all_images", "images_num", "all_videos", "videos_num")
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One response."""
+    """One response of `gather_and_generate`."""
 
     prompt_token_ids: tuple[int, ...]
     output_token_ids: tuple[int, ...]
@@ -38,7 +38,7 @@ class Generation:
 
 
 class RefreshableEngine(Engine, Protocol):
-    """What all engines are."""
+    """An engine whose weights can be refreshed, as all engines here."""
 
     def refresh(self) -> None:
         """Serve the present weights under the present version."""
@@ -114,6 +114,7 @@ class Strategy:
         number = int(options.pop("n"))
         self._refuse_long(token_ids, int(options["max_new_tokens"]))
         keys = [[self._key(i, j) for j in range(number)] for i in range(len(token_ids))]
+        # part of the keys: the next call draws other responses
         self._num_calls += 1
         self._engine.wake()
         completions = self._engine.generate(

@@ -61,7 +61,7 @@ RewardFunction = Callable[..., object]
 
 @dataclass(frozen=True, slots=True)
 class FitResult:
-    """What a run left."""
+    """Result of a run: its directory and its held-out evaluations."""
 
     run_directory: Path
     before: Mapping[str, Any] | None
@@ -85,7 +85,8 @@ class SPMDPPOTrainer:
         trajectory_saver: TrajectorySaver | None = None,
         **settings: object,
     ) -> None:
-        """
+        """Resolve the settings; everything else is built when it is first needed.
+
         Args:
             positional: built objects, which LightRFT's trainer takes; refused.
             reward_fn: called in this process with all responses to a prompt and their labels.
@@ -124,7 +125,7 @@ class SPMDPPOTrainer:
         return self._ready.training.assign_credit.own_advantages(batch)
 
     def fit(self) -> FitResult:
-        """The whole run, or what is left of it: evaluations, steps, checkpoints, summary.
+        """Run to the end, from the beginning or from where it stands: evaluations, steps, checkpoints, summary.
 
         Raises:
             RftError: what ends `rft-train rl` with an exit code.
@@ -134,13 +135,14 @@ class SPMDPPOTrainer:
             while not self.finished:
                 step = self._ready.training.progress.step
                 self.ppo_train()
+                # an override without a step would repeat for ever
                 if self._ready.training.progress.step == step:
                     raise _no_step(type(self).__name__)
             self.close()
         return self._result()
 
     def ppo_train(self) -> Mapping[str, object]:
-        """One training step: sample, score, compare, update, and what is due after it; its metrics by name.
+        """Make one training step: sample, score, compare, update, and work due after it; return its metrics by name.
 
         `fit` calls it once a step. Called by hand, the first call begins the run and the last one ends it.
 
@@ -160,7 +162,7 @@ class SPMDPPOTrainer:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to train."""
+        """True when nothing is left to train."""
         return self._ready.training.finished
 
     @property
@@ -177,7 +179,7 @@ class SPMDPPOTrainer:
 
     @property
     def run_directory(self) -> Path:
-        """Where the run is kept."""
+        """Directory of the run."""
         return self._ready.started.directory.path
 
     def close(self) -> None:
@@ -213,7 +215,7 @@ class SPMDPPOTrainer:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether no code of the script is part of the run, so that `rft-train resume` can continue it."""
+        """True when no code of the script is part of the run, so that `rft-train resume` can continue it."""
         overridden = any(
             getattr(type(self), name) is not getattr(SPMDPPOTrainer, name)
             for name in ("compute_advantages", "ppo_train")
@@ -221,14 +223,14 @@ class SPMDPPOTrainer:
         return self._reward is None and not overridden and not has_manual_patches()
 
     def _checked_advantages(self, batch: RolloutBatch) -> Tensor:
-        found: Any = self.compute_advantages(batch)
-        if isinstance(found, Sequence):
-            found = torch.tensor(found, dtype=torch.float64)
-        if isinstance(found, Tensor):
-            return found
+        advantages: Any = self.compute_advantages(batch)
+        if isinstance(advantages, Sequence):
+            advantages = torch.tensor(advantages, dtype=torch.float64)
+        if isinstance(advantages, Tensor):
+            return advantages
         raise OptionsError(
             code="lightrft.no_advantages",
-            what=f"{type(self).__name__}.compute_advantages returned {type(found).__name__}",
+            what=f"{type(self).__name__}.compute_advantages returned {type(advantages).__name__}",
             where="compute_advantages",
             why="every response, or every token of the responses, needs an advantage",
             state="no weight was changed by this step",
@@ -248,7 +250,7 @@ class SPMDPPOTrainer:
 
     @contextmanager
     def _listening(self) -> Generator[StopSignals]:
-        """Signals that ask for a save and an end are noticed; only the main thread can be told of them."""
+        """Handle signals that ask for a save and an end; only the main thread can install the handlers."""
         if self._signals is not None:
             yield self._signals
             return
@@ -272,13 +274,13 @@ class SPMDPPOTrainer:
 
     def _result(self) -> FitResult:
         directory = self._ready.started.directory
-        told: dict[str, Any] = {
+        evaluations: dict[str, Any] = {
             name: {key.removeprefix("eval/"): value for key, value in result.as_record().items()}
             for name, result in self._results.items()
         }
         summary = directory.read_summary() if self._ready.machine.is_first else None
-        told |= (summary or {}).get("eval", {})
-        return FitResult(directory.path, told.get("before"), told.get("after"))
+        evaluations |= (summary or {}).get("eval", {})
+        return FitResult(directory.path, evaluations.get("before"), evaluations.get("after"))
 
 
 def _ended() -> OptionsError:

@@ -1,1 +1,1 @@
-"""What a person reads before, during and after a run. May import `config` and `diagnostics`."""
+"""Pages of the terminal before, during and after a run. May import `config` and `diagnostics`."""

@@ -25,7 +25,7 @@ def sparkline(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
 
 
 def shares(seconds: Mapping[str, float], width: int) -> dict[str, int]:
-    """How many of `width` cells each part takes; they sum to `width` when there is any time at all."""
+    """Divide `width` cells among the parts; they sum to `width` when there is any time at all."""
     total = math.fsum(value for value in seconds.values() if value > 0)
     if total <= 0:
         return dict.fromkeys(seconds, 0)
@@ -40,12 +40,12 @@ def duration(seconds: float | None) -> str:
     """`45 s`, `3 min 20 s`, `2 h 05 min`; empty for none."""
     if seconds is None or not math.isfinite(seconds) or seconds < 0:
         return ""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    whole_seconds = round(seconds)
+    if whole_seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole_seconds} s"
+    if whole_seconds < 3600:
+        return f"{whole_seconds // 60} min {whole_seconds % 60:02d} s"
+    return f"{whole_seconds // 3600} h {whole_seconds % 3600 // 60:02d} min"
 
 
 def amount(value: float | None, digits: int = 3) -> str:

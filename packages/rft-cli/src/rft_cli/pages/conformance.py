@@ -1,4 +1,4 @@
-"""What a person reads of a comparison of engines: a table, the largest gaps by token, and one verdict."""
+"""Page of a comparison of engines: a table, the largest gaps by token, and one verdict."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _READING = (
 def page(
     results: Sequence[EngineResult], facts: Sequence[tuple[str, str]], prompts: Sequence[Prompt], codec: HfTokenizer
 ) -> RenderableType:
-    """The facts, the table, what it means, and the outcome."""
+    """Return the page: the facts, the table, its legend, and the outcome."""
     head = Table.grid(padding=(0, 2, 0, 0))
     head.add_column(style="dim", no_wrap=True)
     for name, text in facts:
@@ -40,12 +40,12 @@ def page(
 
 
 def facts(model: str, kind: str, prompts: str, limits: Limits, dtype: str) -> list[tuple[str, str]]:
-    """What was compared, and what counts as equal."""
-    told = (
+    """Return the compared model and prompts, and the limits of a verdict."""
+    limits_text = (
         f"nats, for {dtype} weights: equal up to {limits.equal:g} at every token; "
         f"close up to {limits.largest:g}, and {limits.mean:g} on average"
     )
-    return [("model", f"{model}: {kind}"), ("prompts", prompts), ("limits", told)]
+    return [("model", f"{model}: {kind}"), ("prompts", prompts), ("limits", limits_text)]
 
 
 def _table(results: Sequence[EngineResult]) -> Table:
@@ -60,8 +60,8 @@ def _table(results: Sequence[EngineResult]) -> Table:
             table.add_row(name, *_cells(draw))
             name = Text()
         if result.state != "measured":
-            told = _absence(result) if result.state == "absent" else "failed"
-            table.add_row(name, *["-"] * len(_COLUMNS), Text(told, _STYLES.get(told, "dim")))
+            state = _absence(result) if result.state == "absent" else "failed"
+            table.add_row(name, *["-"] * len(_COLUMNS), Text(state, _STYLES.get(state, "dim")))
     return table
 
 
@@ -87,7 +87,7 @@ def _absence(result: EngineResult) -> str:
 
 
 def _tail(results: Sequence[EngineResult], prompts: Sequence[Prompt], codec: HfTokenizer) -> list[tuple[str, Text]]:
-    """One line for each engine that there is something to say of, and the verdict."""
+    """Return one line for each engine with a problem or a gap, and the verdict."""
     lines: list[tuple[str, Text]] = []
     for result in results:
         if result.problem is not None:
@@ -102,7 +102,7 @@ def _tail(results: Sequence[EngineResult], prompts: Sequence[Prompt], codec: HfT
 
 
 def _why_not(result: EngineResult) -> str:
-    """In the words of the engine; of one that is not installed, the command that installs it."""
+    """Return the engine's problem as text; of one that is not installed, the command that installs it."""
     problem = result.problem
     assert problem is not None
     if problem.code == "engine.not_installed":
@@ -121,8 +121,8 @@ def _verdict(results: Sequence[EngineResult]) -> Text:
     order = ("apart", "failed", "close", "equal", "not here", "not installed")
     present = [outcome for outcome in order if outcome in outcomes.values()]
     named = [
-        ", ".join(name for name, outcome in outcomes.items() if outcome == told) + (f" {told}" if number else "")
-        for number, told in enumerate(present)
+        ", ".join(name for name, outcome in outcomes.items() if outcome == shown) + (f" {shown}" if number else "")
+        for number, shown in enumerate(present)
     ]
     return Text.assemble((present[0], _STYLES.get(present[0], "bold")), f": {'; '.join(named)}")
 
@@ -150,7 +150,7 @@ def place(result: DrawResult, prompts: Sequence[Prompt], codec: HfTokenizer) -> 
 
 
 def _worst(measured: Measured) -> tuple[TokenGap, str]:
-    """The kept mass where it alone is worse than the log-probs."""
+    """Return the worst token and its quantity: the kept mass where it alone is worse than the log-probs."""
     mass = measured.kept_mass
     only_mass = mass is not None and VERDICTS.index(mass.verdict(measured.limits)) > VERDICTS.index(
         measured.gap.verdict(measured.limits)
@@ -163,7 +163,7 @@ def _worst(measured: Measured) -> tuple[TokenGap, str]:
 def failure(
     results: Sequence[EngineResult], asked: bool, fp8: bool, bf16: bool, prompts: Sequence[Prompt], codec: HfTokenizer
 ) -> RftError | None:
-    """What the command ends with: an engine apart, one that failed, one asked for by name and absent; or nothing."""
+    """Return the command's error: an engine apart, one that failed, one asked for by name and absent; else None."""
     apart = [result for result in results if result.verdict == "apart"]
     if apart:
         return _apart(apart[0], [result.name for result in apart], fp8, bf16, prompts, codec)
@@ -182,13 +182,13 @@ def failure(
 def _fields(result: EngineResult) -> dict[str, str]:
     problem = result.problem
     assert problem is not None
-    told = {name: getattr(problem, name) for name in ("code", "what", "where", "why", "do")}
-    told["state"] = "what the page shows was measured; nothing was changed"
+    fields = {name: getattr(problem, name) for name in ("code", "what", "where", "why", "do")}
+    fields["state"] = "what the page shows was measured; nothing was changed"
     if result.state == "absent":
-        told["where"] = f"--engines {result.name}"
+        fields["where"] = f"--engines {result.name}"
     if problem.code == "engine.not_installed":
-        told |= {"what": f"{result.name} is not installed in this environment", "do": _installs(problem)}
-    return told
+        fields |= {"what": f"{result.name} is not installed in this environment", "do": _installs(problem)}
+    return fields
 
 
 def _apart(
@@ -233,7 +233,7 @@ def _range(gap: Gap) -> str:
 
 
 def _pattern(result: EngineResult) -> str:
-    """What the draws that are apart have in common."""
+    """Return the property that the draws apart have in common, as text."""
     measured = [(one.draw, one.measured) for one in result.draws if one.measured is not None]
     apart = [(draw, one) for draw, one in measured if one.verdict == "apart"]
     by_logprobs = [(draw, one) for draw, one in apart if one.gap.verdict(one.limits) == "apart"]

@@ -1,4 +1,4 @@
-"""A run while it runs: one live panel on a terminal, one line a step elsewhere.
+"""Live display of a run: one panel on a terminal, one line a step elsewhere.
 
 `LivePanel` is a sink: the loop hands it the same records that go to metrics.jsonl. It never reads
 files and never fails for a metric that is missing.
@@ -70,17 +70,17 @@ class LivePanel:
         self._accuracies: list[tuple[int, float]] = []
 
     def start(self, info: Record) -> None:
-        """The run begins: `run_name`, `run_directory`, `num_steps`, and anything else as `name: text`."""
+        """Begin the display of a run: `run_name`, `run_directory`, `num_steps`, and anything else as `name: text`."""
         self._info = dict(info)
         if self._console.is_terminal:
             self._live = Live(self.render(), console=self._console, auto_refresh=False, transient=False)
             self._live.start(refresh=True)
         elif info:
-            told = "  ".join(f"{name}={value}" for name, value in info.items() if value not in ("", None))
-            self._console.print(f"start  {told}", soft_wrap=True, markup=False)
+            facts = "  ".join(f"{name}={value}" for name, value in info.items() if value not in ("", None))
+            self._console.print(f"start  {facts}", soft_wrap=True, markup=False)
 
     def step(self, record: Record) -> None:
-        """A step ended; `record` is its row of metrics."""
+        """Show a step that ended; `record` is its row of metrics."""
         self._last = {**self._last, **record}
         score = _number(record, "reward/mean", "sft/loss")
         if score is not None:
@@ -88,11 +88,12 @@ class LivePanel:
         number, total = self._position()
         if self._live is not None:
             self._live.update(self.render(), refresh=True)
+        # the last step is always printed
         elif number % self._log_interval == 0 or number == total:
             self._console.print(plain_line({"num_steps": total, **record}), soft_wrap=True, markup=False)
 
     def evaluation(self, record: Record) -> None:
-        """Held-out rows were scored."""
+        """Show an evaluation of the held-out rows."""
         step = int(_number(record, "step") or 0)
         accuracy = _number(record, "eval/accuracy")
         if accuracy is not None:
@@ -100,15 +101,15 @@ class LivePanel:
         if self._live is not None:
             self._live.update(self.render(), refresh=True)
         else:
-            told = " ".join(
+            scores = " ".join(
                 f"{k.removeprefix('eval/')}={_brief(v)}"
                 for k, v in record.items()
                 if k.startswith(("eval/", "eval_ema/"))
             )
-            self._console.print(f"eval   step {step} {record.get('name', '')} {told}", soft_wrap=True, markup=False)
+            self._console.print(f"eval   step {step} {record.get('name', '')} {scores}", soft_wrap=True, markup=False)
 
     def finish(self, summary: Record) -> None:
-        """The run ended; `summary` is what summary.json says."""
+        """Show the end of the run; `summary` is the content of summary.json."""
         if self._live is not None:
             self._live.update(self.render(), refresh=True)
             self._live.stop()
@@ -122,7 +123,7 @@ class LivePanel:
             self._live = None
 
     def render(self) -> RenderableType:
-        """The panel as it stands."""
+        """Return the panel in its present state."""
         number, total = self._position()
         width = max(20, min(self._console.width, 110) - 4)
         rows = [self._progress(number, total), Text(), self._numbers(width)]
@@ -130,8 +131,8 @@ class LivePanel:
         if sum(phases.values()) > 0:
             rows += [Text(), *_phase_rows(phases, width)]
         title = f"[bold]{_escaped(self._info.get('run_name') or 'rft-train')}[/bold]"
-        place = self._info.get("run_directory")
-        subtitle = f"[dim]{_escaped(place)}[/dim]" if place else None
+        directory = self._info.get("run_directory")
+        subtitle = f"[dim]{_escaped(directory)}[/dim]" if directory else None
         return Panel(Group(*rows), title=title, subtitle=subtitle, width=width + 4, padding=(1, 1), border_style="cyan")
 
     def _position(self) -> tuple[int, int]:
@@ -223,7 +224,7 @@ def _plain(value: float, digits: int) -> str:
 
 
 def outcome_line(summary: Record) -> str:
-    """How the run ended, on one line."""
+    """Return the outcome of the run on one line."""
     parts = [str(summary.get("outcome", "finished"))]
     steps, seconds = _number(summary, "steps"), _number(summary, "seconds")
     if steps is not None:
@@ -263,8 +264,8 @@ def _per_minute(samples: float | None) -> str:
 
 
 def _elapsed(record: Record) -> str:
-    told = duration(_number(record, "time/elapsed"))
-    return f"{told} in all" if told else ""
+    elapsed = duration(_number(record, "time/elapsed"))
+    return f"{elapsed} in all" if elapsed else ""
 
 
 def _number(record: Record, *names: str) -> float | None:
@@ -292,7 +293,7 @@ class PanelSink:
         self._num_steps = num_steps
 
     def start(self, info: RunInfo) -> None:
-        """Draw it."""
+        """Draw the panel at the start of a run."""
         shown: dict[str, object] = {
             "run_name": info.name,
             "run_directory": str(info.directory),
@@ -303,13 +304,13 @@ class PanelSink:
         self._panel.start(shown)
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Redraw."""
+        """Redraw the panel after a step."""
         self._panel.step(record)
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
-        """Redraw."""
+        """Redraw the panel after an evaluation."""
         self._panel.evaluation(record)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Leave the last picture."""
+        """Draw the panel a last time and leave it on the terminal."""
         self._panel.finish(summary)

@@ -1,4 +1,4 @@
-"""What a person reads before a run starts: data, arithmetic, machine, and what has no effect."""
+"""Plan page before a run starts: data, arithmetic, machine, and settings without effect."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def _engine_line(settings: RlSettings) -> str:
     strategy = settings.strategy
     if choice.name == "native" and (strategy.fsdp or strategy.zero_stage):
         how = "in this process, its whole copy of the weights verified after every update"
-    if told := ahead_line(settings):
-        how = f"{told}; their copies of the weights verified after every load"
+    if ahead := ahead_line(settings):
+        how = f"{ahead}; their copies of the weights verified after every load"
     sleep = "gives its memory back between rollouts" if settings.engine.enable_engine_sleep else "keeps its memory"
     if settings.ahead.max_staleness:
         sleep = "never sleeps"
@@ -89,7 +89,7 @@ def _engine_line(settings: RlSettings) -> str:
 
 
 def _eight_bits(settings: RlSettings) -> str:
-    """Whether rounding the engine's matrices would help, where it can be done and was not asked for."""
+    """Return the hint on 8-bit rounding of the engine's matrices, where it is possible and was not asked for."""
     device = choose_device(settings.model.device, 0)
     engine = choose_engine(settings.engine, device).name
     if engine != "vllm" or device == "cpu" or settings.engine.engine_fp8:
@@ -167,7 +167,7 @@ def _held_out_line(settings: SftSettings, data: SftData) -> str:
 
 
 def show_rl(resolved: Resolved[RlSettings], data: RlData, machine: Machine) -> None:
-    """Print the plan."""
+    """Print the plan of an RL run."""
     settings = resolved.settings
     needs_reference = algorithm_record(settings).needs_reference
     lines = model_lines(settings.model, machine, settings.adapter, needs_reference=needs_reference)
@@ -175,7 +175,7 @@ def show_rl(resolved: Resolved[RlSettings], data: RlData, machine: Machine) -> N
 
 
 def show_sft(resolved: Resolved[SftSettings], data: SftData, machine: Machine) -> None:
-    """Print the plan."""
+    """Print the plan of a supervised run."""
     settings = resolved.settings
     _show([*sft_lines(resolved, data), *model_lines(settings.model, machine, settings.adapter)], resolved, machine)
 
@@ -195,7 +195,7 @@ def _show(groups: list[tuple[str, list[str]]], resolved: Resolved[Any], machine:
 
 
 def _without_effect_on(machine: Machine, resolved: Resolved[Any]) -> list[str]:
-    """What was asked for and does nothing on this device."""
+    """Return a note for each setting that was asked for and has no effect on this device."""
     asked = resolved.settings.data.dataloader_pin_memory and machine.device == "cpu"
     where = resolved.origins["dataloader_pin_memory"]
     return [f"dataloader_pin_memory = true ({where}) has no effect: the device is cpu"] if asked else []

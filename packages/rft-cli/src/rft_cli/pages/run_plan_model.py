@@ -1,4 +1,4 @@
-"""What a person reads of the model before a run starts: kernels, memory, precision, and what is not trained."""
+"""Model's part of the plan page: kernels, memory, precision, and weights that are not trained."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model_lines(
 
 
 def _weights(settings: ModelSettings, machine: Machine) -> list[str]:
-    """What a person must know of bfloat16 training, where it is asked for."""
+    """Return the warnings on bfloat16 training, where it is asked for."""
     if not settings.bf16:
         return []
     lost = "bfloat16 weights and moments, no float32 copy: an update under 1/256 of a weight is lost, at 1e-6 most are"
@@ -61,8 +61,6 @@ def _frozen(settings: ModelSettings) -> list[str]:
 def _routers(settings: ModelSettings) -> list[str]:
     if not settings.aux_loss_coef:
         return []
-    found = router_facts(settings.pretrain)
-    loss = (
-        f"{settings.aux_loss_coef:g} x load-balancing loss of {found.num_experts} experts, {found.num_choices} a token"
-    )
+    moe = router_facts(settings.pretrain)
+    loss = f"{settings.aux_loss_coef:g} x load-balancing loss of {moe.num_experts} experts, {moe.num_choices} a token"
     return [f"{loss}; a step of several micro-batches counts them first, in one more forward of the backbone"]

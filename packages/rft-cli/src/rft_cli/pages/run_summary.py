@@ -1,4 +1,4 @@
-"""What a person reads when a run has ended: before and after, sample answers, where it is, what to try next."""
+"""End page of a run: before and after, sample answers, directory, commands to try next."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _before_after(directory: RunDirectory, evaluations: Mapping[str, Any]) -> Ta
 
 
 def _is_told(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether both evaluations measured it; tool calls only where there was one."""
+    """Return True when both evaluations measured `key`; tool calls only where there was one."""
     if not (isinstance(before.get(key), float) and isinstance(after.get(key), float)):
         return False
     return key != "call_share" or before[key] > 0 or after[key] > 0
@@ -115,13 +115,13 @@ def _samples(rows: Sequence[Mapping[str, Any]], directory: Path) -> Table:
     for column in (*(("image",) if any(images) else ()), "prompt", "answer", "wanted", "reward"):
         table.add_column(column, justify="right" if column == "reward" else "left", overflow="fold")
     for row, seen in zip(rows, images, strict=True):
-        told = [_short(row["prompt"]), _short(row["response"]), _short(str(row["label"])), f"{row['reward']:.3g}"]
-        table.add_row(*([escape(seen)] if any(images) else []), *told)
+        cells = [_short(row["prompt"]), _short(row["response"]), _short(str(row["label"])), f"{row['reward']:.3g}"]
+        table.add_row(*([escape(seen)] if any(images) else []), *cells)
     return table
 
 
 def _short(text: str) -> str:
-    """The end of a long text: answers are at the end. Escaped so that control characters show."""
+    """Return the end of a long text, where answers are, escaped so that control characters show."""
     plain = json.dumps(text, ensure_ascii=False)[1:-1].replace("[", "\\[")
     return plain if len(plain) <= _WIDTH else "..." + plain[-_WIDTH:]
 

@@ -74,9 +74,9 @@ def _page(directory: RunDirectory, step: int, rows: Sequence[Mapping[str, Any]])
 def _row(row: Mapping[str, Any], directory: Path) -> str:
     images = "".join(_figure(entry, directory) for entry in entries_of(row)) or "<span class=dim>none</span>"
     reward = row.get("reward")
-    told = f"{reward:.3g}" if isinstance(reward, int | float) else html.escape(str(row.get("status", "")))
+    score = f"{reward:.3g}" if isinstance(reward, int | float) else html.escape(str(row.get("status", "")))
     cells = "".join(f"<td class=text>{_text(row.get(name))}" for name in ("prompt", "response", "label"))
-    return f"<tr><td>{images}{cells}<td>{told}"
+    return f"<tr><td>{images}{cells}<td>{score}"
 
 
 def _text(value: object) -> str:
@@ -84,7 +84,7 @@ def _text(value: object) -> str:
 
 
 def _figure(entry: Mapping[str, Any], directory: Path) -> str:
-    """The image, or a link to it, or what is known of it; a file that has gone is no failure of the page."""
+    """Return the image, a link to it, or its caption alone; a missing file is no failure of the page."""
     caption = html.escape(f"{entry.get('where', '')} {_measures(entry)}")
     file = image_path(entry, directory)
     if file is None or not file.is_file():

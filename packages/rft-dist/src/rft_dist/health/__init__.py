@@ -1,1 +1,1 @@
-"""Heartbeats of the ranks, the diagnosis of a stalled or dead one, the end of all. Imports no other room."""
+"""No silent hang: heartbeats tell each rank what the others do, and the first failure reaches all. Imports no room."""

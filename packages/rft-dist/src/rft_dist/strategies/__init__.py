@@ -1,1 +1,1 @@
-"""How the weights of one model lie on the ranks, and how each form takes the same optimizer step."""
+"""Parallel strategies: how one model is distributed over the ranks, each with the same optimizer step."""

@@ -125,7 +125,7 @@ class DataParallelOptimizer:
         return StepOutcome(norm, applied, scale)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """What `LocalAdamW` keeps of every trained parameter, and "loss_scale" where there is a scaler."""
+        """Return the `LocalAdamW` state of every trained parameter, and "loss_scale" where there is a scaler."""
         return self._adamw.state_tensors() | self._scaler.state_tensors()
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
@@ -142,9 +142,10 @@ class DataParallelOptimizer:
         return weights_hash(self._parameters.items())
 
     def _sum_in_float32(self) -> None:
-        """Let a gradient of fewer bits be added to a float32 sum, and dropped, as soon as it is there."""
+        """Register hooks that add each gradient of fewer bits to a float32 sum and drop it as soon as it is computed."""
         for name, parameter in self._parameters.items():
             if parameter.dtype != self._dtypes[name]:
+                # a weak reference: a parameter outlives its optimizer, whose sums must not stay alive with it
                 parameter.register_post_accumulate_grad_hook(partial(_hand_over, weakref.ref(self), name))
 
     def take_in(self, name: str, parameter: Tensor) -> None:
@@ -158,17 +159,18 @@ class DataParallelOptimizer:
             self._sums[name] = gradient.float()
 
     def _own_gradients(self) -> dict[str, Tensor]:
-        """What the micro-batches of this rank added up to; zeros where none touched a parameter."""
+        """Return the gradient sums of this rank's micro-batches; zeros where none touched a parameter."""
         sums, self._sums = self._sums, {}
-        found: dict[str, Tensor] = {}
+        gradients: dict[str, Tensor] = {}
         for name, parameter in self._parameters.items():
             own = sums.pop(name, None)
             own = parameter.grad if own is None else own
-            found[name] = torch.zeros_like(parameter, dtype=self._dtypes[name]) if own is None else own
-        return found
+            # zeros, not a gap: every rank must bring the same buckets to the exchange
+            gradients[name] = torch.zeros_like(parameter, dtype=self._dtypes[name]) if own is None else own
+        return gradients
 
     def _sum_over_ranks(self, gradients: dict[str, Tensor]) -> None:
-        """In place."""
+        """Sum the gradients over all ranks in place, one flat bucket at a time."""
         if self._collectives.world_size == 1:
             return
         for bucket in self._buckets:
@@ -186,9 +188,9 @@ class DataParallelOptimizer:
 
 
 def _hand_over(optimizer: weakref.ref[DataParallelOptimizer], name: str, parameter: Tensor) -> None:
-    """Nothing where the optimizer is gone: parameters outlive it."""
-    if (found := optimizer()) is not None:
-        found.take_in(name, parameter)
+    """Pass an accumulated gradient to its optimizer; do nothing where that is gone, since parameters outlive it."""
+    if (alive := optimizer()) is not None:
+        alive.take_in(name, parameter)
 
 
 def weights_hash(named_tensors: Iterable[tuple[str, Tensor]]) -> str:
@@ -201,7 +203,7 @@ def weights_hash(named_tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def verify_equal_weights(named_tensors: Iterable[tuple[str, Tensor]], collectives: Collectives) -> None:
-    """PeerError, on every rank, naming the ranks whose tensors differ from those of rank 0."""
+    """Raise PeerError, on every rank, naming the ranks whose tensors differ from those of rank 0."""
     hashes = [entry.decode() for entry in collectives.gather_bytes(weights_hash(named_tensors).encode())]
     different = [rank for rank, entry in enumerate(hashes) if entry != hashes[0]]
     if different:
@@ -224,7 +226,7 @@ def broadcast_weights(named_tensors: Iterable[tuple[str, Tensor]], collectives: 
 
 
 def _cut_into_buckets(parameters: Mapping[str, Parameter], bucket_bytes: int) -> list[_Bucket]:
-    """Runs of parameters of one reduction dtype and device, each of at most `bucket_bytes` or one parameter."""
+    """Split parameters into runs of one reduction dtype and device, of at most `bucket_bytes` or one parameter each."""
     buckets: list[_Bucket] = []
     current: list[str] = []
     size = 0
@@ -249,5 +251,5 @@ def _reduction_dtype(parameter: Parameter) -> torch.dtype:
 
 
 def _sum_dtype(parameter: Parameter, master: bool) -> torch.dtype:
-    """In which the gradients of micro-batches are added up."""
+    """Return the dtype in which the gradients of micro-batches are accumulated."""
     return torch.float32 if master and parameter.dtype in (torch.bfloat16, torch.float16) else parameter.dtype

@@ -1,4 +1,4 @@
-"""Blocks of tensors: which part of a whole tensor a rank holds, and how the whole comes together."""
+"""Shards of distributed tensors: the block that a rank holds, its offset, and the full tensor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor: its block of a distributed one (sharing memory), else the tensor."""
+    """Return this rank's block of a distributed tensor (sharing memory), or a plain tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -46,7 +46,7 @@ def _cut_dimension(tensor: DTensor, number: int) -> int | None:
 
 
 def num_copies(tensor: Tensor, world_size: int) -> int:
-    """How many ranks hold the same block as this one; a mesh may have a part of them, and others the rest."""
+    """Count the ranks that hold the same block; a mesh may contain some of them, and other meshes the rest."""
     if not isinstance(tensor, DTensor):
         return world_size
     num_blocks = 1
@@ -56,7 +56,7 @@ def num_copies(tensor: Tensor, world_size: int) -> int:
 
 
 def is_first_copy(tensor: Tensor, rank: int) -> bool:
-    """Whether this rank is the lowest of those that hold this block: the one to write it."""
+    """Return whether this rank is the lowest of those that hold this block: the one to write it."""
     if not isinstance(tensor, DTensor):
         return rank == 0
     mesh = tensor.device_mesh
@@ -64,7 +64,7 @@ def is_first_copy(tensor: Tensor, rank: int) -> bool:
     assert coordinate is not None, "this rank is not on the mesh of the tensor"
     of_first_mesh = bool((mesh.mesh == 0).any())  # of several meshes with a part of the ranks each, that of rank 0
     return of_first_mesh and all(
-        place == 0 for place, kind in zip(coordinate, tensor.placements, strict=True) if isinstance(kind, Replicate)
+        index == 0 for index, kind in zip(coordinate, tensor.placements, strict=True) if isinstance(kind, Replicate)
     )
 
 
@@ -75,12 +75,12 @@ def whole_tensors(named_tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple
     """
     for name, tensor in named_tensors:
         with torch.no_grad():  # not around the yield, where it would hold for whoever takes the tensor
-            whole = whole_of(tensor) if isinstance(tensor, DTensor) else tensor
-        yield name, whole.detach()
+            full = whole_of(tensor) if isinstance(tensor, DTensor) else tensor
+        yield name, full.detach()
 
 
 def whole_of(tensor: DTensor) -> Tensor:
-    """The whole of a tensor in blocks; every rank of its mesh must call it.
+    """Gather the full tensor from its blocks; every rank of its mesh must call it.
 
     One dimension of the mesh after another, the first first: it cut last, see `_place`. torch's own way over several
     wants pieces of equal size.
@@ -89,7 +89,7 @@ def whole_of(tensor: DTensor) -> Tensor:
         return tensor.full_tensor()
     names = tensor.device_mesh.mesh_dim_names
     assert names is not None, "a mesh without names"
-    found = tensor.to_local()
+    gathered = tensor.to_local()
     for number, name in enumerate(names):
         cut = _cut_dimension(tensor, number)
         if cut is None:
@@ -97,19 +97,19 @@ def whole_of(tensor: DTensor) -> Tensor:
         shape = torch.Size(_place(tensor, number + 1)[1])
         strides = torch.empty(shape, device="meta").stride()
         mesh = tensor.device_mesh[name]
-        block = DTensor.from_local(found, mesh, [Shard(cut)], run_check=False, shape=shape, stride=strides)
-        found = block.full_tensor()
-    return found
+        block = DTensor.from_local(gathered, mesh, [Shard(cut)], run_check=False, shape=shape, stride=strides)
+        gathered = block.full_tensor()
+    return gathered
 
 
 def fill_blocks(named_tensors: Iterable[tuple[str, Tensor]], name: str, whole: Tensor) -> None:
     """Copy this rank's part of a whole tensor into its block; nothing is exchanged."""
     target = dict(named_tensors)[name]
     block = local(target.detach())
-    places = tuple(slice(first, first + size) for first, size in zip(start_of(target), block.shape, strict=True))
-    block.copy_(whole[places])
+    slices = tuple(slice(first, first + size) for first, size in zip(start_of(target), block.shape, strict=True))
+    block.copy_(whole[slices])
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether this rank holds less than the whole."""
+    """Return whether this rank holds less than the full tensor."""
     return isinstance(tensor, DTensor) and any(not isinstance(kind, Replicate) for kind in tensor.placements)

@@ -1,7 +1,7 @@
-"""Moving averages in the place of the weights for a while, on every rank; afterwards every bit is as it was.
+"""Swap EMA weights in for the trained weights on every rank; afterwards every bit is as it was.
 
-What stood there is kept in host memory meanwhile. All ranks must enter and leave together: where weights lie in
-blocks, whoever uses them makes exchanges, and DeepSpeed's averages, of which a rank has a range, are exchanged.
+The trained weights are kept in host memory meanwhile. All ranks must enter and leave together: where weights are
+sharded, every use of them is an exchange, and DeepSpeed's averages, of which a rank has a range, are exchanged.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from rft_dist.strategies.zero.flat_ranges import own_weights, shape_of
 
 
 def averages_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The averages among the tensors of an optimizer's state, by the names of what they are averages of."""
+    """Return the averages among the tensors of an optimizer's state, by the names of the averaged parameters."""
     start = f"{ema.KIND}/"
     return {key.removeprefix(start): tensor for key, tensor in state.items() if key.startswith(start)}
 
 
 @contextmanager
 def swap_in_ema(parameters: Mapping[str, Tensor], state: Callable[[], Mapping[str, Tensor]]) -> Generator[None]:
-    """While the block runs, every averaged parameter (this rank's block of it) is its average.
+    """Replace every averaged parameter (this rank's block of it) by its average while the block runs.
 
     Args:
         parameters: what the optimizer steps on, or what its float32 copies are rounded to; the copies stay.
         state: gives the optimizer's state, of which the averages have the shapes of the blocks.
     """
     averages = averages_of(state())
-    held = {name: local(parameters[name].detach()) for name in averages}
-    kept = {name: block.to("cpu", copy=True) for name, block in held.items()}
+    blocks = {name: local(parameters[name].detach()) for name in averages}
+    # kept in host memory: a second copy of the weights may not fit on the device
+    kept = {name: block.to("cpu", copy=True) for name, block in blocks.items()}
     try:
         for name, average in averages.items():
-            held[name].copy_(average)
+            blocks[name].copy_(average)
         yield
     finally:
         for name, block in kept.items():
-            held[name].copy_(block)
+            blocks[name].copy_(block)
 
 
 class Blocks(Protocol):
@@ -57,7 +58,7 @@ class Blocks(Protocol):
 def swap_in_ema_zero(
     parameters: Mapping[str, nn.Parameter], weights: Blocks, state: Blocks, ranks: Collectives
 ) -> Generator[None]:
-    """The same under DeepSpeed, which steps on ranges of flattened tensors.
+    """Swap EMA weights in as `swap_in_ema` does, under DeepSpeed, which steps on ranges of flattened tensors.
 
     Args:
         parameters: the trained ones, by name; on every rank the same.
@@ -75,6 +76,7 @@ def swap_in_ema_zero(
             weights.put(name, (0,) * whole.ndim, whole)
         yield
     finally:
+        # weights first: putting them overwrites the float32 copies too, which are then put back exactly
         for block in kept:
             weights.put(block.name, block.start, block.data)
         for name, start, data in masters:
@@ -82,16 +84,16 @@ def swap_in_ema_zero(
 
 
 def _copies(name: str, parameter: nn.Parameter, rank: int) -> list[Shard]:
-    """What this rank holds of a parameter, in host memory."""
+    """Copy this rank's range of a parameter to host memory, as blocks."""
     offset, flat = own_weights(parameter, rank)
     return flat_shards(name, shape_of(parameter), offset, flat.to("cpu", copy=True)) if flat.numel() else []
 
 
 def _whole(shape: tuple[int, ...], own: Sequence[Shard], device: torch.device, ranks: Collectives) -> Tensor:
-    """The blocks of all ranks as one tensor: a sum in which every element has one summand that is not zero."""
+    """Assemble the blocks of all ranks into one tensor: a sum in which every element has one summand that is not zero."""
     whole = torch.zeros(shape, dtype=torch.float32, device=device)
     for each in own:
-        places = tuple(slice(first, first + size) for first, size in zip(each.start, each.data.shape, strict=True))
-        whole[places] = each.data.to(device)
+        slices = tuple(slice(first, first + size) for first, size in zip(each.start, each.data.shape, strict=True))
+        whole[slices] = each.data.to(device)
     ranks.sum_in_place(whole)
     return whole

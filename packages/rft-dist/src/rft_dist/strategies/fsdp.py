@@ -42,7 +42,7 @@ ReadBlock = Callable[[str, tuple[int, ...], tuple[int, ...]], Tensor]
 
 
 class FullyShardedModel:
-    """A module whose weights are spread over the ranks, in place.
+    """A module whose weights are sharded over the ranks (FSDP2), in place.
 
     Example::
 
@@ -63,7 +63,8 @@ class FullyShardedModel:
         reshard_after_forward: bool = True,
         mesh: DeviceMesh | None = None,
     ) -> None:
-        """
+        """Shard the parameters of `model` over the ranks, in place.
+
         Args:
             model: its parameters become distributed tensors; every rank must hold the same.
             layers: modules that are gathered one at a time, in the order of the forward; the rest is one group.
@@ -86,6 +87,7 @@ class FullyShardedModel:
             "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=_reduce_dtype(compute_dtype)),
             "offload_policy": CPUOffloadPolicy(pin_memory=device.type == "cuda") if cpu_offload else OffloadPolicy(),
         }
+        # layers before the model: what they do not hold becomes the group of the model
         for layer in layers:
             fully_shard(layer, **options)
         fully_shard(model, **options)
@@ -106,7 +108,7 @@ class FullyShardedModel:
 
     @torch.no_grad()
     def fill(self, read: ReadBlock, device: torch.device) -> None:
-        """Give blocks of a model that was made without memory ("meta") theirs, and their values; nothing is exchanged.
+        """Allocate and fill the blocks of a model made without memory ("meta"); nothing is exchanged.
 
         Args:
             read: gives a block of a whole tensor, of any floating-point type.
@@ -122,7 +124,7 @@ class FullyShardedModel:
                 block.copy_(read(name, start_of(parameter), tuple(block.shape)))
 
     def whole_tensors(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole parameter) one by one, on every rank; `trained`: no frozen ones. See `blocks.whole_tensors`."""
+        """(name, whole parameter) one by one, on every rank; `trained`: no frozen ones. See `dtensor_shards`."""
         return whole_tensors((n, p) for n, p in self.model.named_parameters() if p.requires_grad or not trained)
 
     def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -231,8 +233,8 @@ class ShardedOptimizer:
         self._scaler.load_state_tensors(tensors)
 
     def shards(self) -> list[Shard]:
-        """This rank's blocks of the state; of what several ranks hold, the lowest gives it."""
-        found: list[Shard] = []
+        """Return this rank's blocks of the state; a block that several ranks hold comes from the lowest of them."""
+        shards: list[Shard] = []
         for key, tensor in self._adamw.state_tensors().items():
             kind, _, name = key.partition("/")
             parameter = self._parameters[name]
@@ -240,14 +242,14 @@ class ShardedOptimizer:
             if not is_first_copy(parameter, self._collectives.rank):
                 continue
             if kind != "step":
-                found.append(Shard(key, tuple(parameter.shape), start, tensor.contiguous()))
+                shards.append(Shard(key, tuple(parameter.shape), start, tensor.contiguous()))
             elif not any(start):
-                found.append(whole(key, tensor))
-        return found + (wholes(self._scaler.state_tensors()) if self._collectives.rank == 0 else [])
+                shards.append(whole(key, tensor))
+        return shards + (wholes(self._scaler.state_tensors()) if self._collectives.rank == 0 else [])
 
     def wanted(self) -> list[Wanted]:
         """The blocks of the state that this rank holds, those first that a checkpoint may lack."""
-        found = [
+        requests = [
             Wanted(key, tuple(tensor.shape), tensor.dtype, (0,) * tensor.ndim, tuple(tensor.shape))
             for key, tensor in self._scaler.state_tensors().items()
         ]
@@ -255,11 +257,11 @@ class ShardedOptimizer:
             kind, _, name = key.partition("/")
             parameter = self._parameters[name]
             shape, start = (tuple(parameter.shape), start_of(parameter)) if kind != "step" else ((), ())
-            found.append(Wanted(key, shape, tensor.dtype, start, tuple(tensor.shape)))
-        return sorted(found, key=lambda each: not is_optional(each.name))
+            requests.append(Wanted(key, shape, tensor.dtype, start, tuple(tensor.shape)))
+        return sorted(requests, key=lambda each: not is_optional(each.name))
 
     def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
-        """Take one of them, in their order; when all have come that must they are in force."""
+        """Take one block, in the order of `wanted`; the state is loaded when all blocks that must come have come."""
         del start
         self._arrived[name] = tensor
         needed = {key for key in self.state_tensors() if not is_optional(key)}

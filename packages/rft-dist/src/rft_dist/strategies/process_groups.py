@@ -1,4 +1,4 @@
-"""Neighbouring ranks that do something together, and how the run looks when each such group counts as one rank."""
+"""Process groups of neighbouring ranks, and the collectives of a run in which each such group counts as one rank."""
 
 from __future__ import annotations
 
@@ -42,13 +42,14 @@ class SubGroup:
             self._group = self._made(world_size)
 
     def _made(self, world_size: int) -> Any:
-        """The process group of this rank, of all that there will be."""
+        """Create the process groups of all ranks and return that of this rank."""
+        # every rank creates all groups: `new_group` is a collective of the whole world
         groups = [dist.new_group(list(range(first, first + self.size))) for first in range(0, world_size, self.size)]
         return groups[self.data_rank]
 
     @property
     def world_size(self) -> int:
-        """Its size, under the name that `Collectives` has for it."""
+        """Number of ranks of the group, under the name that `Collectives` has for it."""
         return self.size
 
     def sum(self, tensor: Tensor) -> Tensor:

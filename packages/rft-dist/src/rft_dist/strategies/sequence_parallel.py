@@ -1,9 +1,9 @@
-"""Ranks that share the tokens of a sequence: trades of tokens for heads (Ulysses), or keys that go round (a ring).
+"""Sequence parallel: all-to-all of tokens for heads (Ulysses), or keys and values sent around a ring.
 
 What a rank sends in one trade is T H D / S numbers of which 1 / S stay: each of four trades a layer moves less, the
 more ranks there are (arXiv 2309.14509, section 3). In a ring every rank sends the keys and values of T / S tokens
-S - 1 times in the forward pass and again in the backward pass, there with their gradients; it can be done while the
-ones that are there are computed with.
+S - 1 times in the forward pass and again in the backward pass, there with their gradients; a transfer can overlap
+the attention over the keys that have already arrived.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class SequenceGroup(SubGroup):
         super().__init__(collectives, size, flag="sp_size", code="sequence.sp_size", what="sequences")
 
     def bounds(self, num_rows: int) -> tuple[int, int]:
-        """Runs of equal length, the first ones a row longer where they do not divide."""
+        """Return (first, end) of this rank's rows: runs of equal length, the first ones a row longer on a remainder."""
         first = _first(num_rows, self.size, self.rank)
         return first, _first(num_rows, self.size, self.rank + 1)
 
     def lengths(self, num_rows: int) -> list[int]:
-        """Rows of each rank."""
+        """Return the number of rows of each rank."""
         return [_first(num_rows, self.size, rank + 1) - _first(num_rows, self.size, rank) for rank in range(self.size)]
 
     def to_heads(self, rows_LHD: Tensor, num_rows: int) -> Tensor:
-        """[L, H, D] -> [T, H / S, D]."""
+        """Exchange this rank's tokens for its heads: [L, H, D] -> [T, H / S, D]."""
         return _ToHeads.apply(rows_LHD, self, num_rows)
 
     def to_rows(self, rows_THD: Tensor, num_rows: int) -> Tensor:
-        """[T, H / S, D] -> [L, H, D]."""
+        """Exchange this rank's heads for its tokens: [T, H / S, D] -> [L, H, D]."""
         return _ToRows.apply(rows_THD, self, num_rows)
 
     def hand_out(self, rows_LD: Tensor, sent: list[int], received: list[int]) -> Tensor:
@@ -52,20 +52,20 @@ class SequenceGroup(SubGroup):
         return _HandOut.apply(rows_LD, self, sent, received)
 
     def pass_on(self, tensors: Sequence[Tensor], num_arriving: int) -> Callable[[], list[Tensor]]:
-        """Start giving tensors to the next rank; the result waits for those of the rank before."""
-        given = [tensor.detach().contiguous() for tensor in tensors]
-        taken = [tensor.new_empty((num_arriving, *tensor.shape[1:])) for tensor in given]
+        """Start to send tensors to the next rank; the result waits for those of the rank before."""
+        outgoing = [tensor.detach().contiguous() for tensor in tensors]
+        incoming = [tensor.new_empty((num_arriving, *tensor.shape[1:])) for tensor in outgoing]
         first = self.data_rank * self.size
         following, preceding = (first + (self.rank + step) % self.size for step in (1, -1))
-        moves = [dist.P2POp(dist.isend, tensor, following, self._group) for tensor in given if tensor.numel()]
-        moves += [dist.P2POp(dist.irecv, tensor, preceding, self._group) for tensor in taken if tensor.numel()]
+        moves = [dist.P2POp(dist.isend, tensor, following, self._group) for tensor in outgoing if tensor.numel()]
+        moves += [dist.P2POp(dist.irecv, tensor, preceding, self._group) for tensor in incoming if tensor.numel()]
         works = dist.batch_isend_irecv(moves) if moves else []
 
         def wait() -> list[Tensor]:
             for work in works:
                 work.wait()
-            given.clear()  # kept until it has left
-            return taken
+            outgoing.clear()  # buffers must live until the send has completed
+            return incoming
 
         return wait
 

@@ -36,7 +36,7 @@ _BUCKET_BYTES = 64 * 2**20
 
 
 class TensorPlan(Protocol):
-    """What is cut, by names in the model."""
+    """Tensor-parallel plan: which layers are cut, by their names in the model."""
 
     @property
     def by_outputs(self) -> Sequence[str]:
@@ -80,18 +80,18 @@ class TensorGroup(SubGroup):
 
     @property
     def mesh(self) -> DeviceMesh:
-        """Of the group."""
+        """The device mesh of this group."""
         assert self._meshes is not None, "a group of one has no mesh"
         return self._meshes["tensor"]
 
     @property
     def data_mesh(self) -> DeviceMesh:
-        """Of the ranks that hold the same parts, which may spread them further (`FullyShardedModel`)."""
+        """The device mesh of the ranks that hold the same parts, which may be sharded further (`FullyShardedModel`)."""
         assert self._meshes is not None, "a group of one has no mesh"
         return self._meshes["data"]
 
     def sum_over_copies(self, tensor: Tensor) -> None:
-        """In place: the sum over the ranks that hold the same parts, which must be contiguous."""
+        """Sum a contiguous tensor in place over the ranks that hold the same parts."""
         if self.data_size > 1:
             assert self._meshes is not None
             dist.all_reduce(tensor, group=self._meshes["data"].get_group())
@@ -121,7 +121,7 @@ class TensorParallelModel:
         _keep_own_memory(model)
 
     def whole_tensors(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole parameter) one by one, on every rank; `trained`: no frozen ones. See `blocks.whole_tensors`."""
+        """(name, whole parameter) one by one, on every rank; `trained`: no frozen ones. See `dtensor_shards`."""
         return whole_tensors((n, p) for n, p in self.model.named_parameters() if p.requires_grad or not trained)
 
     def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -131,7 +131,7 @@ class TensorParallelModel:
 
 
 def _cut_vocabulary(model: nn.Module, names: Sequence[str], group: TensorGroup) -> None:
-    """Rows of the matrices; one that is used at both ends stays one. The first layer named is the embedding."""
+    """Cut the vocabulary matrices by rows; a tied matrix stays tied. The first layer named is the embedding."""
     cut: dict[nn.Parameter, nn.Parameter] = {}
     for number, name in enumerate(names):
         layer = model.get_submodule(name)
@@ -146,7 +146,7 @@ def _cut_vocabulary(model: nn.Module, names: Sequence[str], group: TensorGroup) 
 
 
 class _Lookup:
-    """Rows of a matrix that is cut by rows: each rank gives those that it holds, the sum is all of them."""
+    """Embedding lookup in a row-sharded matrix: each rank returns the rows that it holds, the sum is all of them."""
 
     def __init__(self, group: TensorGroup) -> None:
         self._group = group
@@ -156,17 +156,17 @@ class _Lookup:
         assert isinstance(weight, DTensor)
         rows_VD, first = weight.to_local(), start_of(weight)[0]
         here = (token_ids >= first) & (token_ids < first + rows_VD.shape[0])
-        found = F.embedding(torch.where(here, token_ids - first, 0), rows_VD) if rows_VD.shape[0] else None
-        if found is None:
-            found = rows_VD.new_zeros((*token_ids.shape, rows_VD.shape[1]))
+        rows = F.embedding(torch.where(here, token_ids - first, 0), rows_VD) if rows_VD.shape[0] else None
+        if rows is None:  # fewer rows than ranks: the last ones hold nothing
+            rows = rows_VD.new_zeros((*token_ids.shape, rows_VD.shape[1]))
         if layer.padding_idx is not None:  # whose row has no gradient from here
             padding = (token_ids == layer.padding_idx)[..., None]
-            found = torch.where(padding, found.detach(), found)
-        return self._group.merge(torch.where(here[..., None], found, 0.0))
+            rows = torch.where(padding, rows.detach(), rows)
+        return self._group.merge(torch.where(here[..., None], rows, 0.0))
 
 
 def _keep_own_memory(model: nn.Module) -> None:
-    """Let go of whole matrices of which a part is a view."""
+    """Release the full matrices of which a rank's part is a view, by copying the part."""
     with torch.no_grad():
         for parameter in model.parameters():
             if isinstance(parameter, DTensor):
@@ -229,29 +229,29 @@ class TensorParallelOptimizer(ShardedOptimizer):
         return self._sums[name]
 
     def _sum_over_ranks(self) -> None:
-        cut, whole = list[Tensor](), list[Tensor]()
+        cut, full = list[Tensor](), list[Tensor]()
         for name, parameter in self._parameters.items():
             gradient = self._gradient(name)
             if isinstance(parameter, DTensor):
                 cut.append(gradient)
                 continue
             # the same on all ranks of a group, so that each gives its share; gains of heads are parts of a sum
-            whole.append(gradient if name in self._of_heads else gradient.div_(self._group.size))
+            full.append(gradient if name in self._of_heads else gradient.div_(self._group.size))
         for flat, parts in buckets(cut):
             self._group.sum_over_copies(flat)
             restore_modules(flat, parts)
-        for flat, parts in buckets(whole):
+        for flat, parts in buckets(full):
             self.everyone.sum_in_place(flat)
             restore_modules(flat, parts)
 
     @property
     def everyone(self) -> Collectives:
-        """All ranks."""
+        """The collectives of all ranks."""
         return self._group.everyone
 
 
 def buckets(gradients: Sequence[Tensor]) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """(flat copy, the tensors that it is of), at most so many bytes or one tensor; float32 at least."""
+    """Yield (flat copy, its tensors), at most `_BUCKET_BYTES` or one tensor each, in float32 at least."""
     waiting = [gradient for gradient in gradients if gradient.numel()]
     while waiting:
         dtype = torch.float64 if waiting[0].dtype is torch.float64 else torch.float32
@@ -265,5 +265,6 @@ def buckets(gradients: Sequence[Tensor]) -> Iterator[tuple[Tensor, list[Tensor]]
 
 
 def restore_modules(flat: Tensor, parts: Sequence[Tensor]) -> None:
+    """Copy the pieces of a flat tensor back into the tensors that it was made of."""
     for part, piece in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
         part.copy_(piece.view(part.shape))

@@ -1,4 +1,4 @@
-"""Tensor parallel and FSDP2 at once: parts of every matrix, each spread in blocks over the ranks that hold the same.
+"""Tensor parallel combined with FSDP2: each part of a matrix is sharded over the ranks that hold the same part.
 
 The ranks are a grid of two dimensions, "data" by "tensor". A row of it computes together (`TensorParallelModel`, which
 comes first); down a column FSDP2 cuts what each rank would hold into blocks, gathers a layer while it computes, and
@@ -42,11 +42,11 @@ class TensorShardedOptimizer(ShardedOptimizer):
 
     def step(self, learning_rate: float) -> StepOutcome:
         """Sum what every rank of a row has, clip, update, clear; all ranks or none."""
-        whole = [name for name, parameter in self._parameters.items() if not _is_in_parts(parameter)]
-        for name in whole:
+        full = [name for name, parameter in self._parameters.items() if not _is_in_parts(parameter)]
+        for name in full:
             gradient = self._gradient(name)
             self._sums[name] = gradient if name in self._of_heads else gradient.div_(self._group.size)
-        for flat, parts in buckets([self._sums[name] for name in whole]):
+        for flat, parts in buckets([self._sums[name] for name in full]):
             restore_modules(self._group.sum(flat), parts)
         outcome = super().step(learning_rate)
         self._sums = {}

@@ -2,7 +2,7 @@
 
 One prefill a prompt; after each step the rows of the cache follow the beams that were kept. All
 prompts of a call have the same number of rows, so that a step has one shape: rows without a beam,
-and rows whose sequence is whole, are computed and not read.
+and rows whose sequence is complete, are computed and not read.
 
 Shape letters: P prompts of one search, K beams, V vocabulary, T tokens so far.
 """
@@ -26,7 +26,7 @@ from rft_engine.typed_lists import to_floats, to_ints
 
 
 class BeamSearch:
-    """A width, a tree and how scores are made."""
+    """Beam search within one tree: width, temperature and the mass by which beams are scored."""
 
     def __init__(self, trie: TokenTrie, num_beams: int, temperature: float, mass: Mass) -> None:
         self.trie, self.temperature = trie, temperature
@@ -54,7 +54,7 @@ class BeamSearch:
         weight_version: int,
         device: torch.device,
     ) -> list[list[Completion]]:
-        """The best sequences of each prompt, best first; `width` rows a prompt must fit into the cache."""
+        """Return the best sequences of each prompt, best first; `width` rows a prompt must fit into the cache."""
         lengths = [len(prompt) for prompt in prompts]
         tokens_PL = torch.zeros((len(prompts), max(lengths)), dtype=torch.int64)
         for row, prompt in zip(tokens_PL, prompts, strict=True):
@@ -69,6 +69,7 @@ class BeamSearch:
             if bool(step.beams.are_done(self.trie).all()):
                 return history.completions(step.beams, weight_version)
             first_row_P1 = torch.arange(len(prompts), device=device)[:, None] * beams.scores_PK.shape[1]
+            # rows of the cache must follow the beams before the next step reads them
             cache.select((first_row_P1 + step.parents_PK).flatten())
             logits = model.step(cache, step.tokens_PK.clamp(min=0).flatten())
             beams = step.beams
@@ -87,7 +88,7 @@ class _History:
         return cls(nothing.long(), nothing, nothing)
 
     def after(self, step: Expansion) -> _History:
-        """With the tokens of one step more, in the order of its beams."""
+        """Return the history with the tokens of one more step, in the order of its beams."""
         added = (step.tokens_PK, step.logprobs_PK, step.log_mass_PK)
         old = (self._tokens, self._logprobs, self._log_mass)
         parents_PKT = step.parents_PK[..., None].expand(-1, -1, self._tokens.shape[2])
@@ -96,22 +97,22 @@ class _History:
         )
 
     def completions(self, beams: Beams, weight_version: int) -> list[list[Completion]]:
-        """As records on the host, beams that are none left out."""
+        """Return the beams as records on the host; empty beams are left out."""
         is_beam_PK = (beams.scores_PK > -torch.inf).cpu()
         tokens, logprobs, log_mass = self._tokens.cpu(), self._logprobs.cpu(), self._log_mass.cpu()
         lengths_PK = (tokens >= 0).sum(2)
-        found: list[list[Completion]] = []
+        completions_by_prompt: list[list[Completion]] = []
         for prompt in range(tokens.shape[0]):
-            found.append([])
+            completions_by_prompt.append([])
             for beam in to_ints(is_beam_PK[prompt].nonzero()[:, 0]):
-                taken = prompt, beam, slice(int(lengths_PK[prompt, beam]))
-                found[-1].append(
+                index = prompt, beam, slice(int(lengths_PK[prompt, beam]))
+                completions_by_prompt[-1].append(
                     Completion(
-                        token_ids=tuple(to_ints(tokens[taken])),
-                        logprobs=tuple(to_floats(logprobs[taken])),
-                        log_kept_mass=tuple(to_floats(log_mass[taken])),
+                        token_ids=tuple(to_ints(tokens[index])),
+                        logprobs=tuple(to_floats(logprobs[index])),
+                        log_kept_mass=tuple(to_floats(log_mass[index])),
                         finish_reason="stop",
                         weight_version=weight_version,
                     )
                 )
-        return found
+        return completions_by_prompt

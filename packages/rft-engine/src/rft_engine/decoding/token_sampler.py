@@ -1,6 +1,6 @@
-"""How one token is drawn for every row: options, their limits, and the draw itself.
+"""Sampling of one token a row: options, their limits, and the draw.
 
-Order of what takes tokens away: stop tokens before `min_new_tokens`, then top-k, top-p and min-p
+Order in which tokens are excluded: stop tokens before `min_new_tokens`, then top-k, top-p and min-p
 over what is left. Log-probabilities stay those of the whole temperature distribution, and the
 log of the mass that was left is handed out beside them.
 """
@@ -20,7 +20,7 @@ from rft_core.errors import OptionsError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """What one `generate` call asks for; see `NativeEngine.generate`."""
+    """Sampling options of one `generate` call; see `NativeEngine.generate`."""
 
     temperature: float
     top_p: float = 1.0
@@ -95,7 +95,7 @@ class TokenSampler:
         self._truncates = options.top_p < 1.0 or options.top_k > 0 or options.min_p > 0.0
 
     def draw(self, logits_BV: Tensor, uniforms_B: Tensor, may_stop_B: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """One token a row.
+        """Draw one token a row.
 
         Args:
             logits_BV: [B, V] float32.
@@ -115,7 +115,7 @@ class TokenSampler:
         return sampling.draw(logprobs_BV, self._kept(logprobs_BV), uniforms_B)
 
     def _kept(self, logprobs_BV: Tensor) -> Tensor | None:
-        """[B, V] bool, or None where every token may be drawn."""
+        """Return a mask of the tokens that may be drawn, [B, V] bool; None where all may."""
         if not self._truncates:
             return None
         return sampling.kept_tokens(logprobs_BV, self._options.top_p, max(self._options.top_k, 0), self._options.min_p)
@@ -132,6 +132,7 @@ class TokenSampler:
         temperature = self._options.temperature
         stops_BK = logits_BV[:, self._stops_K].masked_fill(may_stop_B.unsqueeze(1), -math.inf)
         left_logits_BV = self._without_stops(logits_BV, may_stop_B)
+        # normalised before truncation: top-p of the full distribution could keep stop tokens alone
         left_BV = sampling.temperature_scaled_logprobs(left_logits_BV, temperature)
         tokens_B, left_B, log_kept_of_left_B = sampling.draw(left_BV, self._kept(left_BV), uniforms_B)
         log_sum_left_B = left_logits_BV.gather(1, tokens_B.unsqueeze(1)).squeeze(1) / temperature - left_B
@@ -148,7 +149,7 @@ class TokenSampler:
         return tokens_B, logprobs_B, torch.zeros_like(logprobs_B)
 
     def _without_stops(self, logits_BV: Tensor, may_stop_B: Tensor) -> Tensor:
-        """A copy in which rows that may not stop have -inf at the stop tokens: a few columns, not a mask of all."""
+        """Return a copy in which rows that may not stop have -inf at the stop tokens (a few columns only)."""
         left_BV = logits_BV.clone()
         left_BV[:, self._stops_K] = left_BV[:, self._stops_K].masked_fill(~may_stop_B.unsqueeze(1), -math.inf)
         return left_BV

@@ -1,7 +1,7 @@
-"""Sampling within a finite set of sequences: what may follow, which row is whole, what is refused.
+"""Sampling within a finite set of sequences: allowed tokens, completed rows, refused options.
 
 A row is at a state of the tree; a draw takes it to the next one. The states of all rows are one
-tensor, so a step costs a few gathers whatever the size of the tree. It fails closed at every end:
+tensor, so a step costs a few gathers whatever the size of the tree. Errors are refused at both ends:
 options that could cut a sequence are refused, and finished completions are walked through the tree.
 
 Shape letters: B rows, V vocabulary, S states of the tree, C children of the widest state.
@@ -38,16 +38,16 @@ class TrieSampler:
 
     @staticmethod
     def start(num_rows: int, device: torch.device) -> States:
-        """Rows that have no token yet."""
+        """Return the states of rows that have no token yet."""
         return torch.full((num_rows,), ROOT, device=device)
 
     def draw(self, logits_BV: Tensor, uniforms_B: Tensor, states_B: States) -> tuple[Tensor, Tensor, Tensor, States]:
-        """One token a row.
+        """Draw one token a row.
 
         Args:
             logits_BV: [B, V] float32.
             uniforms_B: [B] float64 in [0, 1); not used by greedy decoding.
-            states_B: where the rows are; one that is at the end of its sequence stays there and draws in vain.
+            states_B: states of the rows; a row at the end of its sequence stays there, and its draw is ignored.
 
         Returns:
             token ids [B] int64, their log-probabilities [B] over the whole vocabulary, the log of the mass they were
@@ -129,8 +129,8 @@ def check_whole(trie: TokenTrie, completions: Sequence[Completion]) -> None:
     """Walk finished completions through the tree, all at once.
 
     Args:
-        trie: what they were drawn within.
-        completions: what was drawn.
+        trie: the tree that they were drawn within.
+        completions: the completions, in any number.
 
     Raises:
         ServiceError: a completion is no sequence of the tree; nothing that may follow had a probability, so there

@@ -1,7 +1,7 @@
 """Continuous batching: rows enter with a prefill, get one token a step, and leave when they are done.
 
 Between two changes of the batch lies a segment of steps during which the rows stay as they are.
-A step keeps its tokens and figures as tensors in a list; they are laid into the results when the
+A step keeps its tokens and figures as tensors in a list; they are written into the results when the
 segment ends, and become Python lists once, at the end of the call. Nothing per token runs in
 Python but the loop itself.
 
@@ -69,7 +69,7 @@ class ContinuousBatch(Generic[CacheT]):
         self._uniforms_BM = torch.zeros((0, options.max_new_tokens), dtype=torch.float64, device=device)
 
     def run(self, queue: PrefillScheduler) -> None:
-        """Until every sample has stopped or reached its budget."""
+        """Run until every sample has stopped or reached its budget."""
         while self.advance(queue):
             pass
 
@@ -98,6 +98,7 @@ class ContinuousBatch(Generic[CacheT]):
         logits_PV = self._model.prefill(self._cache, tokens_PL.to(self._device), lengths_P, copies, *seen)
         samples = [s for piece in pieces for s in range(piece.first_sample, piece.first_sample + piece.num_copies)]
         uniforms_BM = self._uniforms_of(samples).to(self._device)
+        # a prompt is read once for all of its samples
         logits_BV = logits_PV.repeat_interleave(torch.tensor(copies, device=self._device), dim=0)
         drawn = self._draw_first(logits_BV, uniforms_BM[:, 0])
         self._record(samples, [0] * len(samples), [drawn])
@@ -112,7 +113,7 @@ class ContinuousBatch(Generic[CacheT]):
         return keyed_random.uniforms([self._keys[sample] for sample in samples], self._options.max_new_tokens)
 
     def _decode_segment(self, num_done_to_leave: int) -> None:
-        """Steps with the rows as they are, until enough are done or one has no room for more."""
+        """Decode with an unchanged set of rows, until enough are done or one has no room for more."""
         left = sorted(self._budgets[sample] - age for sample, age in zip(self._samples, self._ages, strict=True))
         enough = left[min(num_done_to_leave, len(left)) - 1]  # so many steps end so many budgets
         num_steps = min(self.max_segment_steps, self._options.max_new_tokens - max(self._ages), enough)
@@ -133,7 +134,7 @@ class ContinuousBatch(Generic[CacheT]):
         self._ages = [age + len(drawn) for age in self._ages]
 
     def _is_interrupted(self) -> bool:
-        """Whether a segment ends with this step, whatever it was to be."""
+        """Return True when the segment must end with this step, whatever its planned length."""
         return False
 
     def _draw_first(self, logits_BV: Tensor, uniforms_B: Tensor) -> Drawn:
@@ -145,14 +146,14 @@ class ContinuousBatch(Generic[CacheT]):
         return self._sampler.draw(logits_BV, uniforms_B, self._may_stop(self._ages, step))
 
     def _has_ended(self, drawn: Drawn) -> Tensor:
-        """Bool, in the shape of the tokens: the row is whole with it."""
+        """Return a bool tensor in the shape of the tokens: True where the token completes its row."""
         return self._sampler.is_stop_V[drawn[0]]
 
     def _record(self, samples: list[int], ages: list[int], drawn: Sequence[Drawn]) -> None:
-        """Lay the columns of a segment into the results, and note who stopped where.
+        """Write the columns of a segment into the results, and record which samples stopped at which token.
 
-        A row that stopped earlier or spent its budget, and has not left yet, writes behind its end, where nobody
-        reads.
+        A row that stopped earlier or spent its budget, and has not left yet, writes behind its end, where nothing
+        is read.
         """
         rows_B1 = torch.tensor(samples, device=self._device).unsqueeze(1)
         columns_BN = self._columns(ages, len(drawn))
@@ -179,13 +180,14 @@ class ContinuousBatch(Generic[CacheT]):
         if len(staying) == len(self._samples):
             return
         rows = torch.tensor(staying, dtype=torch.int64, device=self._device)
+        # one compaction for all rows that are done: each one copies the cache
         self._cache.keep(rows)
         self._samples = [self._samples[row] for row in staying]
         self._ages = [self._ages[row] for row in staying]
         self._keep(rows)
 
     def _keep(self, rows: Tensor) -> None:
-        """Leave only these rows of what is noted of each, in their order."""
+        """Keep only these rows of the per-row state, in their order."""
         self._last_B, self._alive_B = self._last_B[rows], self._alive_B[rows]
         self._uniforms_BM = self._uniforms_BM[rows]
 

@@ -21,7 +21,7 @@ class WeightCopy(DecodableModel[CacheT], Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its floating-point tensors."""
+        """Dtype of the copy's floating-point tensors."""
         ...
 
     def begin(self) -> None:
@@ -37,7 +37,7 @@ class WeightCopy(DecodableModel[CacheT], Protocol):
         ...
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """What it computes with, under the names of `write`."""
+        """Yield the tensors that the model computes with, under the names of `write`."""
         ...
 
     def own_name(self, name: str) -> str:
@@ -71,7 +71,8 @@ class NativeEngineOnCopy(NativeEngine[CacheT]):
         max_len: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        """
+        """Make the engine around a copy that holds no weights yet.
+
         Args:
             model: the copy, with or without values.
             weights: called at every `load_weights`: the policy's present tensors, whole, under their names, one
@@ -89,7 +90,7 @@ class NativeEngineOnCopy(NativeEngine[CacheT]):
 
     @property
     def facts(self) -> EngineFacts:
-        """What a probe needs to know: dtype and vocabulary."""
+        """Facts of the engine that a probe needs: dtype, vocabulary, device and transport."""
         dtype = str(self._copy.dtype).removeprefix("torch.")
         return EngineFacts(dtype, self._copy.vocab_size, self._device.type == "cpu", "direct")
 
@@ -107,7 +108,7 @@ class NativeEngineOnCopy(NativeEngine[CacheT]):
                 generate until a load succeeds.
         """
         if self.state is EngineState.CLOSED or version <= self.weight_version:
-            self._states.load_weights(version)  # it has the words for the refusal
+            self._states.load_weights(version)  # raises the state error
         self._pull(version)
         self._states.load_weights(version)
 
@@ -135,12 +136,12 @@ class NativeEngineOnCopy(NativeEngine[CacheT]):
     def policy_fingerprint(self) -> Fingerprint:
         """Digests of the policy's present tensors, as the copy's dtypes: one call of the provider."""
         dtypes = {name: tensor.dtype for name, tensor in self._copy.named_tensors()}
-        found: Fingerprint = {}
+        digests: Fingerprint = {}
         for name, tensor in self._weights():
             own = self._copy.own_name(name)
-            found[own] = element_digest(tensor, tensor.shape, dtypes.get(own, tensor.dtype))
+            digests[own] = element_digest(tensor, tensor.shape, dtypes.get(own, tensor.dtype))
             del tensor  # before the next one is made: two of them may not fit
-        return found
+        return digests
 
     def held_fingerprint(self) -> Fingerprint:
         """Digests of the tensors that the copy computes with."""
@@ -152,6 +153,7 @@ class NativeEngineOnCopy(NativeEngine[CacheT]):
 
     def _pull(self, version: int) -> None:
         """Copy, verify, derive; until all of it has worked the engine refuses to generate."""
+        # set before the first tensor is written: a load that breaks off leaves part old and part new
         self._states.fault = _unfinished(version)
         self._drop_cache()  # its keys and values are those of other weights
         sent: Fingerprint = {}
@@ -171,7 +173,7 @@ class NativeEngineOnCopy(NativeEngine[CacheT]):
 
 
 class _CopyStates(StateMachine):
-    """Also refuses to generate while `fault` stands: at first, and after a load that did not end well."""
+    """State machine that also refuses to generate while `fault` is set: at first, and after a failed load."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Whether every engine with a copy of the weights serves what is trained: versions, digests and a probe, together."""
+"""Check that an engine with a weight copy serves the trained weights: version, digests and log-prob probe together."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def check_copy(
     wanted, held = engine.policy_fingerprint(), engine.held_fingerprint()
     differing = sorted(name for name in held.keys() | wanted.keys() if held.get(name) != wanted.get(name))
     gap = check_logprob_parity(engine, policy_logprobs, prompts=prompts, limit=math.inf)
-    most = limit if limit is not None else _LIMITS.get(engine.facts.dtype, _LIMIT_OF_SHORT_FLOATS)
-    if differing or gap.weight_version != trainer_version or gap.maximum > most:
-        fault = _stale(gap, trainer_version, replica, differing, len(held), most)
+    max_gap = limit if limit is not None else _LIMITS.get(engine.facts.dtype, _LIMIT_OF_SHORT_FLOATS)
+    if differing or gap.weight_version != trainer_version or gap.maximum > max_gap:
+        fault = _stale(gap, trainer_version, replica, differing, len(held), max_gap)
+        # before the raise: a caller that catches the error must not sample from these weights
         engine.distrust(fault)
         raise fault
     return gap

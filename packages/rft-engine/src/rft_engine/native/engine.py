@@ -45,7 +45,8 @@ class NativeEngine(EngineBase, Generic[CacheT]):
         device: torch.device | str = "cpu",
         free_memory: FreeMemory = free_memory,
     ) -> None:
-        """
+        """Make an engine that shares the parameters of `model`.
+
         Args:
             model: decode forward; its parameters are those that are being trained.
             max_rows: sequences decoded at once; fewer where the memory holds no more, as `stats().rows` then tells.
@@ -58,10 +59,10 @@ class NativeEngine(EngineBase, Generic[CacheT]):
         """
         if max_rows < 1:
             raise refusal("engine.max_rows", f"max_rows = {max_rows}", "at least one row is needed", "max_rows=1")
-        most = model.max_positions or max_len  # 0 = no limit
-        if not 2 <= max_len <= most:
-            allowed = f"a prompt and its completion have at least 2 tokens, and the model places {most}"
-            raise refusal("engine.max_len", f"max_len = {max_len}", allowed, f"max_len={max(2, most)}")
+        max_positions = model.max_positions or max_len  # 0 = no limit
+        if not 2 <= max_len <= max_positions:
+            allowed = f"a prompt and its completion have at least 2 tokens, and the model places {max_positions}"
+            raise refusal("engine.max_len", f"max_len = {max_len}", allowed, f"max_len={max(2, max_positions)}")
         self._model, self._max_rows, self._max_len = model, max_rows, max_len
         self._device = torch.device(device)
         super().__init__()
@@ -163,8 +164,8 @@ class NativeEngine(EngineBase, Generic[CacheT]):
         rows, longest = min(self._max_rows, len(keys)), max(lengths)
         with torch.inference_mode():
             cache = self._fitting_cache(CacheRequest(rows, longest + options.max_new_tokens, len(prompts), longest))
-            given = (self._model, cache, prompts, keys, options, self._device, budgets)
-            batch = ContinuousBatch(*given) if constraint is None else ConstrainedBatch(*given, constraint)
+            arguments = (self._model, cache, prompts, keys, options, self._device, budgets)
+            batch = ContinuousBatch(*arguments) if constraint is None else ConstrainedBatch(*arguments, constraint)
             batch.media = media
             queue = PrefillScheduler(lengths, copies, cache.max_rows)
             batch.run(queue)
@@ -205,27 +206,28 @@ class NativeEngine(EngineBase, Generic[CacheT]):
         search = BeamSearch(trie.to(self._device), num_beams, temperature, mass)
         search.check(num_beams, self._max_rows, self._model.vocab_size)
         check_prompts(prompts, trie.depth, self._max_len, self._model.vocab_size)
-        started, found = time.perf_counter(), list[list[Completion]]()
-        order = sorted(range(len(prompts)), key=lambda place: -len(prompts[place]))
+        started, beams_by_prompt = time.perf_counter(), list[list[Completion]]()
+        # prompts of similar length share a search, and the first of each search is its longest
+        order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
         with torch.inference_mode():
-            while len(found) < len(prompts):
-                longest, left = len(prompts[order[len(found)]]), len(prompts) - len(found)
+            while len(beams_by_prompt) < len(prompts):
+                longest, left = len(prompts[order[len(beams_by_prompt)]]), len(prompts) - len(beams_by_prompt)
                 num_prompts = min(left, self._max_rows // search.width)
                 demand = CacheRequest(num_prompts * search.width, longest + trie.depth, num_prompts, longest)
                 cache = self._fitting_cache(demand)
                 search.check(num_beams, cache.max_rows, self._model.vocab_size)
-                chosen = order[len(found) : len(found) + cache.max_rows // search.width]
-                some = [prompts[place] for place in chosen]
-                found += search.run(self._model, cache, some, self.weight_version, self._device)
+                chosen = order[len(beams_by_prompt) : len(beams_by_prompt) + cache.max_rows // search.width]
+                batch_prompts = [prompts[index] for index in chosen]
+                beams_by_prompt += search.run(self._model, cache, batch_prompts, self.weight_version, self._device)
                 cache.keep(torch.zeros(0, dtype=torch.int64, device=self._device))
                 self._cache = cache
         self._stats = EngineStats(
-            num_generated_tokens=sum(len(beam.token_ids) for beams in found for beam in beams),
+            num_generated_tokens=sum(len(beam.token_ids) for beams in beams_by_prompt for beam in beams),
             num_prefill_tokens=sum(map(len, prompts)),
             num_decode_steps=search.num_steps,
             seconds=time.perf_counter() - started,
         )
-        return [beams for _, beams in sorted(zip(order, found, strict=True), key=lambda pair: pair[0])]
+        return [beams for _, beams in sorted(zip(order, beams_by_prompt, strict=True), key=lambda pair: pair[0])]
 
     def load_weights(self, version: int) -> None:
         """Serve the model's present parameters as `version`.

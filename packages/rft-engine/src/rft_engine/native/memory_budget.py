@@ -1,8 +1,8 @@
-"""How many sequences the free memory holds: solved for before a cache is made, not found out by dying.
+"""Cache sizes computed from the free memory before a cache is allocated, so that no call runs out of memory.
 
-A model that can say how large a cache is (`SizedCaches`) is asked; one that cannot is trusted. On a
-CPU what is free is the least of what the system can hand out and what the control groups of this
-process leave; on a GPU the device's free memory and what torch holds without using it.
+A model that computes how large a cache is (`SizedCaches`) is checked; for another one the rows asked for
+are taken. On a CPU the free memory is the least of what the system can hand out and what the control groups
+of this process leave; on a GPU it is the device's free memory and what torch has reserved without using it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SizedCaches(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CacheRequest:
-    """What a call wants to decode at once."""
+    """Cache that a call asks for: rows decoded at once and tokens of each."""
 
     rows: int
     length: int
@@ -91,7 +91,7 @@ def _most(largest: int, fits: Callable[[int], bool]) -> int:
 def too_little(
     one: CacheRequest, needed: int, available: int, fitting_len: int, device: torch.device
 ) -> PreflightError:
-    """No sequence of this length can be decoded here."""
+    """Return the error that one sequence of this length does not fit into the free memory."""
     shorter = f"--max_len {fitting_len}" if fitting_len >= 2 else "a smaller model, or another device"
     return PreflightError(
         code="engine.memory",
@@ -105,12 +105,12 @@ def too_little(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocator refused: torch has a type for it on a GPU and words on a CPU."""
+    """Return True when `error` is an allocation failure: torch raises its own type on a GPU and a text on a CPU."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that this process may still take on a device; None where the system does not tell."""
+    """Bytes that this process may still take on a device; None where the system does not report them."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
@@ -118,7 +118,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def free_host_memory(root: Path = Path("/")) -> int | None:
-    """What Linux calls available, or what the control groups leave where that is less; None on another system.
+    """Return MemAvailable of Linux or the room left in the control groups, the smaller; None on another system.
 
     Args:
         root: of the file system, for tests.
@@ -150,11 +150,11 @@ def _group_rooms(root: Path) -> Iterator[int | None]:
 
 
 def _room(group: Path, limit: str, usage: str, droppable: str) -> int | None:
-    most, used = _number(group / limit), _number(group / usage)
-    if most is None or used is None:
+    max_bytes, used = _number(group / limit), _number(group / usage)
+    if max_bytes is None or used is None:
         return None
     dropped = next((int(line.split()[1]) for line in _lines(group / "memory.stat") if line.split()[0] == droppable), 0)
-    return most - used + dropped
+    return max_bytes - used + dropped
 
 
 def _number(path: Path) -> int | None:

@@ -1,4 +1,4 @@
-"""What goes to engine replicas and what comes back: samples to be drawn, as far as they are drawn already."""
+"""Requests and results of engine replicas: samples to draw, including those that are partly drawn already."""
 
 from __future__ import annotations
 
@@ -51,21 +51,22 @@ class SampleRequests:
         """These requests of the call, in this order."""
         budgets = [self.budgets[i] for i in requests]
         media = [self.media[i] for i in requests] if self.media else []
-        places = {place: number for number, place in enumerate(sorted({place for place in media if place >= 0}))}
+        new_index = {index: number for number, index in enumerate(sorted({index for index in media if index >= 0}))}
         return SampleRequests(
             [self.prefixes[i] for i in requests],
             [self.keys[i] for i in requests],
             [self.starts[i] for i in requests],
             budgets,
             replace(self.options, max_new_tokens=max(budgets, default=1)),
-            [places.get(place, -1) for place in media] if places else [],
-            [self.shown[place] for place in places],
+            [new_index.get(index, -1) for index in media] if new_index else [],
+            [self.shown[index] for index in new_index],
         )
 
     def contexts(self) -> list[tuple[int, ...]]:
-        """What stands before each request: equal where one reading serves both. Equal tokens may show other images."""
-        places = self.media or [-1] * len(self.prefixes)
-        return [(place, *prefix) for place, prefix in zip(places, self.prefixes, strict=True)]
+        """Return the context of each request: image index, then prefix. Requests with equal contexts share one prefill;
+        equal tokens may belong to different images."""
+        indices = self.media or [-1] * len(self.prefixes)
+        return [(index, *prefix) for index, prefix in zip(indices, self.prefixes, strict=True)]
 
     def media_of(self, request: int) -> int:
         """The place of a request's images in `shown`; -1 without any."""

@@ -1,4 +1,4 @@
-"""What the in-process engine makes of a batch that is done: completions on the host, and figures."""
+"""Results of a finished batch of the in-process engine: completions on the host, and statistics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rft_engine.typed_lists import to_floats, to_ints
 
 
 def completions_of(batch: ContinuousBatch[CacheT], weight_version: int) -> list[Completion]:
-    """The results as records, on the host; one copy from the device for each of the three tables."""
+    """Return the results as records, on the host; one copy from the device for each of the three tables."""
     tokens_SM, logprobs_SM, mass_SM = batch.tokens_SM.cpu(), batch.logprobs_SM.cpu(), batch.log_kept_mass_SM.cpu()
     completions: list[Completion] = []
     for sample, (length, stopped) in enumerate(zip(batch.lengths_S, batch.stopped_S, strict=True)):

@@ -1,7 +1,7 @@
-"""The in-process engine for samples that come and go: handed out as they finish, interrupted, and drawn on.
+"""In-process engine whose calls can be interrupted: samples are yielded as they finish and resumed later.
 
 Between two steps of a batch a call may be ended from outside. What its samples have by then is handed
-out, and a later call, on this engine or another, under these weights or newer ones, draws on: the keys
+out, and a later call, on this engine or another, under these weights or newer ones, resumes them: the keys
 and values are computed again from the prompt with all that was drawn, and token number t of a sample
 takes draw number t of its key as if nothing had happened.
 """
@@ -35,7 +35,8 @@ class ResumableBatch(ContinuousBatch[CacheT]):
     def __init__(
         self, starts: Sequence[int], interrupted: Callable[[], bool], *arguments: Any, is_tight: bool = False
     ) -> None:
-        """
+        """Make a batch that can be interrupted between two steps.
+
         Args:
             starts: of each sample.
             interrupted: whether the call is to end, asked after every step.
@@ -48,17 +49,18 @@ class ResumableBatch(ContinuousBatch[CacheT]):
     def _uniforms_of(self, samples: Sequence[int]) -> Tensor:
         num = self._options.max_new_tokens
         rows = torch.empty((len(samples), num), dtype=torch.float64)
-        given = [self._starts[sample] for sample in samples]
-        starts = torch.tensor(given)
+        first_draws = [self._starts[sample] for sample in samples]
+        starts = torch.tensor(first_draws)
         keys = torch.tensor([self._keys[sample] for sample in samples], dtype=torch.int64)
-        for start in sorted(set(given)):
-            of_it = starts == start
-            rows[of_it] = keyed_random.uniforms(keys[of_it], num, start)
+        for start in sorted(set(first_draws)):
+            is_same_start_S = starts == start
+            # one call for each first draw: token number t takes draw number t of its key's stream
+            rows[is_same_start_S] = keyed_random.uniforms(keys[is_same_start_S], num, start)
         return rows
 
     @property
     def cache(self) -> CacheT:
-        """What the rows are in."""
+        """Cache that holds the rows of the batch."""
         return self._cache
 
     def _is_interrupted(self) -> bool:
@@ -68,7 +70,7 @@ class ResumableBatch(ContinuousBatch[CacheT]):
         return 1 if self._is_tight else super()._num_done_to_leave(queue)
 
     def newly_done(self) -> list[int]:
-        """Samples that have ended since this was asked last."""
+        """Return the samples that have ended since the last call of this method."""
         done = [
             sample
             for sample, age in zip(self._samples, self._ages, strict=True)
@@ -78,7 +80,7 @@ class ResumableBatch(ContinuousBatch[CacheT]):
         return done
 
     def unfinished(self) -> list[tuple[int, int]]:
-        """(sample, tokens that it has) of those that have not ended."""
+        """Return (sample, number of its tokens) of the samples that have not ended."""
         ages = dict(zip(self._samples, self._ages, strict=True))
         return [(sample, ages.get(sample, 0)) for sample in range(len(self._keys)) if sample not in self._told]
 
@@ -92,7 +94,7 @@ class ResumableBatch(ContinuousBatch[CacheT]):
 
 
 class ResumableEngine(NativeEngine[CacheT]):
-    """`NativeEngine` with `draw`."""
+    """Native engine whose calls can be interrupted and resumed: `NativeEngine` with `draw`."""
 
     def draw(self, call: SampleRequests, interrupted: Callable[[], bool]) -> Iterator[Drawn]:
         """The requests of a call as they end; after `interrupted()`, asked between steps, all that are left.
@@ -126,16 +128,19 @@ class ResumableEngine(NativeEngine[CacheT]):
     def _begun(
         self, call: SampleRequests, interrupted: Callable[[], bool]
     ) -> tuple[ResumableBatch[CacheT], PrefillScheduler, list[int], int]:
-        """The batch, what waits for it, the request of each of its samples, and the rows that were asked for."""
-        same: dict[tuple[int, ...], list[int]] = {}
+        """Return the batch, its prefill queue, the request of each of its samples, and the rows asked for."""
+        requests_by_context: dict[tuple[int, ...], list[int]] = {}
         for request, context in enumerate(call.contexts()):
-            same.setdefault(context, []).append(request)
-        firsts = [together[0] for together in same.values()]
-        prompts, requests = [call.prefixes[i] for i in firsts], [i for together in same.values() for i in together]
+            requests_by_context.setdefault(context, []).append(request)
+        firsts = [together[0] for together in requests_by_context.values()]
+        prompts, requests = (
+            [call.prefixes[i] for i in firsts],
+            [i for together in requests_by_context.values() for i in together],
+        )
         lengths, rows = [len(prompt) for prompt in prompts], min(self._max_rows, len(requests))
-        whole = max(lengths) + call.options.max_new_tokens
+        full_len = max(lengths) + call.options.max_new_tokens
         with torch.inference_mode():
-            cache = self._fitting_cache(CacheRequest(rows, min(whole, self._max_len), len(prompts), max(lengths)))
+            cache = self._fitting_cache(CacheRequest(rows, min(full_len, self._max_len), len(prompts), max(lengths)))
             batch = ResumableBatch[CacheT](
                 [call.starts[request] for request in requests],
                 interrupted,
@@ -146,12 +151,12 @@ class ResumableEngine(NativeEngine[CacheT]):
                 call.options,
                 self._device,
                 [call.budgets[request] for request in requests],
-                is_tight=whole > self._max_len,
+                is_tight=full_len > self._max_len,
             )
         if call.shown:
-            places = [call.media_of(first) for first in firsts]
-            batch.media = [call.shown[place].media if place >= 0 else None for place in places]
-        queue = PrefillScheduler(lengths, [len(together) for together in same.values()], cache.max_rows)
+            indices = [call.media_of(first) for first in firsts]
+            batch.media = [call.shown[index].media if index >= 0 else None for index in indices]
+        queue = PrefillScheduler(lengths, [len(together) for together in requests_by_context.values()], cache.max_rows)
         return batch, queue, requests, rows
 
     def _told(

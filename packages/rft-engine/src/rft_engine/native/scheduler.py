@@ -1,4 +1,4 @@
-"""Which prompts are read together, and when: a queue in order of length, cut by what fits.
+"""Prefill scheduling: a queue of prompts in order of length, cut by the rows that are free.
 
 All samples of a prompt enter at once, so that the prompt is read once. Prompts of similar length
 are neighbours in the queue, so that little of a prefill is padding.
@@ -25,7 +25,7 @@ class PromptCopies:
 
 
 class PrefillScheduler:
-    """The prompts that still wait, longest first.
+    """Queue of the prompts that still wait for their prefill, longest first.
 
     The longest prompts go first because their rows attend to the most: they are better decoded
     while the batch is full than alone at the end.

@@ -25,7 +25,7 @@ from rft_core.json_records import json_bytes
 _SLICE_SECONDS = 0.2
 _READ_BYTES = 2**18
 _LOG_BYTES = 2000
-_LAST_WORDS_SECONDS = 5.0
+_EXIT_GRACE_SECONDS = 5.0
 
 
 class EngineDied(ServiceError):
@@ -33,7 +33,7 @@ class EngineDied(ServiceError):
 
 
 class EngineProcess:
-    """One child, from its start to its end."""
+    """One child process, from its start to its end."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log_path: Path) -> None:
         """Start `command` with the two pipes' numbers appended, in a session of its own."""
@@ -54,6 +54,7 @@ class EngineProcess:
         finally:
             os.close(to_child)
             os.close(from_child)
+        # a child that does not read must not block `_send` beyond its deadline
         os.set_blocking(self._write, False)
         self._buffer = b""
         self._closed = False
@@ -92,6 +93,7 @@ class EngineProcess:
             return
         self._closed = True
         with contextlib.suppress(ProcessLookupError):
+            # the whole session: an engine starts processes of its own
             os.killpg(self._child.pid, signal.SIGKILL)
         self._child.wait()
         os.close(self._write)
@@ -154,7 +156,7 @@ class EngineProcess:
     def _death(self, operation: str) -> EngineDied:
         pid = self.pid
         with contextlib.suppress(subprocess.TimeoutExpired):  # it is still writing down what ended it
-            self._child.wait(_LAST_WORDS_SECONDS)
+            self._child.wait(_EXIT_GRACE_SECONDS)
         code = self._child.poll()
         self.kill()
         code = self._child.returncode if code is None else code

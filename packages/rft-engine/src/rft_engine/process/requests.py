@@ -1,4 +1,4 @@
-"""What goes to a vLLM engine and what comes back, as plain data, and the checks on both sides."""
+"""Requests and results of an engine process as plain data, and the checks on both sides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROUNDING = 1e-3  # nats above 0 that a log-probability of nearly 1 may have
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What a started engine says of itself."""
+    """Facts that a started engine reports."""
 
     dtype: str
     """Of its weights as loaded: float32, bfloat16 or float16."""
@@ -43,7 +43,7 @@ class GenerateCall:
     """Lists of the `TokenTrie` that holds every completion, whole; `stop_token_ids` then are what ends requests."""
 
     media: Sequence[dict[str, Any] | None] = ()
-    """Images of each prompt as `vllm_media` has them; empty: no prompt has any."""
+    """Images of each prompt as `vllm.media` describes them; empty: no prompt has any."""
 
     def budget(self, sample: int) -> int:
         """Tokens that a sample may have."""
@@ -52,7 +52,7 @@ class GenerateCall:
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
-    """One finished sample."""
+    """One finished sample of a call."""
 
     sample: int
     token_ids: list[int]
@@ -69,7 +69,7 @@ class StepCounts:
     num_steps: int
     num_prefill_tokens: int
     num_preemptions: int | None = None
-    """Requests that lost their place and were read again; None where the engine does not tell."""
+    """Requests that lost their place and were read again; None where the engine does not report it."""
 
 
 def check_prompts(
@@ -103,7 +103,7 @@ def check_prompts(
 
 
 class Answers:
-    """Completions of one call as their results come in: nothing that cannot be a sample of it is taken."""
+    """Completions of one call, collected as results come in; each result is checked against the call."""
 
     def __init__(self, call: GenerateCall, vocab_size: int) -> None:
         self._call, self._vocab_size = call, vocab_size
@@ -111,7 +111,7 @@ class Answers:
         self.done: dict[int, Completion] = {}
 
     def add(self, result: SampleResult) -> None:
-        """Take one result.
+        """Take one result of the call.
 
         Raises:
             ServiceError: it cannot be a sample of this call.
@@ -124,7 +124,7 @@ class Answers:
         self.done[sample] = completion_of(result, self._call, self._vocab_size)
 
     def in_order(self) -> list[Completion]:
-        """All samples.
+        """Return all samples in the order of their numbers.
 
         Raises:
             ServiceError: one is missing.
@@ -154,7 +154,7 @@ def completion_of(result: SampleResult, call: GenerateCall, vocab_size: int) -> 
 
 
 def garbage(what: str) -> ServiceError:
-    """The engine answered what cannot be a sample of the call."""
+    """Return the error that the engine's answer cannot be a sample of the call."""
     return ServiceError(
         code="engine.garbage",
         what=what,
@@ -172,10 +172,10 @@ def message_of(item: Any) -> SampleResult | StepCounts:
         ServiceError: fields are missing, or others are there.
     """
     shown = str(item)[:200]
-    given = cast(dict[str, Any], item) if isinstance(item, dict) else dict[str, Any]()
+    values = cast(dict[str, Any], item) if isinstance(item, dict) else dict[str, Any]()
     for kind in (SampleResult, StepCounts):
-        if given.keys() == {field.name for field in fields(kind)}:
-            return kind(**given)
+        if values.keys() == {field.name for field in fields(kind)}:
+            return kind(**values)
     raise garbage(f"the engine answered {shown!r}, which is neither a sample nor counts of steps")
 
 

@@ -1,7 +1,7 @@
-"""The other end of `engine_process`: a child that holds one engine and answers one JSON request a line.
+"""Server side of `process.client`: a child that holds one engine and answers one JSON request a line.
 
 Only typed errors are answered; anything else ends the process, and its owner starts another,
-because nothing is known of an engine that failed inside.
+because the state of an engine that failed inside is unknown.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class LocalEngine(Protocol):
 
 
 class RequestWorker:
-    """Answers each request `x` with its method `do_x`."""
+    """Worker that answers each request `x` with its method `do_x`."""
 
     def __init__(self, answers: BinaryIO) -> None:
         self._answers = answers
 
     def answer(self, request: dict[str, Any]) -> None:
-        """Carry one request out."""
+        """Carry one request out and write its reply, or the typed error that it raised."""
         operation = request.pop("do")
         try:
             reply = getattr(self, f"do_{operation}")(**request)

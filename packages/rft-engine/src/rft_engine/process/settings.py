@@ -1,4 +1,4 @@
-"""What engines of other libraries have in common: their size, their deadlines, and how a start or a call fails."""
+"""Settings common to engines of other libraries: sizes, deadlines, and the errors of a failed start or call."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class ExternalEngineSettings:
             raise self.refusal("quantization", f"quantization = {self.quantization!r}", why, remedy)
 
     def refusal(self, name: str, what: str, why: str, remedy: str) -> OptionsError:
-        """A choice that cannot be carried out."""
+        """Return the error that a setting cannot be carried out."""
         return OptionsError(
             code=f"engine.{self.library}.{name}",
             what=what,
@@ -96,7 +96,7 @@ class ExternalEngineSettings:
         )
 
     def not_started(self, error: Exception, remedy: str) -> ServiceError:
-        """The library did not start; `remedy` where its words say nothing of memory."""
+        """Return the error that the library did not start; `remedy` applies unless its message is about memory."""
         words = " ".join(str(error).split())[:600] or type(error).__name__
         if "memory" in words.lower():
             share = (self.memory_utilization or 0.9) / 2
@@ -111,7 +111,7 @@ class ExternalEngineSettings:
         )
 
     def too_slow(self, num_done: int, num_total: int, seconds: float) -> ServiceError:
-        """A call of `generate` came to its deadline."""
+        """Return the error that a call of `generate` passed its deadline."""
         return ServiceError(
             code="engine.deadline",
             what=f"generate did not end within {seconds:g} s: {num_done} of {num_total} samples were done",
@@ -127,7 +127,7 @@ class ExternalEngineSettings:
         return {**config, **config.get("text_config", {})}
 
     def resolved_dtype(self) -> str:
-        """The directory's own for "auto": that of the libraries would round float32 to bfloat16, unlike the policy."""
+        """Return the directory's dtype for "auto": the libraries' choice would round float32, unlike the policy."""
         if self.dtype != "auto":
             return self.dtype
         config = self.config()

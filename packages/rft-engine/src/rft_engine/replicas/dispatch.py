@@ -1,4 +1,4 @@
-"""One call over several replicas: shares are drawn at once, and what a dead one leaves is drawn by another.
+"""One call over several replicas: shares are drawn in parallel, those of a dead replica by another.
 
 ```
    caller's thread                        one thread a replica
@@ -38,7 +38,7 @@ _MOST_LOSSES = 2
 
 
 class Replica(Protocol):
-    """One engine among its like."""
+    """One of several engines with the same weights."""
 
     number: int
     can_resume: bool
@@ -65,7 +65,7 @@ class Replica(Protocol):
 
 
 class ReplicaDispatch:
-    """One call, from the deal to its last result."""
+    """One call over all replicas, from the assignment of samples to the last result."""
 
     def __init__(
         self,
@@ -88,15 +88,15 @@ class ReplicaDispatch:
         self.num_reissued, self.num_restarts = 0, 0
 
     def results(self) -> Iterator[Drawn]:
-        """Every request's result as it comes; after `stop()` those that are left have the reason "interrupted".
+        """Yield every request's result as it comes; after `stop()` those that are left have the reason "interrupted".
 
         Raises:
             RftError: of a replica, where it is not simply gone.
         """
         shares, waiting = assign_samples(self._call, len(self._replicas)), len(self._call.prefixes)
         threads = [
-            threading.Thread(target=self._serve, args=(place, share), name=f"replica-{place}", daemon=True)
-            for place, share in enumerate(shares)
+            threading.Thread(target=self._serve, args=(index, share), name=f"replica-{index}", daemon=True)
+            for index, share in enumerate(shares)
         ]
         for thread in threads:
             thread.start()
@@ -117,14 +117,14 @@ class ReplicaDispatch:
                 thread.join()  # bounded: every call to a replica has a deadline, and has been interrupted
 
     def _interrupt_where_asked(self) -> None:
-        """Also again and again: a call may begin between two looks."""
+        """Interrupt all replicas once `stop()` is true, and at every later poll: a call may begin between two polls."""
         if self._stop is not None and not self._ending and self._stop():
             with self._changed:
                 self._ending = True
-                unborn, self._left_over = self._left_over, []
-                self._open.difference_update(unborn)
+                unassigned, self._left_over = self._left_over, []
+                self._open.difference_update(unassigned)
                 self._changed.notify_all()
-            for request in unborn:
+            for request in unassigned:
                 self._inbox.put(Drawn(request, (), (), (), "interrupted", self._weights.version))
         if self._ending:
             for replica in self._replicas:
@@ -137,30 +137,31 @@ class ReplicaDispatch:
         for replica in self._replicas:
             replica.interrupt()
 
-    def _serve(self, place: int, share: list[int]) -> None:
-        """A replica's thread: its share, then what others leave over, until all is done."""
+    def _serve(self, index: int, share: list[int]) -> None:
+        """Run a replica's thread: draw its share, then requests of lost replicas, until all is done."""
         try:
             while share or (share := self._next_share()):
                 started = time.monotonic()
-                lost = self._draw(place, share)
-                self.busy_seconds[place] += time.monotonic() - started
+                lost = self._draw(index, share)
+                self.busy_seconds[index] += time.monotonic() - started
                 if lost is not None:
                     self._give_away(share, lost)
-                    self._restart(place)
+                    self._restart(index)
                 share = []
         except BaseException as error:  # noqa: BLE001 - raised in the thread of the caller
             self._inbox.put(error)
 
-    def _draw(self, place: int, share: Sequence[int]) -> RftError | None:
-        """Hand out the results of a share; the error of a replica that is gone."""
+    def _draw(self, index: int, share: Sequence[int]) -> RftError | None:
+        """Put the results of a share into the inbox; return the error of a replica that is gone, else None."""
         with self._changed:
             share = [request for request in share if request in self._open]
         try:
-            self._load(place)
-            for drawn in self._replicas[place].draw(self._call.part(share)):
+            self._load(index)
+            for drawn in self._replicas[index].draw(self._call.part(share)):
                 request = share[drawn.request]
                 with self._changed:
                     self._open.discard(request)
+                    # wakes the replicas that wait for left-over requests
                     if not self._open:
                         self._changed.notify_all()
                 self._inbox.put(replace(drawn, request=request))
@@ -170,14 +171,14 @@ class ReplicaDispatch:
             return error
         return None
 
-    def _load(self, place: int) -> None:
-        if self._held[place] != self._weights.version:
-            self._held[place] = None
-            self._replicas[place].load(self._weights)
-            self._held[place] = self._weights.version
+    def _load(self, index: int) -> None:
+        if self._held[index] != self._weights.version:
+            self._held[index] = None
+            self._replicas[index].load(self._weights)
+            self._held[index] = self._weights.version
 
     def _next_share(self) -> list[int]:
-        """What is left over; nothing once all is done or the call ends."""
+        """Return the requests left over by lost replicas; an empty list once all are done or the call ends."""
         with self._changed:
             while self._open and not self._left_over and not self._ending:
                 self._changed.wait(_WAIT_SECONDS)
@@ -200,11 +201,11 @@ class ReplicaDispatch:
         for request in lost if ending else []:
             self._inbox.put(Drawn(request, (), (), (), "interrupted", self._weights.version))
 
-    def _restart(self, place: int) -> None:
+    def _restart(self, index: int) -> None:
         self.num_restarts += 1
-        self._held[place] = None
-        self._replicas[place].restart(self._weights)
-        self._held[place] = self._weights.version
+        self._held[index] = None
+        self._replicas[index].restart(self._weights)
+        self._held[index] = self._weights.version
 
 
 def _deadly(num: int, error: RftError) -> ServiceError:

@@ -1,8 +1,8 @@
 """Several engines as one: data-parallel replicas that share the samples of a call between them.
 
-Every replica holds the same weights and draws samples whole. Which one draws which (`replica_dealing`)
-and how many there are changes no token: a sample's tokens follow from its key. `draw_round` has the
-threads of a call and what happens when a replica dies; `shared_weights` the versions they load.
+Every replica holds the same weights and draws samples whole. Which one draws which (`load_balancing`)
+and how many there are changes no token: a sample's tokens follow from its key. `dispatch` has the
+threads of a call and what happens when a replica dies; `weight_sync.shared_memory` the versions they load.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rft_engine.weight_sync.shared_memory import SharedWeightStore
 
 
 class ReplicaEngine(EngineBase):
-    """The methods of every engine over several of them, and what asynchronous rollouts need besides.
+    """Engine over several replicas, with the methods that asynchronous rollouts need besides.
 
     `publish` belongs to the thread that trains, the rest to one thread at a time.
 
@@ -39,7 +39,8 @@ class ReplicaEngine(EngineBase):
     """
 
     def __init__(self, replicas: Sequence[Replica], shelf: SharedWeightStore, *, max_len: int) -> None:
-        """
+        """Make one engine of started replicas.
+
         Args:
             replicas: started; at least one.
             shelf: where weights are kept for them.
@@ -56,7 +57,7 @@ class ReplicaEngine(EngineBase):
 
     @property
     def facts(self) -> EngineFacts:
-        """Of one replica; they are alike."""
+        """Facts of the first replica; all replicas are alike."""
         return self._replicas[0].facts
 
     @property
@@ -71,11 +72,11 @@ class ReplicaEngine(EngineBase):
 
     @property
     def can_resume(self) -> bool:
-        """Whether calls can be interrupted and samples drawn on."""
+        """True when calls can be interrupted and partly drawn samples resumed on every replica."""
         return all(replica.can_resume for replica in self._replicas)
 
     def publish(self, version: int) -> None:
-        """Keep the policy's present weights as `version`, for `serve`; what is being drawn goes on as it is."""
+        """Snapshot the policy's present weights as `version`, for `serve`, without interrupting running generation."""
         self._shelf.put(version)
 
     def serve(self, version: int) -> None:
@@ -83,6 +84,7 @@ class ReplicaEngine(EngineBase):
 
         Each replica loads it before it draws next, so that none waits for another.
         """
+        # before the version changes: it must have been published
         self._shelf.get(version)
         self._served = version
         self._shelf.drop_below(version)
@@ -107,19 +109,19 @@ class ReplicaEngine(EngineBase):
         self._load_all()
 
     def _load_all(self) -> None:
-        """Every replica holds the served weights afterwards, whatever it held before."""
+        """Load the served weights into every replica, whatever it held before."""
         weights = self._shelf.get(self._served)
 
-        def load(place: int) -> None:
-            self._held[place] = None
+        def load(index: int) -> None:
+            self._held[index] = None
             try:
-                self._replicas[place].load(weights)
+                self._replicas[index].load(weights)
             except RftError as error:
                 if not is_lost(error):
                     raise
                 self._counts["restarts"] += 1
-                self._replicas[place].restart(weights)
-            self._held[place] = weights.version
+                self._replicas[index].restart(weights)
+            self._held[index] = weights.version
 
         with ThreadPoolExecutor(len(self._replicas)) as pool:
             list(pool.map(load, range(len(self._replicas))))
@@ -141,7 +143,7 @@ class ReplicaEngine(EngineBase):
         media: Sequence[object | None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> Iterator[Drawn]:
-        """Results as samples end, in any order; after `stop()` is true those that are left, as far as they are.
+        """Yield results as samples end, in any order; after `stop()` the unfinished ones with the tokens so far.
 
         Args:
             prefixes: for each sample its prompt, and what it has drawn already.
@@ -168,8 +170,8 @@ class ReplicaEngine(EngineBase):
             first_token_temperature=first_token_temperature,
         )
         check_media(prefixes, media)
-        shown, places = self._shown(media)
-        call = SampleRequests(list(prefixes), list(keys), list(starts), list(budgets), options, places, shown)
+        shown, image_indices = self._shown(media)
+        call = SampleRequests(list(prefixes), list(keys), list(starts), list(budgets), options, image_indices, shown)
         call.check(self._max_len, self.facts.vocab_size)
         if any(starts) and not self.can_resume:
             why = "these engines draw samples from their first token to their last"
@@ -220,23 +222,23 @@ class ReplicaEngine(EngineBase):
             first_token_temperature=first_token_temperature,
             media=[one for one, keys in zip(media, sample_keys, strict=True) for _ in keys] if media else None,
         )
-        found = {one.request: _completion(one) for one in drawn}
-        tokens = sum(len(completion.token_ids) for completion in found.values())
+        completions = {one.request: _completion(one) for one in drawn}
+        tokens = sum(len(completion.token_ids) for completion in completions.values())
         self._stats = EngineStats(num_generated_tokens=tokens, seconds=time.perf_counter() - started)
-        flat = iter(found[request] for request in range(len(allowed)))
+        flat = iter(completions[request] for request in range(len(allowed)))
         return [[next(flat) for _ in keys] for keys in sample_keys]
 
     def counters(self) -> dict[str, float]:
-        """Since they were asked last: samples issued again, replicas started again, share of time without work."""
+        """Return and reset the counters: samples issued again, replicas restarted, share of time without work."""
         possible = self._drawing * len(self._replicas)
-        told: dict[str, float] = {
+        metrics: dict[str, float] = {
             "engine/reissued": self._counts["reissued"],
             "engine/restarts": self._counts["restarts"],
             "time/engine_idle_share": max(0.0, 1.0 - sum(self._busy) / possible) if possible else 0.0,
         }
         self._counts.clear()
         self._busy, self._drawing = [0.0] * len(self._replicas), 0.0
-        return told
+        return metrics
 
     def sleep(self, level: int = 1) -> None:
         """Free the caches until `wake`. Does nothing when asleep."""
@@ -261,14 +263,14 @@ class ReplicaEngine(EngineBase):
             self._images.close()
 
     def _shown(self, media: Sequence[object | None] | None) -> tuple[list[SharedImage], list[int]]:
-        """The images of a call, where replicas find them, and for each of its requests the place among them."""
-        found, places = distinct(media or ())
-        if not found:
+        """Return the images of a call as replicas read them, and for each request the index of its images."""
+        images, indices = distinct(media or ())
+        if not images:
             return [], []
         if any(replica.reads_files for replica in self._replicas):
-            plain = self._images.hold(found)
-            return [SharedImage(*pair) for pair in zip(found, plain, strict=True)], places
-        return [SharedImage(one) for one in found], places
+            plain = self._images.hold(images)
+            return [SharedImage(*pair) for pair in zip(images, plain, strict=True)], indices
+        return [SharedImage(one) for one in images], indices
 
 
 def _completion(drawn: Drawn) -> Completion:

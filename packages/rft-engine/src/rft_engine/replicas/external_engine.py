@@ -20,7 +20,7 @@ from rft_engine.weight_sync.shared_memory import WeightSnapshot
 
 
 class ExternalEngine(Protocol):
-    """What is needed of an engine to be a replica."""
+    """Engine methods that a replica needs."""
 
     @property
     def facts(self) -> EngineFacts: ...
@@ -44,7 +44,7 @@ class ExternalEngine(Protocol):
 
 
 class ExternalEngineReplica:
-    """One such engine, fed from the shelf of weights, so that it can be started again with those it had."""
+    """Replica around an external engine, loaded from weight snapshots, so that a restart has the same ones."""
 
     can_resume = False
     reads_files = False
@@ -56,7 +56,7 @@ class ExternalEngineReplica:
 
     @property
     def facts(self) -> EngineFacts:
-        """What the started engine says of itself."""
+        """Facts that the started engine reported."""
         return self._engine.facts
 
     def load(self, shelved: WeightSnapshot) -> None:
@@ -68,7 +68,7 @@ class ExternalEngineReplica:
             self._engine.refresh()
 
     def draw(self, call: SampleRequests) -> Iterator[Drawn]:
-        """The results of a call, when all of it is done."""
+        """Yield the results of a call once all of it is done."""
         assert not any(call.starts), "samples are drawn whole"
         same: dict[tuple[int, ...], list[int]] = {}
         for request, context in enumerate(call.contexts()):
@@ -87,22 +87,22 @@ class ExternalEngineReplica:
                 )
 
     def interrupt(self) -> None:
-        """Nothing: samples end by themselves."""
+        """Do nothing: samples of an external engine run to their end."""
 
     def restart(self, shelved: WeightSnapshot) -> None:
-        """The engine starts its process again where it is gone, and gets the weights."""
+        """Load the weights; an engine whose process is gone starts it again by itself."""
         self.load(shelved)
 
     def sleep(self, level: int) -> None:
-        """As of the engine."""
+        """Put the engine to sleep at this level."""
         self._engine.sleep(level)
 
     def wake(self) -> None:
-        """As of the engine."""
+        """Wake the engine after `sleep`."""
         self._engine.wake()
 
     def close(self) -> None:
-        """As of the engine."""
+        """Close the engine for good."""
         self._engine.close()
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -114,5 +114,5 @@ def _media_arguments(call: SampleRequests, requests: Sequence[int]) -> dict[str,
     """Images of these requests' prompts; nothing where the call has none."""
     if not call.shown:
         return {}
-    places = [call.media_of(request) for request in requests]
-    return {"media": [call.shown[place].media if place >= 0 else None for place in places]}
+    indices = [call.media_of(request) for request in requests]
+    return {"media": [call.shown[index].media if index >= 0 else None for index in indices]}

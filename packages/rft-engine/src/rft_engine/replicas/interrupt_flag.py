@@ -1,4 +1,4 @@
-"""Eight bytes of shared memory by which one process ends a call of another between two steps.
+"""Interrupt flag: eight bytes of shared memory by which one process ends a call of another between two steps.
 
 The caller writes the number of the call that is to end; a call looks whether its own number is reached.
 A number that comes too late, for a call that has ended by itself, means nothing to the next one.
@@ -38,7 +38,7 @@ class InterruptFlag:
         self._memory[:] = struct.pack("<q", call)
 
     def reached(self, call: int) -> bool:
-        """Whether this call is to end."""
+        """Return True when this call must end."""
         return struct.unpack("<q", self._memory[:])[0] >= call
 
     def unlink(self) -> None:

@@ -1,4 +1,4 @@
-"""Which replica draws which samples: by expected load, as a function of the samples alone.
+"""Assignment of samples to replicas: by expected load, as a function of the samples alone.
 
 No clock and no history decide, so that the same call is dealt alike in every run. Where a sample is
 drawn changes its log-probabilities by rounding at most, and its tokens not at all: they follow its key.
@@ -14,7 +14,7 @@ _PREFILL_TOKENS = 16.0  # tokens of a prompt read in the time of about one decod
 
 
 def assign_samples(call: SampleRequests, num_replicas: int) -> list[list[int]]:
-    """Requests of each replica, in ascending order; samples of one prompt stay together where that is balanced.
+    """Return the requests of each replica, in ascending order; samples of a prompt stay together where balanced.
 
     Longest expected load first, each to the replica that has least so far (Graham, SIAM J. Appl. Math. 17, 1969:
     at most 4/3 of the best). The load of a sample is what it may still draw, plus its prompt read once.
@@ -23,10 +23,10 @@ def assign_samples(call: SampleRequests, num_replicas: int) -> list[list[int]]:
     loads = [_load(call, unit) for unit in units]
     shares: list[list[int]] = [[] for _ in range(num_replicas)]
     totals = [0.0] * num_replicas
-    for place in sorted(range(len(units)), key=lambda i: (-loads[i], units[i][0])):
+    for unit_index in sorted(range(len(units)), key=lambda i: (-loads[i], units[i][0])):
         least = min(range(num_replicas), key=totals.__getitem__)
-        shares[least] += units[place]
-        totals[least] += loads[place]
+        shares[least] += units[unit_index]
+        totals[least] += loads[unit_index]
     return [sorted(share) for share in shares]
 
 

@@ -1,4 +1,4 @@
-"""One replica from the trainer's side: its process, its calls and their deadlines, its next life."""
+"""Replica in a process of its own, the trainer's side: start, calls with deadlines, restart."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class ReplicaLimits:
 
 
 class WatchedProcess(EngineProcess):
-    """An engine's process whose streams have a deadline for silence: long work is not late."""
+    """Engine process whose streams have a deadline for silence only: long work is not late."""
 
     def stream(self, operation: str, seconds: float, **fields: Any) -> Generator[Any, None, Any]:
-        """As of `EngineProcess.stream`; the seconds begin anew with every message."""
+        """Yield the items of `EngineProcess.stream`; the deadline restarts with every message."""
         self._send(json_bytes({"do": operation, **fields}) + b"\n", operation, seconds, _after(seconds))
         while True:
             message = json.loads(self._line(operation, seconds, _after(seconds)))
@@ -50,7 +50,7 @@ class WatchedProcess(EngineProcess):
 
 
 class ProcessReplica:
-    """A started `replica_worker` and the calls to it; one thread at a time, `interrupt` from any."""
+    """A started `replicas.worker` process and the calls to it; one thread at a time, `interrupt` from any."""
 
     can_resume = True
     reads_files = True
@@ -87,13 +87,13 @@ class ProcessReplica:
 
     @property
     def facts(self) -> EngineFacts:
-        """What the started engine says of itself."""
+        """Facts that the started engine reported."""
         assert self._facts is not None, "ready() comes first"
         return self._facts
 
     @property
     def pid(self) -> int:
-        """Of the process that runs now, or ran last."""
+        """Process id of the present process, or of the last one that ran."""
         return self._process.pid
 
     def ready(self) -> None:
@@ -105,6 +105,7 @@ class ProcessReplica:
         try:
             facts = self._process.call("start", self.limits.start, flag=str(self._flag.path), **self._start_fields)
         finally:
+            # also after a failed start: the file would stay in shared memory
             self._flag.unlink()
         self._facts = EngineFacts(**facts)
 
@@ -137,7 +138,7 @@ class ProcessReplica:
         self._flag.set(self._call)
 
     def restart(self, shelved: WeightSnapshot) -> None:
-        """Another process with these weights."""
+        """Start another process and load these weights."""
         self.close()
         self._launch()
         self.ready()
@@ -148,11 +149,11 @@ class ProcessReplica:
         self._process.call("sleep", self.limits.other, level=level)
 
     def wake(self) -> None:
-        """Be ready again."""
+        """Wake the engine after `sleep`."""
         self._process.call("wake", self.limits.other)
 
     def close(self) -> None:
-        """End the process."""
+        """End the replica's process. Does nothing when it is gone."""
         self._process.kill()
 
     def _launch(self) -> None:
@@ -162,7 +163,7 @@ class ProcessReplica:
 
 
 def is_lost(error: RftError) -> bool:
-    """Whether the replica is gone, and what it had can be drawn by another."""
+    """Return True when the replica is gone and another one can draw its samples."""
     return isinstance(error, EngineDied) or error.problem.code in ("engine.deadline", "engine.garbage")
 
 
@@ -179,8 +180,8 @@ def _drawn_of(item: Any, call: SampleRequests, vocab_size: int) -> Drawn:
     with contextlib.suppress(TypeError, KeyError):
         tokens, logprobs, kept = (tuple(item[name]) for name in ("token_ids", "logprobs", "log_kept_mass"))
         drawn = Drawn(item["request"], tokens, logprobs, kept, item["finish_reason"], item["weight_version"])
-        whole = len(tokens) == len(logprobs) == len(kept) <= call.budgets[drawn.request]
-        if whole and all(0 <= token < vocab_size for token in tokens) and (tokens or _is_partial(drawn)):
+        is_consistent = len(tokens) == len(logprobs) == len(kept) <= call.budgets[drawn.request]
+        if is_consistent and all(0 <= token < vocab_size for token in tokens) and (tokens or _is_partial(drawn)):
             return drawn
     raise garbage(f"a replica answered {str(item)[:200]!r}, which is no result of its call")
 

@@ -1,7 +1,7 @@
 """A replica's own process: a model, an in-process engine on it, and the answers to one request a line.
 
-`rft.replica_main` gives `serve_replica` the function that makes the model; here nothing is known
-of architectures. While it draws, the worker says at least once a segment that it is alive.
+`rft.replica_main` gives `serve_replica` the function that makes the model; this module knows no
+architecture. While it draws, the worker sends a sign of life at least once a segment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SIGN_OF_LIFE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ReplicaModel:
-    """What a replica computes with."""
+    """Model of a replica: decoder, tensors, device."""
 
     decoder: Any
     """A `DecodableModel` on the tensors below."""
@@ -45,7 +45,7 @@ class ReplicaModel:
 
 
 class LocalReplica:
-    """The engine in the worker."""
+    """Model and in-process engine of a replica's process."""
 
     def __init__(self, model: ReplicaModel, max_rows: int, max_len: int) -> None:
         self._model = model
@@ -57,18 +57,19 @@ class LocalReplica:
 
     @torch.no_grad()
     def load(self, path: str, version: int) -> Fingerprint:
-        """Take over every tensor of a file; digests of what is held then.
+        """Copy every tensor of a file into the model; return the digests of the tensors held then.
 
         Raises:
             ServiceError: the file's tensors are not the model's.
         """
-        given, held = read_weight_file(path), self._model.tensors
-        differing = sorted(given.keys() ^ held.keys())
-        differing += [name for name in held if name in given and given[name].shape != held[name].shape]
+        loaded, held = read_weight_file(path), self._model.tensors
+        differing = sorted(loaded.keys() ^ held.keys())
+        # checked before the first copy: tensors are overwritten in place
+        differing += [name for name in held if name in loaded and loaded[name].shape != held[name].shape]
         if differing:
             raise _other_tensors(differing)
         for name, tensor in held.items():
-            tensor.copy_(given[name])
+            tensor.copy_(loaded[name])
         if self.engine.state is EngineState.READY:  # keys and values of other weights go
             self.engine.sleep(1)
             self.engine.wake()

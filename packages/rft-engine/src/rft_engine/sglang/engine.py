@@ -1,7 +1,7 @@
 """SGLang behind the methods of the native engine. Written after the source of SGLang 0.5.21; not yet run on a GPU.
 
 SGLang needs processes of its own and ends them all when one fails, so it lives in a worker process
-(`sglang_worker`). Deadlines, restarts, digests and versions are those of the vLLM engine.
+(`sglang.worker`). Deadlines, restarts, digests and versions are those of the vLLM engine.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SglangEngine(VllmProcessEngine):
     """Samples from a copy of the policy that SGLang holds in a process of its own.
 
     A sample's tokens depend on its prompt, its key, the weights and the options only. They are SGLang's own draws:
-    another engine draws others under the same key. `sglang_settings` says what is refused, and why.
+    another engine draws others under the same key. `sglang.settings` lists what is refused, and why.
 
     Example::
 

@@ -31,7 +31,8 @@ class LocalSglang:
     """A started SGLang and the version of the weights it serves."""
 
     def __init__(self, settings: SglangSettings, runtime: SglangRuntime) -> None:
-        """
+        """Start SGLang in this process.
+
         Raises:
             OptionsError: a setting that SGLang cannot carry out.
             ServiceError: SGLang did not start, in its own words.
@@ -49,13 +50,13 @@ class LocalSglang:
 
     @property
     def is_alive(self) -> bool:
-        """Until it is closed: an engine in this process lives as long as the process."""
+        """True until it is closed: an engine in this process lives as long as the process."""
         return not self._is_closed
 
     def generate(self, call: GenerateCall, seconds: float) -> Iterator[SampleResult | StepCounts]:
-        """Results as samples finish, then the counts; requests that are left when it ends early are dropped.
+        """Yield results as samples finish, then the counts; requests that are left when it ends early are dropped.
 
-        SGLang does not tell its steps: they are 0 in the counts.
+        SGLang does not report its steps: they are 0 in the counts.
 
         Raises:
             ServiceError: the call is for other weights, took longer than `seconds`, or SGLang's answer
@@ -90,10 +91,10 @@ class LocalSglang:
                 self._drop(pending)
 
     def rpc(self, method: str, arguments: Sequence[Any] = (), seconds: float | None = None) -> list[Fingerprint]:
-        """`rft_load_file(path)`: what each worker read; `rft_held(shapes)`: what each worker held when it was loaded.
+        """Return fingerprints: `rft_load_file(path)` as each worker read them, `rft_held(shapes)` as held afterwards.
 
-        Both happen in one of SGLang's update sessions, because the end of a session may lay experts out anew
-        (so a session that only looked would spoil them). What changes afterwards is for the probe to see.
+        Both happen in one of SGLang's update sessions, because the end of a session may rearrange experts
+        (so a session that only reads would spoil them). The probe finds what changes afterwards.
 
         Raises:
             ServiceError: SGLang or a worker refused.
@@ -104,7 +105,7 @@ class LocalSglang:
         return self._held
 
     def serve(self, version: int) -> None:
-        """What was loaded last is `version` from now on; keys and values of older weights are dropped."""
+        """Serve the weights loaded last as `version`; keys and values of older weights are dropped."""
         if not self._engine.flush_cache().success:
             raise ServiceError(
                 code="engine.sglang.prefix_cache",
@@ -125,13 +126,13 @@ class LocalSglang:
         self._engine.resume_memory_occupation(tags=[tag for tag in _AWAKE_ORDER if tag in tags])
 
     def close(self) -> None:
-        """Does nothing when closed."""
+        """End SGLang for good. Does nothing when closed."""
         if not self._is_closed:
             self._is_closed = True
             self._engine.shutdown()
 
     def _submit(self, call: GenerateCall, options: SamplingOptions) -> dict[asyncio.Task[dict[str, Any]], int]:
-        """Hand in every request; its task -> sample."""
+        """Submit every request; return its task -> sample."""
         num_shown = min(options.top_k, self.facts.vocab_size) if options.temperature > 0.0 and options.top_k > 0 else 0
         pending: dict[asyncio.Task[dict[str, Any]], int] = {}
         for sample, prompt in call.requests:
@@ -158,39 +159,40 @@ class LocalSglang:
         return self._engine.loop.run_until_complete(wait())
 
     def _drop(self, pending: dict[asyncio.Task[dict[str, Any]], int]) -> None:
-        """Abort what is under way."""
+        """Abort the requests that are under way."""
         self._engine.tokenizer_manager.abort_request(abort_all=True)
         self._engine.loop.run_until_complete(asyncio.wait(list(pending)))  # the owner's deadline ends a longer wait
         for task in pending:
             task.exception()  # looked at, so that nothing is printed about it
 
     def _load(self, path: str) -> list[Fingerprint]:
-        """Let the workers load a file, look at what they hold then, and return what each read."""
+        """Load a file in every worker, record the fingerprint each holds then, and return the one each read."""
         shapes = {name: entry["shape"] for name, entry in read_header(path).items()}
         _require("begin_weight_update", self._engine.begin_weight_update())
         try:
             loaded = self._exchange({"weights": path, "shapes": {}}, changes=True)
             looked = self._exchange({"weights": None, "shapes": shapes}, changes=False)
         finally:
+            # also after an error: the session must not stay open
             ended = self._engine.end_weight_update()
         _require("end_weight_update", ended)
         self._held = [answer["held"] for answer in looked]
         return [answer["read"] for answer in loaded]
 
     def _exchange(self, request: dict[str, Any], *, changes: bool) -> list[dict[str, Any]]:
-        """What each worker answers to `sglang_loader.exchange`."""
+        """Return the answer of each worker to `sglang.weight_loader.exchange`."""
         with tempfile.TemporaryDirectory(prefix="rft-sglang-", dir=shared_directory(0)) as folder:
-            place, answers = Path(folder) / "request.json", Path(folder) / "answer"
-            place.write_text(json.dumps({**request, "dtype": self.facts.dtype, "answer": str(answers)}))
-            carrier = [(str(place), torch.empty(0))]
-            told = self._engine.update_weights_from_tensor(carrier, load_format=LOADER, flush_cache=changes)
-            _require("update_weights_from_tensor", told)
-            found = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("answer.*"))]
-        wrong = next((answer["error"] for answer in found if "error" in answer), None)
-        if wrong is None and len(found) != self._settings.tensor_parallel_size:
-            wrong = f"{len(found)} of {self._settings.tensor_parallel_size} workers answered"
+            request_path, answers = Path(folder) / "request.json", Path(folder) / "answer"
+            request_path.write_text(json.dumps({**request, "dtype": self.facts.dtype, "answer": str(answers)}))
+            carrier = [(str(request_path), torch.empty(0))]
+            outcome = self._engine.update_weights_from_tensor(carrier, load_format=LOADER, flush_cache=changes)
+            _require("update_weights_from_tensor", outcome)
+            worker_answers = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("answer.*"))]
+        wrong = next((answer["error"] for answer in worker_answers if "error" in answer), None)
+        if wrong is None and len(worker_answers) != self._settings.tensor_parallel_size:
+            wrong = f"{len(worker_answers)} of {self._settings.tensor_parallel_size} workers answered"
         _require("custom_weight_loader", (wrong is None, wrong or ""))
-        return found
+        return worker_answers
 
     def _require_version(self, version: int) -> None:
         if version != self.version:
@@ -249,22 +251,22 @@ def log_kept_mass(top: Sequence[Sequence[Any]], token: int, top_p: float) -> flo
         top_p: a token is kept while those before it hold at most this much together.
     """
     mass, seen_drawn = 0.0, False
-    place = next((i for i, row in enumerate(top) if row[1] == token), 0)
+    drawn_rank = next((i for i, row in enumerate(top) if row[1] == token), 0)
     for number, (logprob, _, _) in enumerate(top):
-        seen_drawn = number > place
+        seen_drawn = number > drawn_rank
         if mass > top_p and seen_drawn:
             break
         mass += math.exp(logprob)
     return min(math.log(mass), 0.0)
 
 
-def _require(operation: str, told: tuple[bool, str]) -> None:
-    """SGLang answers with (success, message)."""
-    if told[0]:
+def _require(operation: str, outcome: tuple[bool, str]) -> None:
+    """Raise `ServiceError` unless SGLang's (success, message) reports success."""
+    if outcome[0]:
         return
     raise ServiceError(
         code="engine.sglang.update",
-        what=f"SGLang's {operation} failed: {told[1]}",
+        what=f"SGLang's {operation} failed: {outcome[1]}",
         where="weights on their way to SGLang's workers",
         why="every worker must hold the whole of the new weights",
         state="the engine refuses to generate until a load succeeds",

@@ -1,4 +1,4 @@
-"""What the pinned release of SGLang takes and returns, from its source (`ci/sglang_surface.py` refreshes it)."""
+"""Calls and fields of the pinned SGLang release, taken from its source (`ci/sglang_surface.py` refreshes it)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _SNAPSHOT = Path(__file__).with_suffix(".json")
 @cache
 def surface() -> dict[str, Any]:
     """The snapshot: version, calls, fields, attributes, and digests of functions that are relied upon."""
-    found: dict[str, Any] = json.loads(_SNAPSHOT.read_text())
-    return found
+    snapshot: dict[str, Any] = json.loads(_SNAPSHOT.read_text())
+    return snapshot
 
 
 def version() -> str:
@@ -27,17 +27,17 @@ def version() -> str:
 
 @cache
 def signature(name: str) -> inspect.Signature:
-    """Of a method such as "Engine.async_generate", with `self`; defaults are source text."""
-    given = _arguments(surface()["calls"][name].removeprefix("async "))
-    plain = [*given.posonlyargs, *given.args]
-    defaults: list[ast.expr | None] = [*[None] * (len(plain) - len(given.defaults)), *given.defaults]
+    """Return the signature of a method such as "Engine.async_generate", with `self`; defaults are source text."""
+    arguments = _arguments(surface()["calls"][name].removeprefix("async "))
+    plain = [*arguments.posonlyargs, *arguments.args]
+    defaults: list[ast.expr | None] = [*[None] * (len(plain) - len(arguments.defaults)), *arguments.defaults]
     rows = [_parameter(a, Parameter.POSITIONAL_OR_KEYWORD, d) for a, d in zip(plain, defaults, strict=True)]
-    if given.vararg:
-        rows.append(Parameter(given.vararg.arg, Parameter.VAR_POSITIONAL))
-    pairs = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    if arguments.vararg:
+        rows.append(Parameter(arguments.vararg.arg, Parameter.VAR_POSITIONAL))
+    pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
     rows += [_parameter(argument, Parameter.KEYWORD_ONLY, default) for argument, default in pairs]
-    if given.kwarg:
-        rows.append(Parameter(given.kwarg.arg, Parameter.VAR_KEYWORD))
+    if arguments.kwarg:
+        rows.append(Parameter(arguments.kwarg.arg, Parameter.VAR_KEYWORD))
     return inspect.Signature(rows)
 
 

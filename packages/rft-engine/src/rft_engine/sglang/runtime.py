@@ -1,6 +1,6 @@
-"""The little of SGLang's surface that is used, as protocols, and the installed SGLang behind them.
+"""Protocols of the part of SGLang's interface that is used, and the installed SGLang behind them.
 
-Everything else in this package speaks to these protocols, so that the adapter is tested with a
+Everything else in this package calls these protocols, so that the adapter is tested with a
 double (`fake_sglang`) where no SGLang is installed. It has not yet run on a GPU.
 """
 
@@ -23,7 +23,7 @@ from rft_engine.sglang.settings import set_environment
 
 
 class Requests(Protocol):
-    """`sglang.Engine(...).tokenizer_manager`."""
+    """The part of `sglang.Engine(...).tokenizer_manager` that is used."""
 
     def abort_request(self, rid: str = "", abort_all: bool = False) -> None: ...
 
@@ -63,7 +63,7 @@ class SglangRoot(Protocol):
 
 
 class SglangRuntime(Protocol):
-    """What is asked of an installed SGLang."""
+    """Calls needed of an installed SGLang."""
 
     def make_engine(self, arguments: dict[str, Any]) -> SglangRoot: ...
 
@@ -72,7 +72,8 @@ class InstalledSglang:
     """The SGLang of this environment."""
 
     def __init__(self) -> None:
-        """
+        """Check that SGLang is installed in the pinned release.
+
         Raises:
             PreflightError: it is not installed, or not the release that this adapter was written for.
         """

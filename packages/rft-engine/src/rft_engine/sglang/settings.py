@@ -1,6 +1,6 @@
-"""What a person chooses about an SGLang engine, and how each choice reaches SGLang 0.5.21 or is refused.
+"""Settings of an SGLang engine, and the arguments of SGLang 0.5.21 that each one becomes; others are refused.
 
-What its source says (digests of these functions are in `pinned_api.json`):
+Facts from its source (digests of these functions are in `pinned_api.json`):
 
 - A request's `sampling_seed` counts under deterministic inference alone; the noise of a draw is then a hash of
   (seed, position in the sequence, token id), and batches do not change what kernels compute. So a sample's key is its
@@ -59,7 +59,7 @@ class SglangSettings(ExternalEngineSettings):
 
 
 def set_environment() -> None:
-    """What SGLang reads from the environment; to be called before it is imported."""
+    """Set the environment variables that SGLang reads; to be called before it is imported."""
     os.environ.update(_ENVIRONMENT)
 
 
@@ -99,13 +99,13 @@ def engine_arguments(settings: SglangSettings) -> dict[str, Any]:
 
 def end_tokens(model_dir: str | Path) -> frozenset[int]:
     """End tokens of config.json and generation_config.json: SGLang stops at all of them."""
-    found: set[int] = set()
+    ends: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         path = Path(model_dir) / name
-        given: Any = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
-        tokens: list[int] = [given] if isinstance(given, int) else given or []
-        found.update(tokens)
-    return frozenset(found)
+        configured: Any = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
+        tokens: list[int] = [configured] if isinstance(configured, int) else configured or []
+        ends.update(tokens)
+    return frozenset(ends)
 
 
 def options_of(fields: dict[str, Any]) -> SamplingOptions:
@@ -115,7 +115,7 @@ def options_of(fields: dict[str, Any]) -> SamplingOptions:
 
 
 def check_options(options: SamplingOptions, ends: frozenset[int]) -> None:
-    """Raise `OptionsError` for what SGLang cannot draw, or cannot tell the log-probs of."""
+    """Raise `OptionsError` for what SGLang cannot draw, or cannot return the log-probs of."""
     draws = options.temperature > 0.0
     first = options.first_token_temperature
     if first is not None and first != options.temperature:
@@ -150,7 +150,7 @@ def check_options(options: SamplingOptions, ends: frozenset[int]) -> None:
 
 
 def refusal(name: str, what: str, why: str, remedy: str) -> OptionsError:
-    """A choice that cannot be carried out."""
+    """Return the error that a setting or option cannot be carried out."""
     return OptionsError(
         code=f"engine.sglang.{name}",
         what=what,

@@ -1,4 +1,4 @@
-"""What SGLang's workers do for us: take weights from a file in shared memory, tell what they hold.
+"""Weight loader that runs in SGLang's workers: loads a file of shared memory, returns fingerprints of the weights.
 
 SGLang calls a `custom_weight_loader` in each worker process with the model and a list of named tensors.
 The list that we send has one empty tensor, whose name is the path of a request:
@@ -26,7 +26,7 @@ from rft_engine.weight_sync.fused_parameters import Fusions, held_fingerprint
 from rft_engine.weight_sync.weight_file import read_weight_file
 
 _FUSIONS: Fusions = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-"""How SGLang's models fuse; most of them do not say it."""
+"""Fused modules of SGLang's models; most of the models do not declare them."""
 
 
 def exchange(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
@@ -38,10 +38,11 @@ def exchange(model: Any, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
         answer = _carry_out(model, request)
     except (RuntimeError, ValueError, KeyError, AssertionError, OSError) as error:
         answer = {"error": " ".join(str(error).split())[:600] or type(error).__name__}
-    place = Path(f"{request['answer']}.{os.getpid()}.{id(model)}")
-    hidden = place.with_name("." + place.name)
+    answer_path = Path(f"{request['answer']}.{os.getpid()}.{id(model)}")
+    hidden = answer_path.with_name("." + answer_path.name)
     hidden.write_text(json.dumps(answer))
-    hidden.rename(place)
+    # the trainer's side globs for answers: a rename makes only complete files visible
+    hidden.rename(answer_path)
 
 
 def _carry_out(model: Any, request: dict[str, Any]) -> dict[str, Fingerprint]:

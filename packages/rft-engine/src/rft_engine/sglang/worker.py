@@ -1,4 +1,4 @@
-"""SGLang's own process: `python -m rft_engine.sglang.worker READ_FD WRITE_FD` (`engine_worker` has the loop).
+"""SGLang's own process: `python -m rft_engine.sglang.worker READ_FD WRITE_FD` (`process.server` has the loop).
 
 SGLang starts its schedulers as children of this process and ends the whole tree when one of them dies.
 """

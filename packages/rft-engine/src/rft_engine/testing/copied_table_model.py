@@ -28,11 +28,11 @@ class TablePolicy:
         """Tensors after which the provider breaks off."""
 
     def step(self, seed: int, size: float = 1.0) -> None:
-        """Every tensor moves."""
+        """Change every tensor, as an optimizer step does."""
         self.tensors = {name: old + size * tensors_of(seed)[name] for name, old in self.tensors.items()}
 
     def provider(self) -> Iterator[tuple[str, Tensor]]:
-        """What an engine's provider yields."""
+        """Yield the tensors as an engine's weight provider does."""
         self.num_calls += 1
         for number, (name, tensor) in enumerate(self.tensors.items()):
             if number == self.fails_after:
@@ -44,8 +44,8 @@ class TablePolicy:
         table, rows = table_of(self.tensors).log_softmax(-1), list[list[float]]()
         for prompt, completion in zip(prompts, completions, strict=True):
             state, row = 0, list[float]()
-            for place, token in enumerate([*prompt, *completion]):
-                if place >= len(prompt):
+            for position, token in enumerate([*prompt, *completion]):
+                if position >= len(prompt):
                     row.append(float(table[state, token]))
                 state = (CARRY * state + token + 1) % STATES
             rows.append(row)
@@ -60,7 +60,7 @@ def tensors_of(seed: int) -> dict[str, Tensor]:
 
 
 def table_of(tensors: dict[str, Tensor]) -> Tensor:
-    """[states, V] logits."""
+    """Return logits of the table model, [states, V]."""
     return tensors["rows"] * tensors["columns"] + tensors["bias"]
 
 

@@ -1,4 +1,4 @@
-"""Test doubles of replicas: a worker process on a table model, and what a test may make it do.
+"""Test doubles of replicas: a worker process on a table model, with failures that a test can order.
 
 `python -m rft_engine.testing.replica_worker READ_FD WRITE_FD`; the model settings say how it misbehaves.
 """
@@ -25,15 +25,15 @@ COMMAND = (sys.executable, "-m", "rft_engine.testing.replica_worker")
 
 
 def table_of(seed: int) -> Tensor:
-    """[states, V] logits."""
+    """Return logits of the table model, [states, V]."""
     return torch.randn((STATES, VOCAB), generator=torch.Generator().manual_seed(seed))
 
 
 class TroubledModel(FakeDecodableModel):
-    """Dies or hangs at a step, the first time that a file is not there yet; slow where told so."""
+    """Table model that exits or hangs at a step while a marker file is absent; sleeps `pause` seconds a step."""
 
     def misbehave(self, settings: dict[str, Any]) -> None:
-        """Remember how."""
+        """Set the misbehaviour: pause, step and kind of the trouble."""
         self._settings, self._steps = settings, 0
 
     def step(self, cache: FakeCache, token_ids_B: Tensor) -> Tensor:
@@ -59,12 +59,12 @@ class FakeImage:
 
     @property
     def pixel_values(self) -> Tensor:
-        """[2] float32."""
+        """Pixel values of the image: [2] float32."""
         return torch.tensor([0.5 * self.number, 0.5 * self.number])
 
     @property
     def digest(self) -> str:
-        """Of the number."""
+        """Digest of the image's number."""
         return f"digest-{self.number}"
 
 
@@ -77,17 +77,17 @@ class FakeMedia:
 
     @classmethod
     def of(cls, *numbers: int) -> FakeMedia:
-        """Of these numbers."""
+        """Make media of images with these numbers."""
         return cls(tuple(FakeImage(number) for number in numbers))
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """One placeholder each."""
+        """(first token, number of tokens) of each image: one placeholder each."""
         return tuple((place, 1) for place in range(len(self.images)))
 
     @property
     def number(self) -> int:
-        """What the table model is shown."""
+        """Make the media record that the table model reads."""
         return sum(image.number for image in self.images)
 
 

@@ -1,4 +1,4 @@
-"""CUDA IPC handles as JSON: what `torch.multiprocessing` hands over to open a tensor in another process.
+"""CUDA IPC handles as JSON: the values by which `torch.multiprocessing` opens a tensor in another process.
 
 vLLM pickles them for its own transports. They are a tuple of numbers, sizes, byte strings, a dtype
 and two classes that are always the same, so they can be written as data, and nothing that arrives is run.
@@ -30,7 +30,7 @@ def encode_update(update_info: dict[str, Any]) -> dict[str, Any]:
 
 
 def decode_update(update_info: dict[str, Any]) -> dict[str, Any]:
-    """The reverse of `encode_update`."""
+    """Decode an update that `encode_update` encoded."""
     handles = update_info.get("ipc_handles")
     return update_info if handles is None else {**update_info, "ipc_handles": decode(handles)}
 
@@ -54,7 +54,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """The reverse of `encode`."""
+    """Decode a value that `encode` encoded."""
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):

@@ -63,7 +63,8 @@ class VllmEngine(EngineBase):
     def __init__(
         self, settings: ExternalEngineSettings, weights: WeightProvider, *, runtime: VllmRuntime | None = None
     ) -> None:
-        """
+        """Start vLLM on the model directory.
+
         Args:
             settings: the model directory, sizes, and how vLLM is to run.
             weights: called at every `load_weights`: the policy's present tensors, whole, under their
@@ -96,7 +97,7 @@ class VllmEngine(EngineBase):
 
     @property
     def facts(self) -> EngineFacts:
-        """What the started vLLM says of itself: dtype, vocabulary, transport."""
+        """Facts that the started vLLM reported: dtype, vocabulary, transport."""
         return self._backend.facts
 
     @property
@@ -147,6 +148,7 @@ class VllmEngine(EngineBase):
         allowed = check_budgets(sample_keys, budgets, max_new_tokens)
         if constraint is not None:
             check_constraint(constraint, options, allowed, vocab_size)
+            # the tree ends every completion, so budgets need not
             allowed = [constraint.depth] * len(allowed)
             options = replace(options, stop_token_ids=tuple(end_tokens(constraint)), min_new_tokens=0)
         started = time.perf_counter()
@@ -183,7 +185,7 @@ class VllmEngine(EngineBase):
                 the engine refuses to generate until a load succeeds.
         """
         if self.state is EngineState.CLOSED or version <= self.weight_version:
-            self._states.load_weights(version)  # it has the words for the refusal
+            self._states.load_weights(version)  # raises the state error
         self._update(version)
         self._states.load_weights(version)
 
@@ -218,7 +220,7 @@ class VllmEngine(EngineBase):
             self._backend.close()
 
     def _collect(self, call: GenerateCall, answers: Answers) -> StepCounts:
-        """Bring in the results of every request of the call."""
+        """Collect the results of every request of the call."""
         counts = StepCounts(0, 0)
         for result in self._backend.generate(call, self._settings.deadlines.generate):
             if isinstance(result, StepCounts):
@@ -236,6 +238,7 @@ class VllmEngine(EngineBase):
         """Send, verify, and let the backend serve; until all of it has worked the engine refuses to generate."""
         self._fault = _unfinished(version)
         if self.state is EngineState.ASLEEP:
+            # the weights only: the cache stays free until `wake`
             self._wake_tags("weights")
         received = self._transport.send()
         self._verify(received, version)

@@ -1,4 +1,4 @@
-"""Who holds the memory of the GPUs, in the words of `nvidia-smi`."""
+"""Processes that hold GPU memory, as `nvidia-smi` lists them."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Device:
 
     @property
     def hidden_mib(self) -> int:
-        """Used, and by no process that can be seen from here (another container's, or the driver's own)."""
+        """Memory in use by no process that is visible from here (another container's, or the driver's own)."""
         return max(self.total_mib - self.free_mib - sum(process.used_mib for process in self.processes), 0)
 
 
 Inventory: TypeAlias = Callable[[], Sequence[Device]]
-"""The GPUs of this machine; empty where there is none or nothing that tells."""
+"""The GPUs of this machine; empty where there is none or `nvidia-smi` is absent."""
 
 
 def nvidia_inventory() -> list[Device]:
@@ -65,12 +65,12 @@ def parse_inventory(gpus: str, processes: str) -> list[Device]:
 def visible_device(
     devices: Sequence[Device], number: int, environment: Mapping[str, str] | None = None
 ) -> Device | None:
-    """The GPU that this process calls `cuda:number`; None where that cannot be told."""
+    """The GPU that this process calls `cuda:number`; None where that is unknown."""
     shown = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
     names = [str(device.index) for device in devices] if shown is None else shown.split(",")
     name = names[number].strip() if number < len(names) else ""
-    found = [device for device in devices if name and (str(device.index) == name or device.uuid.startswith(name))]
-    return found[0] if len(found) == 1 else None
+    matching = [device for device in devices if name and (str(device.index) == name or device.uuid.startswith(name))]
+    return matching[0] if len(matching) == 1 else None
 
 
 def _asked(query: str) -> str:

@@ -1,4 +1,4 @@
-"""The draw inside vLLM: a logits processor that decides every token itself, as the native engine does.
+"""Keyed sampling inside vLLM: a logits processor that chooses every token itself, as the native engine does.
 
 vLLM's own sampler cannot say what a `Completion` must hold. Its log-probs are either those of the
 bare logits (`raw_logprobs`: temperature 1 only) or those after temperature and truncation together
@@ -33,7 +33,7 @@ SAMPLE_ARGUMENT = "rft_sample"
 
 @dataclass(frozen=True, slots=True)
 class DrawnTokens:
-    """What was drawn for one sample, in order."""
+    """Tokens drawn for one sample, in order."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -113,7 +113,7 @@ class _Call:
 
 
 class _ConstrainedCall(_Call):
-    """Within a tree of sequences: the state before every token of every sample is noted, because one may come again."""
+    """Call constrained to a tree of sequences; the state before every token is kept: a token may be drawn again."""
 
     def __init__(
         self, options: SamplingOptions, keys: Sequence[int], vocab_size: int, device: torch.device, trie: TokenTrie
@@ -147,11 +147,11 @@ class KeyedSampler:
         constraint: TokenTrie | None = None,
     ) -> None:
         """Sample s of the requests to come is drawn under `keys[s]`; results of an earlier call are dropped."""
-        given = (options, keys, vocab_size, device)
-        self._call = _Call(*given) if constraint is None else _ConstrainedCall(*given, constraint)
+        arguments = (options, keys, vocab_size, device)
+        self._call = _Call(*arguments) if constraint is None else _ConstrainedCall(*arguments, constraint)
 
     def take(self, samples: Sequence[int], lengths: Sequence[int]) -> list[DrawnTokens]:
-        """What was drawn for these samples: the first `lengths[i]` tokens of `samples[i]`."""
+        """Return the draws of these samples: the first `lengths[i]` tokens of `samples[i]`."""
         assert self._call is not None, "take before begin"
         chosen = torch.tensor(list(samples), dtype=torch.int64, device=self._call.tokens_SM.device)
         tables = (self._call.tokens_SM, self._call.logprobs_SM, self._call.log_kept_mass_SM)
@@ -187,18 +187,18 @@ class KeyedSampler:
 
         Rows of requests that are not ours (a warm-up) are left alone.
         """
-        places = sorted(index for index in self._rows if index < logits.shape[0])
-        if self._call is None or not places:
+        indices = sorted(index for index in self._rows if index < logits.shape[0])
+        if self._call is None or not indices:
             return logits
-        rows = [self._rows[index] for index in places]
-        if len(places) == logits.shape[0]:
+        rows = [self._rows[index] for index in indices]
+        if len(indices) == logits.shape[0]:
             tokens_B = self._call.draw(logits, rows)
             logits.fill_(-math.inf)
             return logits.scatter_(1, tokens_B.unsqueeze(1), 0.0)
-        places_B = torch.tensor(places, device=logits.device)
-        tokens_B = self._call.draw(logits[places_B], rows)
-        logits[places_B] = -math.inf
-        logits[places_B, tokens_B] = 0.0
+        indices_B = torch.tensor(indices, device=logits.device)
+        tokens_B = self._call.draw(logits[indices_B], rows)
+        logits[indices_B] = -math.inf
+        logits[indices_B, tokens_B] = 0.0
         return logits
 
     def is_argmax_invariant(self) -> bool:

@@ -33,16 +33,17 @@ class LocalVllm:
         in_process: bool,
         inventory: Inventory = nvidia_inventory,
     ) -> None:
-        """
+        """Start vLLM in this process.
+
         Args:
             settings: the model and its sizes.
             runtime: vLLM, or a double of it.
             in_process: whether weights are in this process too.
-            inventory: who holds the GPUs, asked when there is no room.
+            inventory: processes that hold the GPUs, queried when there is no room.
 
         Raises:
             OptionsError: a setting that this build of vLLM cannot carry out.
-            ServiceError: vLLM did not start: what to set where memory was short, else its own words.
+            ServiceError: vLLM did not start: the setting to change where memory was short, else its own message.
         """
         self._settings, self._runtime = settings, runtime
         arguments = llm_arguments(settings, is_cpu=runtime.is_cpu)
@@ -67,11 +68,11 @@ class LocalVllm:
 
     @property
     def is_alive(self) -> bool:
-        """An engine in this process lives as long as the process."""
+        """Always True: an engine in this process lives as long as the process."""
         return True
 
     def generate(self, call: GenerateCall, seconds: float) -> Iterator[SampleResult | StepCounts]:
-        """Results as samples finish, then the counts; requests that are left when it ends early are dropped.
+        """Yield results as samples finish, then the counts; requests that are left when it ends early are dropped.
 
         Raises:
             ServiceError: the call is for other weights, took longer than `seconds`, or vLLM picked a
@@ -101,6 +102,7 @@ class LocalVllm:
             yield StepCounts(num_steps, num_prefill, sum(preempted) if preempted else None)
         finally:
             if pending:
+                # also when the caller stops iterating: the requests would take rows of the next call
                 engine.abort_request(list(pending))
 
     def rpc(self, method: str, arguments: Sequence[Any] = (), seconds: float | None = None) -> list[Any]:
@@ -111,7 +113,7 @@ class LocalVllm:
         return answers
 
     def serve(self, version: int) -> None:
-        """What was loaded last is `version` from now on; keys and values of older weights are dropped."""
+        """Serve the weights loaded last as `version`; keys and values of older weights are dropped."""
         if not self._llm.reset_prefix_cache():
             raise ServiceError(
                 code="engine.vllm.prefix_cache",
@@ -143,7 +145,7 @@ class LocalVllm:
         self._runtime.shut_down(self._llm)
 
     def _submit(self, call: GenerateCall) -> dict[str, int]:
-        """Hand in every request; internal name -> sample."""
+        """Submit every request; return internal name -> sample."""
         serial = next(self._serial)
         pending: dict[str, int] = {}
         for sample, prompt in call.requests:
@@ -162,7 +164,7 @@ class LocalVllm:
         return pending
 
     def _results(self, call: GenerateCall, finished: Sequence[tuple[int, Any]]) -> Iterator[SampleResult]:
-        """Records of the samples that are done, checked against what vLLM picked."""
+        """Yield records of the samples that are done, checked against the tokens that vLLM picked."""
         if not finished:
             return
         samples = [sample for sample, _ in finished]
@@ -195,10 +197,10 @@ class LocalVllm:
 
 
 def _not_drawn(sample: int, picked: list[int], drawn: list[int]) -> ServiceError:
-    place = next((i for i, pair in enumerate(zip(picked, drawn, strict=True)) if pair[0] != pair[1]), 0)
+    index = next((i for i, pair in enumerate(zip(picked, drawn, strict=True)) if pair[0] != pair[1]), 0)
     return ServiceError(
         code="engine.vllm.not_drawn",
-        what=f"sample {sample}: vLLM continued with token {picked[place]}, drawn was {drawn[place]}, at token {place}",
+        what=f"sample {sample}: vLLM continued with token {picked[index]}, drawn was {drawn[index]}, at token {index}",
         where="vLLM engine",
         why="log-probabilities belong to the tokens that were drawn",
         state="no sample of this call was used",

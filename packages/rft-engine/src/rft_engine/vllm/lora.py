@@ -1,8 +1,8 @@
-"""Adapters alone on their way to a vLLM that holds the weights under them: megabytes in place of all weights.
+"""LoRA adapters sent to a vLLM that holds the base weights: megabytes in place of all weights.
 
 They are written as peft's directory into shared memory, and every worker loads it in the place of the one before.
-vLLM adds their products to those of its matrices, so that these are never touched. What a worker read is compared with
-what was sent; that it computes with it shows in the probe after every load.
+vLLM adds their products to those of its matrices, so that these are never touched. The tensors that a worker read are
+compared with those that were sent; the probe after every load checks that it computes with them.
 """
 
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -61,7 +61,7 @@ class AdapterTransport:
         self._settings, self._source, self._workers = settings, source, workers
 
     def send(self) -> list[Fingerprint]:
-        """Returns what each worker read.
+        """Send the adapters; return the fingerprint of the tensors that each worker read.
 
         Raises:
             StorageError: no room for the files.
@@ -78,7 +78,7 @@ class AdapterTransport:
 
 
 def loads_adapter(method: str) -> bool:
-    """Whether a call of the workers brings them adapters."""
+    """Return True when this method of the workers loads adapters."""
     return method == _METHOD
 
 

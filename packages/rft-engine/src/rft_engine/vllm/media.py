@@ -1,7 +1,8 @@
-"""Prompts with images on their way to vLLM, which prepares images itself and expands each one's placeholder.
+"""Prompts with images for vLLM, which prepares images itself and expands each one's placeholder.
 
-A call carries them as plain data, so that it can go to a process of its own. What comes back is held against the
-prompt that was meant: vLLM's placeholders must be as many as the trainer's, in the same places.
+A call carries them as plain data, so that it can go to a process of its own. The prompt that vLLM
+read is compared with the one that is trained on: vLLM's placeholders must be as many as the trainer's, in the same
+places.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PlainMedia = Mapping[str, Any]
 
 
 def plain_media(prompts: Sequence[Sequence[int]], media: Sequence[object | None] | None) -> list[dict[str, Any] | None]:
-    """What `GenerateCall.media` holds; empty where no prompt has images."""
+    """Return the value of `GenerateCall.media`; an empty list where no prompt has images."""
     if media is None or not any(one is not None for one in media):
         return []
     return [
@@ -30,7 +31,7 @@ def plain_media(prompts: Sequence[Sequence[int]], media: Sequence[object | None]
 
 
 def takes_images(settings: ExternalEngineSettings) -> bool:
-    """Whether the model of these settings has a vision tower."""
+    """Return True when the model of these settings has a vision tower."""
     return "vision_config" in settings.config()
 
 
@@ -55,10 +56,12 @@ def check_expanded(sample: int, prompt: Sequence[int], read: Sequence[int]) -> N
     """Raise `ServiceError` where vLLM has read another prompt than the one that is trained on."""
     if list(read) == list(prompt):
         return
-    place = next((at for at, pair in enumerate(zip(prompt, read, strict=False)) if pair[0] != pair[1]), len(prompt))
+    index = next(
+        (position for position, pair in enumerate(zip(prompt, read, strict=False)) if pair[0] != pair[1]), len(prompt)
+    )
     raise ServiceError(
         code="engine.vllm.placeholders",
-        what=f"sample {sample}: vLLM read {len(read)} prompt tokens, {len(prompt)} were meant; they differ at {place}",
+        what=f"sample {sample}: vLLM read {len(read)} prompt tokens, {len(prompt)} were meant; they differ at {index}",
         where="vLLM engine, prompt with images",
         why="vLLM's image processor must give each image the placeholders that the trainer counts",
         state="no sample of this call was used",

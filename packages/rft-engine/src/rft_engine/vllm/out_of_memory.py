@@ -1,6 +1,6 @@
-"""Why vLLM found no room, from its own words: who holds the memory, what is needed, what to set.
+"""Diagnosis of a vLLM start that ran out of memory: who holds the memory, how much is needed, what to set.
 
-The words are those of vLLM 0.32 (`v1/worker/utils.py`, `v1/core/kv_cache_utils.py`,
+The messages are those of vLLM 0.32 (`v1/worker/utils.py`, `v1/core/kv_cache_utils.py`,
 `v1/worker/cpu_worker.py`, `v1/worker/gpu_model_runner.py`) and of torch's allocator.
 """
 
@@ -42,31 +42,31 @@ _OWN_MARGIN_MIB = 512  # of what is free, left to the contexts of other librarie
 
 
 def memory_error(settings: ExternalEngineSettings, words: str, inventory: Inventory) -> ServiceError | None:
-    """What to do about a start that failed for memory.
+    """Return the error of a start that failed for memory, with the setting that helps.
 
     Args:
         settings: what was asked for.
         words: vLLM's error, or the end of its log.
-        inventory: who holds the GPUs.
+        inventory: processes that hold the GPUs.
 
     Returns:
         The error to raise; None where the words are about something else.
     """
     words = " ".join(words.split())
-    if found := _NO_ROOM_AT_START.search(words):
-        number, free, total, share, wanted = found.groups()
+    if match := _NO_ROOM_AT_START.search(words):
+        number, free, total, share, wanted = match.groups()
         device = visible_device(inventory(), int(number)) if number else None
         return _taken(settings, device, float(free), float(total), float(share), float(wanted))
-    if found := _ONE_SEQUENCE.search(words):
-        return _one_sequence(settings, found, inventory())
+    if match := _ONE_SEQUENCE.search(words):
+        return _one_sequence(settings, match, inventory())
     if _NO_BLOCKS.search(words):
         return _no_blocks(settings)
-    if found := _WARM_UP.search(words):
-        return _rows(settings, int(found[1]))
-    if found := _TORCH.search(words):
-        return _torch(settings, found, inventory())
-    if found := _HOST_CACHE.search(words):
-        return _host(settings, f"the cache takes {found[3]} GiB, {found[1]} of {found[2]} GiB are free")
+    if match := _WARM_UP.search(words):
+        return _rows(settings, int(match[1]))
+    if match := _TORCH.search(words):
+        return _torch(settings, match, inventory())
+    if match := _HOST_CACHE.search(words):
+        return _host(settings, f"the cache takes {match[3]} GiB, {match[1]} of {match[2]} GiB are free")
     if _HOST.search(words):
         return _host(settings, "the system refused memory to vLLM")
     return None
@@ -75,7 +75,7 @@ def memory_error(settings: ExternalEngineSettings, words: str, inventory: Invent
 def _taken(
     settings: ExternalEngineSettings, device: Device | None, free: float, total: float, share: float, wanted: float
 ) -> ServiceError:
-    """More was asked for than is free when vLLM starts."""
+    """Return the error that more was asked for than is free when vLLM starts."""
     fitting = _down((free - _OWN_MARGIN_MIB / 1024) / total)
     what = f"vLLM wants {wanted:g} GiB ({share:g} of {total:g}), {free:g} GiB are free"
     others = _others(device)
@@ -98,13 +98,13 @@ def _taken(
 
 
 def _one_sequence(settings: ExternalEngineSettings, found: re.Match[str], devices: Sequence[Device]) -> ServiceError:
-    """The cache holds less than one sequence of the greatest length."""
+    """Return the error that the cache holds less than one sequence of the greatest length."""
     length, needed, available = int(found[1]), float(found[2]), float(found[3])
     blocks = math.ceil(length / _BLOCK)
-    there = int(blocks * available / needed) if needed else 0
+    available_blocks = int(blocks * available / needed) if needed else 0
     what = (
         f"1 sequence of {length} tokens needs {blocks} blocks of {_BLOCK} tokens ({needed:g} GiB), "
-        f"{there} are there ({available:g} GiB)"
+        f"{available_blocks} are there ({available:g} GiB)"
     )
     share, device = settings.memory_utilization or _USUAL_SHARE, visible_device(devices, 0)
     remedies = [f"--max_len {found[4]}"] if found[4] else []
@@ -138,7 +138,7 @@ def _rows(settings: ExternalEngineSettings, num_rows: int) -> ServiceError:
 
 
 def _torch(settings: ExternalEngineSettings, found: re.Match[str], devices: Sequence[Device]) -> ServiceError:
-    """torch's allocator ran out in the middle of the start: because of others, or of the share itself."""
+    """Return the error that torch's allocator ran out during the start: due to other processes, or the share itself."""
     device = visible_device(devices, int(found[2] or 0))
     what = f"no room for another {found[1]}" + (f" on a device of {found[3]} GiB" if found[3] else "")
     others = _others(device)
@@ -160,15 +160,15 @@ def _host(settings: ExternalEngineSettings, what: str) -> ServiceError:
 def _others(device: Device | None) -> list[DeviceProcess]:
     """Processes that are not of this run, the largest first."""
     own = {os.getpid(), os.getppid()}
-    held = [] if device is None else [process for process in device.processes if process.pid not in own]
-    return sorted(held, key=lambda process: -process.used_mib)
+    others = [] if device is None else [process for process in device.processes if process.pid not in own]
+    return sorted(others, key=lambda process: -process.used_mib)
 
 
 def _own(device: Device | None) -> list[DeviceProcess]:
     """Processes of this run: this one, and the trainer that started it."""
     own = {os.getpid(), os.getppid()}
-    held = [] if device is None else [process for process in device.processes if process.pid in own]
-    return sorted(held, key=lambda process: -process.used_mib)
+    own_processes = [] if device is None else [process for process in device.processes if process.pid in own]
+    return sorted(own_processes, key=lambda process: -process.used_mib)
 
 
 def _most_own(device: Device | None) -> int:

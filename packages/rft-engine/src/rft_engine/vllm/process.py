@@ -35,7 +35,7 @@ _WORKER = (sys.executable, "-m", "rft_engine.vllm.worker")
 
 
 class ProcessVllm:
-    """A started `vllm_worker` and the calls to it."""
+    """A started `vllm.worker` process and the calls to it."""
 
     def __init__(
         self,
@@ -114,7 +114,8 @@ class VllmProcessEngine(VllmEngine):
         max_restarts: int = 3,
         make_sender: SenderFactory | None = None,
     ) -> None:
-        """
+        """Start vLLM in a process of its own.
+
         Args:
             settings, weights: as for `VllmEngine`.
             environment: variables of the process beside this one's, such as CUDA_VISIBLE_DEVICES.
@@ -132,13 +133,13 @@ class VllmProcessEngine(VllmEngine):
 
     @property
     def pid(self) -> int:
-        """Of the process that runs now, or ran last."""
+        """Process id of the present process, or of the last one that ran."""
         assert isinstance(self._backend, ProcessVllm)
         return self._backend.pid
 
     @property
     def log_path(self) -> Path:
-        """Where the process prints to."""
+        """Path of the log that the process prints to."""
         return self._log_path
 
     def _start(self, runtime: VllmRuntime | None) -> Backend:
@@ -153,10 +154,11 @@ class VllmProcessEngine(VllmEngine):
         return open_sender
 
     def _collect(self, call: GenerateCall, answers: Answers) -> StepCounts:
-        """As far as the process lives, and the rest in the next one; one that answers garbage is ended."""
+        """Collect results while the process lives, the rest from the next one; end one that answers garbage."""
         for attempt in range(self._max_restarts + 1):
             if not self._backend.is_alive:
                 self._restart()
+            # finished samples are kept; the others come out the same under their keys
             left = [(sample, prompt) for sample, prompt in call.requests if sample not in answers.done]
             try:
                 return super()._collect(replace(call, requests=left), answers)
@@ -165,23 +167,23 @@ class VllmProcessEngine(VllmEngine):
                     raise
             except ServiceError as error:
                 if error.problem.code == "engine.garbage":
-                    self._backend.close()  # nothing is known of what it holds
+                    self._backend.close()  # the state of its weights is unknown
                 raise
         raise AssertionError("unreachable")
 
     def _backend_sleep(self, level: int) -> None:
-        """A process that is gone has given its memory back."""
+        """Put vLLM to sleep; a process that is gone has given its memory back already."""
         with suppress(EngineDied):
             super()._backend_sleep(level)
 
     def _wake_tags(self, *tags: str) -> None:
-        """A process that is gone is started by what needs it: a generation or an update."""
+        """Wake vLLM; a process that is gone is started later, by the generation or update that needs it."""
         if self._backend.is_alive:
             with suppress(EngineDied):
                 super()._wake_tags(*tags)
 
     def _update(self, version: int) -> None:
-        """As in this process; one that is gone or dies on the way is started once more."""
+        """Update the weights as in-process vLLM does; a process that is gone or dies meanwhile is started once more."""
         if not self._backend.is_alive:
             self._renew()
         try:
@@ -190,12 +192,12 @@ class VllmProcessEngine(VllmEngine):
             self._renew()
             super()._update(version)
         except ServiceError:
-            self._backend.close()  # nothing is known of what it holds
+            self._backend.close()  # the state of its weights is unknown
             raise
         self._sent_at_load = dict(self._source.sent)
 
     def _renew(self) -> None:
-        """Another process, with the weights of the model directory."""
+        """Start another process, with the weights of the model directory."""
         self._backend.close()
         self.num_restarts += 1
         self._backend = self._start(None)
@@ -203,20 +205,21 @@ class VllmProcessEngine(VllmEngine):
         self._awake_tags = {"weights", "kv_cache"}
 
     def _restart(self) -> None:
-        """Another process that holds what the last one did."""
+        """Start another process and load the weights that the last one held."""
         self._renew()
         if not self._sent_at_load:
             return
         version = self.weight_version
         received = self._transport.send()
         self._verify(received, version)
+        # parameters may have been trained since the load: the version must not be served with other values
         if self._source.sent != self._sent_at_load:
             raise _moved_on(version)
         self._backend.serve(version)
 
 
 def _results(messages: Generator[Any, None, Any]) -> Generator[SampleResult | StepCounts, None, Any]:
-    """The items of a stream as records; returns its reply."""
+    """Yield the items of a stream as records; return its reply."""
     while True:
         try:
             item = next(messages)

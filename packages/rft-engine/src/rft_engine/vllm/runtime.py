@@ -1,6 +1,6 @@
-"""The little of vLLM's surface that is used, as protocols, and the installed vLLM behind them.
+"""Protocols of the part of vLLM's interface that is used, and the installed vLLM behind them.
 
-Everything else in this package speaks to these protocols, so that the adapter is tested with a
+Everything else in this package calls these protocols, so that the adapter is tested with a
 double (`fake_vllm`) where no vLLM is installed.
 """
 
@@ -40,7 +40,7 @@ class LlmEngine(Protocol):
 
 
 class Llm(Protocol):
-    """`vllm.LLM`."""
+    """The part of `vllm.LLM` that is used."""
 
     llm_engine: LlmEngine
 
@@ -54,7 +54,7 @@ class Llm(Protocol):
 
 
 class VllmRuntime(Protocol):
-    """What is asked of an installed vLLM."""
+    """Calls needed of an installed vLLM."""
 
     @property
     def is_cpu(self) -> bool: ...
@@ -72,7 +72,8 @@ class InstalledVllm:
     """The vLLM of this environment."""
 
     def __init__(self) -> None:
-        """
+        """Check that vLLM is installed in the supported release.
+
         Raises:
             PreflightError: it is not installed, or of a release that this adapter was not written for.
         """
@@ -116,7 +117,7 @@ class InstalledVllm:
         return SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, **fields)
 
     def make_adapter_request(self, folder: str) -> Any:
-        """Names the adapter that was loaded last."""
+        """Return vLLM's request for the adapter that was loaded last."""
         return adapter_request(folder, replaces=False)
 
     def shut_down(self, llm: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a person chooses about a vLLM engine, and how each choice reaches vLLM or is refused."""
+"""Settings of a vLLM engine, and the arguments of vLLM that each one becomes; unsupported ones are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXTENSION = "rft_engine.vllm.worker_extension.VllmWorkerExtension"
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its engine core in this process: ours is the process boundary
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the logits-processor protocol that `vllm_draws` speaks is the first runner's
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # `keyed_sampler` implements the logits-processor protocol of the first runner
 }
 _ENVIRONMENT_DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -38,7 +38,7 @@ class VllmSettings(ExternalEngineSettings):
 
 
 def set_environment() -> None:
-    """What vLLM reads from the environment; to be called before it is imported."""
+    """Set the environment variables that vLLM reads; to be called before it is imported."""
     os.environ.update(_ENVIRONMENT)
     for name, value in _ENVIRONMENT_DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -79,17 +79,19 @@ def llm_arguments(settings: ExternalEngineSettings, *, is_cpu: bool) -> dict[str
 
 
 def kv_cache_bytes(settings: ExternalEngineSettings) -> int:
-    """Keys and values of `max_rows` sequences of `max_len` tokens, at most half of the memory that is free.
+    """Return the bytes of keys and values of `max_rows` sequences of `max_len` tokens, at most half of the free memory.
 
     bytes = 2 x layers x kv heads x head size x bytes of a number x max_len x max_rows
     """
     config = settings.config()
     heads, head_size = config["num_attention_heads"], _head_size(config)
     bytes_each = 4 if settings.resolved_dtype() == "float32" else 2
-    of_token = 2 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * head_size * bytes_each
+    bytes_per_token = (
+        2 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * head_size * bytes_each
+    )
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    blocks_slack = 128 * of_token * settings.max_rows  # a sequence's last block is rarely full
-    return max(min(of_token * settings.max_len * settings.max_rows + blocks_slack, free // 2), 2**24)
+    blocks_slack = 128 * bytes_per_token * settings.max_rows  # a sequence's last block is rarely full
+    return max(min(bytes_per_token * settings.max_len * settings.max_rows + blocks_slack, free // 2), 2**24)
 
 
 def _head_size(config: dict[str, Any]) -> int:
@@ -121,6 +123,6 @@ def _refuse_on_cpu(settings: ExternalEngineSettings) -> None:
 
 
 def cannot_sleep_on_cpu(settings: ExternalEngineSettings, what: str) -> OptionsError:
-    """vLLM's CPU build answers `sleep` with a warning and keeps its memory."""
+    """Return the error for `sleep` on vLLM's CPU build, which only warns and keeps its memory."""
     why = "vLLM's CPU build cannot sleep: it warns and keeps its memory, so asking for it would have no effect"
     return settings.refusal("sleep", f"{what} with vLLM's CPU build", why, "--disable_engine_sleep")

@@ -44,13 +44,13 @@ class Sender(Protocol):
 
 
 class SenderFactory(Protocol):
-    """Opens that end; see `vllm_senders`."""
+    """Factory of the trainer's end; see `open_sender`."""
 
     def __call__(self, transport: str, client: SyncClient, source: SourceView, num_workers: int) -> Sender: ...
 
 
 def resolve_transport(settings: ExternalEngineSettings, *, is_cpu: bool, in_process: bool) -> str:
-    """The transport that `settings` mean here.
+    """Return the transport that `settings` select on this device and process.
 
     Raises:
         OptionsError: one that cannot work here.
@@ -87,7 +87,7 @@ class WeightTransport:
         self._sender: Sender | None = None
 
     def send(self) -> list[Fingerprint]:
-        """Send everything; returns what each worker says it received, nothing where a worker cannot say.
+        """Send everything; return the fingerprint that each worker received, an empty list where none is reported.
 
         Raises:
             ServiceError: the source is not complete.
@@ -117,6 +117,7 @@ class WeightTransport:
     def _send_file(self) -> list[Fingerprint]:
         directory = shared_directory(2 * self._source.num_bytes)
         descriptor, name = tempfile.mkstemp(prefix="rft-weights-", suffix=".safetensors", dir=directory)
+        # `write_weight_file` opens the file itself
         os.close(descriptor)
         try:
             write_weight_file(Path(name), self._source.tensors(self._dtype), 2 * self._source.num_tensors)
@@ -146,7 +147,7 @@ class SyncClient:
 
 @dataclass(frozen=True, slots=True)
 class TensorFacts:
-    """What vLLM asks of a tensor before it comes."""
+    """Name, dtype and shape of a tensor, which vLLM needs before the tensor itself."""
 
     name: str
     dtype: torch.dtype
@@ -172,7 +173,7 @@ class SourceView:
 
 
 def free_port() -> int:
-    """A TCP port of this host that nobody listens on now."""
+    """Return a TCP port of this host on which no process listens now."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])

@@ -1,4 +1,4 @@
-"""vLLM's own process: `python -m rft_engine.vllm.worker READ_FD WRITE_FD` (`engine_worker` has the loop)."""
+"""vLLM's own process: `python -m rft_engine.vllm.worker READ_FD WRITE_FD` (`process.server` has the loop)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What vLLM's workers learn to do: draw under our keys, take weights in place, tell what they hold.
+"""Extension of vLLM's workers: keyed sampling, weight updates in place, fingerprints of the weights held.
 
 vLLM mixes this class into its own worker (`worker_extension_cls`), so that its methods can be
-called by name through `collective_rpc`. No vLLM is imported: `self` brings all that is needed.
+called by name through `collective_rpc`. No vLLM is imported: `self` has all that is needed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class VllmWorkerExtension:
         self.rft_draws().begin(SamplingOptions(**fields), keys, self.model_config.get_vocab_size(), self.device, trie)
 
     def rft_take(self, samples: Sequence[int], lengths: Sequence[int]) -> list[dict[str, Any]]:
-        """What was drawn for samples that are done."""
+        """Return the draws of samples that are done."""
         taken = self.rft_draws().take(samples, lengths)
         return [
             {"token_ids": drawn.token_ids, "logprobs": drawn.logprobs, "log_kept_mass": drawn.log_kept_mass}
@@ -60,11 +60,11 @@ class VllmWorkerExtension:
         return fingerprint_of(read_weight_file(f"{folder}/{WEIGHTS}").items(), torch.float32)
 
     def rft_adapter_request(self, folder: str) -> Any:
-        """vLLM's name for them."""
+        """Return vLLM's request for the adapters in `folder`."""
         return adapter_request(folder, replaces=True)
 
     def rft_update_weights(self, update_info: dict[str, Any]) -> None:
-        """vLLM's own `update_weights` with CUDA handles that came as text (`vllm_handles`)."""
+        """vLLM's own `update_weights` with CUDA handles that came as JSON (`vllm.cuda_ipc`)."""
         self.update_weights(decode_update(update_info))  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
     def rft_held(self, shapes: dict[str, list[int]]) -> Fingerprint:
@@ -76,7 +76,7 @@ class VllmWorkerExtension:
         return held_fingerprint(self.model_runner.get_model(), shapes, self.model_config.dtype)
 
     def rft_draws(self) -> KeyedSampler:
-        """This worker's logits processor."""
+        """Return this worker's logits processor."""
         processors = self.model_runner.input_batch.logitsprocs.all
         [draws] = [processor for processor in processors if isinstance(processor, KeyedSampler)]
         return draws

@@ -1,9 +1,9 @@
-"""Whole weights that all ranks put together, for an engine that may ask for them at any time.
+"""Full weights gathered by all ranks, for an engine that may request them at any time.
 
-Where weights lie in blocks, reading a whole tensor is an exchange of all ranks. An engine in a process of its own
+Where weights are sharded, reading a whole tensor is an exchange of all ranks. An engine in a process of its own
 asks for the weights again when that process has died, which happens on one rank alone: the exchange would wait for
 ranks that generate. So weights are given only in calls that all ranks make, once in each of them, and to the end:
-a rank that breaks off goes through the rest, so that nobody waits for it, and then fails by name.
+a rank that breaks off goes through the rest, so that no rank waits for it, and then fails with a typed error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Provider = Callable[[], Iterable[tuple[str, Tensor]]]
 
 
 class CollectiveWeightProvider:
-    """A provider of weights that refuses whoever asks alone."""
+    """Weight provider that refuses a request outside of a call that all ranks make."""
 
     def __init__(self, provider: Provider, *, rank: int) -> None:
         """`provider` is an exchange of all ranks; `rank` is this one, for the message."""
@@ -28,7 +28,7 @@ class CollectiveWeightProvider:
         self._is_open = False
 
     def __call__(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors, one at a time.
+        """Return an iterator over the tensors, one at a time.
 
         Raises:
             ServiceError: this is no call of all ranks, or its second pass.
@@ -60,7 +60,7 @@ class CollectiveWeightProvider:
 
 
 class CollectiveLoadEngine:
-    """An engine on agreed weights: all ranks load them in the same call. Everything else is the engine's own."""
+    """Engine on a `CollectiveWeightProvider`: all ranks load in the same call; every other member is the engine's."""
 
     def __init__(self, engine: Any, weights: CollectiveWeightProvider) -> None:
         self._engine, self._weights = engine, weights

@@ -1,4 +1,4 @@
-"""Weights on their way to an engine that holds a copy: which must come, and what shows that they came.
+"""Fingerprints that verify a weight update: which tensors are expected, and which values the engine received.
 
 A fingerprint holds one digest a tensor, over up to 64 of its elements in the engine's own dtype. An
 optimizer step moves practically every element, so a tensor that was left out, came late or was
@@ -36,8 +36,8 @@ def element_digest(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> 
     """16 hexadecimal digits over the shape and up to 64 elements, evenly spaced, the last one among them."""
     flat = tensor.detach().reshape(-1)
     num = min(flat.numel(), _MOST_ELEMENTS)
-    places = torch.linspace(0, max(flat.numel() - 1, 0), num, dtype=torch.float64).round().to(torch.int64)
-    values = to_floats(flat[places.to(flat.device)].to(dtype).float())
+    indices = torch.linspace(0, max(flat.numel() - 1, 0), num, dtype=torch.float64).round().to(torch.int64)
+    values = to_floats(flat[indices.to(flat.device)].to(dtype).float())
     content = repr(tuple(shape)).encode() + struct.pack(f"<{num}f", *values)
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
@@ -71,9 +71,10 @@ class WeightSource:
         """
         self.sent, self.shapes = {}, {}
         tied_sent = False
-        for given, tensor in self._provider():
-            is_tied_tensor = self._is_tied and given.endswith((_EMBEDDING, _HEAD))
-            name = self._embedding if is_tied_tensor else given
+        for given_name, tensor in self._provider():
+            is_tied_tensor = self._is_tied and given_name.endswith((_EMBEDDING, _HEAD))
+            name = self._embedding if is_tied_tensor else given_name
+            # a provider that has both names of the tied tensor sends it once
             if is_tied_tensor and tied_sent:
                 continue
             tied_sent = tied_sent or is_tied_tensor
@@ -89,12 +90,12 @@ class WeightSource:
 
     @property
     def num_tensors(self) -> int:
-        """Of the directory's files."""
+        """Number of tensors in the directory's files."""
         return len(self._required)
 
     @property
     def num_bytes(self) -> int:
-        """Of the directory's files: about what is sent."""
+        """Bytes of the directory's files: about what is sent."""
         return self._num_bytes
 
 
@@ -106,7 +107,7 @@ def required_names(model_dir: Path) -> frozenset[str]:
 
 
 def is_tied(model_dir: Path) -> bool:
-    """Whether the output matrix is the embedding."""
+    """Return True when the output matrix is the embedding (tied weights)."""
     path = model_dir / "config.json"
     if not path.exists():
         raise OptionsError(

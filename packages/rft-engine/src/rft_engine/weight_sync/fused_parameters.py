@@ -1,4 +1,4 @@
-"""Checkpoint tensors found again among the parameters of an engine that fuses some of them."""
+"""Location of checkpoint tensors among the parameters of an engine that fuses some of them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def held_fingerprint(model: Any, shapes: Shapes, dtype: torch.dtype, fusions: Fu
         model: has `named_parameters()`.
         shapes: of the tensors to look for.
         dtype: of the digested values: the engine's.
-        fusions: None = what the model says of itself (`packed_modules_mapping`).
+        fusions: None = the model's own mapping (`packed_modules_mapping`).
     """
-    found: Fingerprint = {}
+    digests: Fingerprint = {}
     for name, shape in shapes.items():
         tensor = find_parameter(model, name, shapes, fusions)
         if tensor is not None and tensor.is_floating_point() and tensor.dtype.itemsize > 1:
-            found[name] = element_digest(tensor, shape, dtype)
-    return found
+            digests[name] = element_digest(tensor, shape, dtype)
+    return digests
 
 
 def find_parameter(model: Any, name: str, shapes: Shapes, fusions: Fusions | None = None) -> Tensor | None:
@@ -52,7 +52,7 @@ def find_parameter(model: Any, name: str, shapes: Shapes, fusions: Fusions | Non
             if target is None or target.dim() == 0 or not all(sibling in shapes for sibling in siblings):
                 continue
             rows = [shapes[sibling][0] for sibling in siblings]
-            # fewer rows than all parts have together: cut over GPUs, where a part's rows lie elsewhere
+            # fewer rows than all parts have together: cut over GPUs, where a part's rows are at other offsets
             return _rows(target, sum(rows[:number]), shape) if target.shape[0] >= sum(rows) else None
     return None
 

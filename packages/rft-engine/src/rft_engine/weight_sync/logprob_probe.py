@@ -1,4 +1,4 @@
-"""Whether an engine with a copy of the weights still computes what the policy computes."""
+"""Log-prob probe: compare an engine with a weight copy with the policy's own forward."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LIMIT_OF_SHORT_FLOATS = 0.25
 
 
 class ProbeTarget(Protocol):
-    """What a probe needs of an engine."""
+    """Engine methods that a probe needs."""
 
     @property
     def weight_version(self) -> int: ...
@@ -66,7 +66,7 @@ def check_logprob_parity(
         engine: awake, with weights loaded.
         policy_logprobs: the trainer's forward.
         prompts: None = two of up to 160 tokens, the same at every call, so that a prefix cache that
-            outlived its weights answers for them.
+            outlived its weights is used for them.
         limit: largest gap allowed; None = 1e-3 for float32, 0.25 for shorter floats.
 
     Raises:
@@ -83,9 +83,9 @@ def check_logprob_parity(
         for ours, theirs in zip(completion.logprobs, row, strict=True)
     ]
     gap = ProbeGap(sum(gaps) / len(gaps), max(gaps), len(gaps), engine.weight_version)
-    most = limit if limit is not None else _LIMITS.get(engine.facts.dtype, _LIMIT_OF_SHORT_FLOATS)
-    if not all(value <= most for value in gaps):
-        raise _out_of_step(gap, most)
+    max_gap = limit if limit is not None else _LIMITS.get(engine.facts.dtype, _LIMIT_OF_SHORT_FLOATS)
+    if not all(value <= max_gap for value in gaps):
+        raise _out_of_step(gap, max_gap)
     return gap
 
 

@@ -1,8 +1,8 @@
-"""Images on their way to replicas in processes of their own: once each, in shared memory, by digest.
+"""Images for replicas in processes of their own: each sent once, in shared memory, by digest.
 
 The trainer's side writes the pixel values of an image into a file in the layout of safetensors; a call names the file
-and says where the image stands in its prompt; the replica maps the file and makes the model's own record of it. Both
-sides keep the images of the present call: the next one, of mostly the same prompts, finds them there.
+and gives the position of the image in its prompt; the replica maps the file and makes the model's own record of it.
+Both sides keep the images of the present call: the next one, of mostly the same prompts, finds them there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ImageParts(Protocol):
     def num_tokens(self) -> int: ...
     @property
     def digest(self) -> str:
-        """Of the three above."""
+        """Digest of pixel values, grid and number of tokens."""
         ...
 
 
@@ -70,22 +70,25 @@ class SharedImage:
 
 
 def distinct(media: Sequence[object | None]) -> tuple[list[object], list[int]]:
-    """Those that differ, and for each entry its place among them; -1 for None. Equal digests are the same images."""
-    places: dict[tuple[object, ...], int] = {}
-    found: list[object] = []
-    chosen: list[int] = []
+    """Return the distinct entries, and for each entry its index among them; -1 for None.
+
+    Equal digests are the same images.
+    """
+    index_by_key: dict[tuple[object, ...], int] = {}
+    unique: list[object] = []
+    indices: list[int] = []
     by_identity: dict[int, int] = {}
     for one in media:
         if one is None:
-            chosen.append(-1)
+            indices.append(-1)
             continue
-        place = by_identity.get(id(one))
-        if place is None:
-            place = by_identity[id(one)] = places.setdefault(_key(one), len(found))
-            if place == len(found):
-                found.append(one)
-        chosen.append(place)
-    return found, chosen
+        index = by_identity.get(id(one))
+        if index is None:
+            index = by_identity[id(one)] = index_by_key.setdefault(_key(one), len(unique))
+            if index == len(unique):
+                unique.append(one)
+        indices.append(index)
+    return unique, indices
 
 
 class SharedImageStore:
@@ -101,7 +104,7 @@ class SharedImageStore:
         return len(self._paths)
 
     def hold(self, media: Sequence[object]) -> list[PlainMedia]:
-        """Write those that are not there yet, drop those that are in none of `media`; descriptions of all.
+        """Write images that are not stored yet, drop those that are in none of `media`; return descriptions of all.
 
         Raises:
             StorageError: there is no room for them.
@@ -119,7 +122,7 @@ class SharedImageStore:
         return [self._plain(one) for one in parts]
 
     def close(self) -> None:
-        """Give all back. Does nothing the second time."""
+        """Delete all images. Does nothing the second time."""
         atexit.unregister(self.close)
         for path in self._paths.values():
             path.unlink(missing_ok=True)
@@ -197,7 +200,7 @@ def _takes_none(num: int) -> ServiceError:
 
 
 def _remove_leftovers() -> None:
-    """Files of processes that were killed."""
+    """Delete the files of processes that were killed."""
     for path in shared_directory(0).glob(f"{_PREFIX}*.safetensors"):
         owner = path.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():

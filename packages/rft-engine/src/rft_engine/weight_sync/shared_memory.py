@@ -1,4 +1,4 @@
-"""Whole sets of weights in shared memory, by version: what replicas load, and load again after a death.
+"""Weight snapshots in shared memory, by version: loaded by replicas, and loaded again after a restart.
 
 The trainer goes on changing its parameters while replicas draw. A version is therefore copied once, in
 the engine's type, into a file (shared memory where there is room), and stays until no replica can need it:
@@ -27,7 +27,7 @@ _PREFIX = "rft-weights-of-"
 
 @dataclass(frozen=True, slots=True)
 class WeightSnapshot:
-    """One version."""
+    """One version of the weights in shared memory."""
 
     version: int
     path: Path
@@ -56,7 +56,8 @@ class SharedWeightStore:
         *,
         together: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        """
+        """Make an empty store, and delete files that killed processes left.
+
         Args:
             provider: called at every `put`: the policy's present tensors, whole, under their names.
             dtype: of the engine's floating-point tensors.
@@ -73,7 +74,7 @@ class SharedWeightStore:
 
     @property
     def versions(self) -> list[int]:
-        """Those that are held, ascending."""
+        """Versions in the store, ascending."""
         with self._lock:
             return sorted(self._sets)
 
@@ -85,18 +86,19 @@ class SharedWeightStore:
         """
         digests: Fingerprint = {}
 
-        def told() -> Iterator[tuple[str, Tensor]]:
+        def converted() -> Iterator[tuple[str, Tensor]]:
             for name, tensor in self._provider():
                 value = tensor.detach().to(self._dtype) if tensor.is_floating_point() else tensor.detach()
                 digests[name] = element_digest(value, value.shape, value.dtype)
                 yield name, value
 
+        # a new file name each time: replicas may still map the old file of the same version
         self._serial += 1
         name = f"{_PREFIX}{os.getpid()}-{id(self):x}-{version}-{self._serial}.safetensors"
         path = shared_directory(2 * self._num_bytes) / name
 
         def copy() -> None:
-            self._num_bytes = write_weight_file(path, told(), self._num_tensors)
+            self._num_bytes = write_weight_file(path, converted(), self._num_tensors)
 
         try:
             self._together(copy)
@@ -126,7 +128,7 @@ class SharedWeightStore:
             shelved.path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Give all back. Does nothing the second time."""
+        """Delete all versions. Does nothing the second time."""
         atexit.unregister(self.close)
         with self._lock:
             gone, self._sets = list(self._sets.values()), {}
@@ -135,12 +137,12 @@ class SharedWeightStore:
 
 
 def _alone(call: Callable[[], None]) -> None:
-    """Where no other rank takes part."""
+    """Run the call where no other rank takes part."""
     call()
 
 
 def _remove_leftovers() -> None:
-    """Files of processes that were killed."""
+    """Delete the files of processes that were killed."""
     for path in shared_directory(0).glob(f"{_PREFIX}*.safetensors"):
         owner = path.name.removeprefix(_PREFIX).partition("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():

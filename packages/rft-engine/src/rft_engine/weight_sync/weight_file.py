@@ -61,15 +61,15 @@ def write_weight_file(path: Path, tensors: Iterable[tuple[str, Tensor]], expecte
     end = 0
     with path.open("w+b") as file:
         for name, tensor in tensors:
-            whole = tensor.detach().contiguous()
-            size = whole.numel() * whole.element_size()
+            contiguous = tensor.detach().contiguous()
+            size = contiguous.numel() * contiguous.element_size()
             entries[name] = {
-                "dtype": _CODES[whole.dtype],
-                "shape": list(whole.shape),
+                "dtype": _CODES[contiguous.dtype],
+                "shape": list(contiguous.shape),
                 "data_offsets": [end, end + size],
             }
             try:
-                _write_at(file.fileno(), room + end, whole, size)
+                _write_at(file.fileno(), room + end, contiguous, size)
             except OSError as error:
                 raise _no_room(path, end + size, error) from error
             end += size
@@ -87,12 +87,13 @@ def _write_at(descriptor: int, start: int, tensor: Tensor, size: int) -> None:
     """
     if not size:
         return
+    # a write into a mapping of full shared memory would end this process by a signal
     os.posix_fallocate(descriptor, start, size)
     page = start - start % mmap.ALLOCATIONGRANULARITY
     with mmap.mmap(descriptor, start + size - page, offset=page) as memory:
-        place = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start - page)
-        place.copy_(tensor.reshape(-1).view(torch.uint8))
-        del place  # the mapping cannot be closed while a tensor looks at it
+        target = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start - page)
+        target.copy_(tensor.reshape(-1).view(torch.uint8))
+        del target  # the mapping cannot be closed while a tensor looks at it
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
@@ -120,6 +121,7 @@ def _read_at(memory: mmap.mmap, start: int, entry: dict[str, Any], name: str) ->
     if begin == end:
         return torch.empty(shape, dtype=dtype)
     raw = torch.frombuffer(memory, dtype=torch.uint8, count=end - begin, offset=start + begin)
+    # a view as a wider dtype needs an aligned start
     aligned = raw if (start + begin) % dtype.itemsize == 0 else raw.clone()
     return aligned.view(dtype).reshape(shape)
 

@@ -109,7 +109,7 @@ def register() -> None:
 
 
 def no_mask(device: torch.device | str) -> Tensor:
-    """What stands for the attention mask in a packed forward.
+    """Return the placeholder of the attention mask in a packed forward.
 
     transformers takes a mask of four dimensions as finished and hands it through, so no [T, T]
     mask is built; the attention function ignores it because it has the layout.
@@ -130,5 +130,5 @@ def native_attention_mode(model: Any, *, packed: bool) -> Iterator[None]:
 
 
 def switched(model: Any) -> Any:
-    """What the packed attention is set on: of a vision-language model the decoder, the vision tower keeps its own."""
+    """Return the module that the packed attention is set on: of a vision-language model only the decoder."""
     return model.get_decoder() if is_vision(model.config.model_type) else model

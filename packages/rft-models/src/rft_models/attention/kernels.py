@@ -1,6 +1,6 @@
-"""Which kernel computes the packed attention, and the reason in words.
+"""Choice of the kernel that computes the packed attention, with the reason in words.
 
-In order: the flash-attn package where it is asked for and can run, torch's own varlen attention on a GPU in half
+In order: the flash-attn package where it is requested and can run, torch's own varlen attention on a GPU in half
 precision, and everywhere else the fused attention of torch on blocks of similar length (`packed_attention`), which
 is exact for every dtype. A call that the chosen kernel does not take (softcapping, dropout, odd head sizes) goes to
 the blocks too.
@@ -30,7 +30,7 @@ _BLOCKS = "torch's fused attention on blocks of similar length, exact"
 
 @dataclass(frozen=True, slots=True)
 class AttentionChoice:
-    """A kernel, and what to tell a person of it."""
+    """Chosen kernel, and its description for people."""
 
     kernel: VarlenKernel | None
     """None: blocks."""
@@ -44,7 +44,7 @@ class TorchVarlen:
     function: Callable[..., Any]
 
     def takes(self, query_THD: Tensor, value_SGD: Tensor, *, softcap: float | None, dropout: float) -> bool:
-        """See `VarlenKernel`."""
+        """Return true without softcapping and dropout, for CUDA tensors of half precision, see `_suits`."""
         return softcap is None and dropout == 0.0 and _suits(query_THD, value_SGD)
 
     def __call__(
@@ -59,7 +59,7 @@ class TorchVarlen:
         softcap: float | None,
         dropout: float,
     ) -> Tensor:
-        """See `VarlenKernel`."""
+        """Compute attention by `varlen_attn`, see `VarlenKernel.__call__`."""
         assert softcap is None
         assert dropout == 0.0
         return self.function(
@@ -83,7 +83,7 @@ class FlashAttn:
     function: Callable[..., Any]
 
     def takes(self, query_THD: Tensor, value_SGD: Tensor, *, softcap: float | None, dropout: float) -> bool:
-        """See `VarlenKernel`."""
+        """Return true unless softcapping meets dropout, for CUDA tensors of half precision, see `_suits`."""
         return (softcap is None or dropout == 0.0) and _suits(query_THD, value_SGD)
 
     def __call__(
@@ -98,7 +98,7 @@ class FlashAttn:
         softcap: float | None,
         dropout: float,
     ) -> Tensor:
-        """See `VarlenKernel`."""
+        """Compute attention by `flash_attn_varlen_func`, see `VarlenKernel.__call__`."""
         return self.function(
             query_THD,
             key_SGD,
@@ -116,7 +116,7 @@ class FlashAttn:
 
 
 def choose_attention(device: torch.device | str, dtype: torch.dtype, *, flash_attn: bool = False) -> AttentionChoice:
-    """The kernel for weights of this dtype on this device; `flash_attn` asks for the package."""
+    """Choose the kernel for weights of this dtype on this device; `flash_attn` requests the package."""
     device = torch.device(device)
     without = _reason_against_fused(device, dtype)
     if without:
@@ -136,7 +136,10 @@ def choose_attention(device: torch.device | str, dtype: torch.dtype, *, flash_at
 def describe_attention(
     model_type: str, device: torch.device | str, dtype: torch.dtype, *, flash_attn: bool, text_type: str = ""
 ) -> str:
-    """What a run with such a model will use, before anything is loaded; `text_type` as in `load.choose_packed`."""
+    """Describe the attention of a run with such a model, before anything is loaded.
+
+    `text_type` as in `transformers_loading.choose_packed`.
+    """
     if packs(model_type) or (is_vision(model_type) and packs(text_type)):
         return choose_attention(device, dtype, flash_attn=flash_attn).told
     idle = f"; flash_attn has no effect: packing is not known to be exact for {model_type}" if flash_attn else ""
@@ -144,14 +147,14 @@ def describe_attention(
 
 
 def _reason_against_fused(device: torch.device, dtype: torch.dtype) -> str:
-    """Why no varlen kernel can run here; empty where one can."""
+    """Return why no varlen kernel can run here; empty where one can."""
     if device.type != "cuda":
         return f"flash attention runs on CUDA, the device is {device.type}"
     if dtype not in _HALF:
         return f"flash attention takes half precision, the weights are {str(dtype).removeprefix('torch.')} (--bf16)"
-    found = torch.cuda.get_device_capability(device)
-    if found < _OLDEST:
-        return f"flash attention needs compute capability 8.0, this GPU has {found[0]}.{found[1]}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _OLDEST:
+        return f"flash attention needs compute capability 8.0, this GPU has {capability[0]}.{capability[1]}"
     return ""
 
 

@@ -6,8 +6,8 @@ into a row of a right-padded block, runs the causal kernel on the block and puts
 Padding stands after a segment's tokens, so a causal row never sees it and the result is exact.
 Segments are cut into blocks of similar length, so that a block is at most half padding over.
 
-A layout with a varlen kernel (`attention_choice`) hands it all segments in one call instead. How a transformers model
-comes to compute any of this is in `attention_interface`.
+A layout with a varlen kernel (`attention.kernels`) hands it all segments in one call instead. How a transformers model
+comes to compute any of this is in `attention.hf_interface`.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ class Block:
     def mask_LL(self, sliding_window: int | None, device: torch.device) -> Tensor:
         """[L, L] bool: key <= query and, with a window w, key > query - w. Built once a forward."""
         if sliding_window not in self.masks:
-            place = torch.arange(self.length, device=device)
-            seen = place[None, :] <= place[:, None]
+            position = torch.arange(self.length, device=device)
+            seen = position[None, :] <= position[:, None]
             if sliding_window is not None:
-                seen &= place[None, :] > place[:, None] - sliding_window
+                seen &= position[None, :] > position[:, None] - sliding_window
             self.masks[sliding_window] = seen
         return self.masks[sliding_window]
 
 
 class RowLayout(Protocol):
-    """Where the segments of a row lie, and how its tokens attend."""
+    """Layout of the segments of a row, which computes the attention of its tokens."""
 
     def attend(
         self,
@@ -61,12 +61,12 @@ class RowLayout(Protocol):
         softcap: float | None = None,
         dropout: float = 0.0,
     ) -> Tensor:
-        """See `packed_attention`."""
+        """Compute the attention of the row's tokens, see `packed_attention`."""
         ...
 
 
 class PiecedLayout(RowLayout, Protocol):
-    """A layout of a whole row, which can say what each token sees."""
+    """Layout of a whole row that lists the keys each token attends to."""
 
     def pieces(self) -> list[Piece]:
         """Runs of queries in the order of the row, each with the keys that stand before its own."""
@@ -75,7 +75,7 @@ class PiecedLayout(RowLayout, Protocol):
 
 @dataclass(slots=True)
 class PackedLayout:
-    """Where the segments of a packed row lie; computed once per forward, used by every layer."""
+    """Layout of the segments of a packed row; computed once per forward, used by every layer."""
 
     num_tokens: int
     lengths: tuple[int, ...]
@@ -107,7 +107,7 @@ class PackedLayout:
         return cls.from_lengths(lengths.tolist(), segment_ids_T.device)
 
     def attend(self, query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, **settings: Any) -> Tensor:
-        """See `packed_attention`."""
+        """Compute attention by the kernel where it takes the call, else by `packed_attention`."""
         if not kernel_takes(self.kernel, query_THD, value_TGD, settings):
             return packed_attention(query_THD, key_TGD, value_TGD, self, **settings)
         assert self.kernel is not None
@@ -116,12 +116,12 @@ class PackedLayout:
         return varlen_attention(query_THD, key_TGD, value_TGD, self.sequences, self.kernel, **settings)
 
     def pieces(self) -> list[Piece]:
-        """Every segment."""
+        """Return one piece for every segment."""
         return [Piece(start, length) for start, length in zip(self.starts, self.lengths, strict=True)]
 
 
 def kernel_takes(kernel: VarlenKernel | None, query_THD: Tensor, value_TGD: Tensor, settings: dict[str, Any]) -> bool:
-    """Whether this call goes to the kernel."""
+    """Return true where the kernel takes a call with these tensors and settings."""
     if kernel is None or query_THD.shape[0] == 0:
         return False
     return kernel.takes(
@@ -192,12 +192,12 @@ def packed_attention(
         mask = block.mask_LL(window, query.device) if windowed or softcap is not None else None
         attended = attend(query, key, value, mask, scaling=scaling, softcap=softcap, dropout=dropout)
         outputs.append(attended.transpose(1, 2).reshape(-1, *query_THD.shape[1:-1], value_TGD.shape[-1]))
-    places = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return places if layout.scatter_T is None else places.index_select(0, layout.scatter_T)
+    rows = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return rows if layout.scatter_T is None else rows.index_select(0, layout.scatter_T)
 
 
 def to_block(tensor_THD: Tensor, block: Block) -> Tensor:
-    """[T, H, D] -> [S, H, L, D]."""
+    """Gather the segments of a block, padded: [T, H, D] -> [S, H, L, D]."""
     rows = tensor_THD if block.gather_SL is None else tensor_THD.index_select(0, block.gather_SL)
     return rows.view(block.num_segments, block.length, *tensor_THD.shape[1:]).transpose(1, 2)
 

@@ -38,7 +38,7 @@ class Ring(Protocol):
 
     @property
     def rank(self) -> int:
-        """This one's place, 0 to S - 1; after the last comes the first."""
+        """Index of this rank, 0 to S - 1; after the last comes the first."""
         ...
 
     def pass_on(self, tensors: Sequence[Tensor], num_arriving: int) -> Callable[[], list[Tensor]]:
@@ -115,14 +115,14 @@ def _attend(query_LHD: Tensor, key_LGD: Tensor, value_LGD: Tensor, settings: _Se
     out = query.new_zeros(*query.shape[:-1], value_LGD.shape[-1])
     log_sum = query.new_full(query.shape[:-1], -torch.inf)
     row, ring = settings.row, settings.ring
-    held = [key_LGD, value_LGD]
+    visiting = [key_LGD, value_LGD]
     for hop in range(ring.size):
         source = (ring.rank - hop) % ring.size
-        arriving = _start(settings, held, source) if hop + 1 < ring.size else None
-        key, value = (_columns(tensor, query.dtype) for tensor in held)
+        arriving = _start(settings, visiting, source) if hop + 1 < ring.size else None
+        key, value = (_columns(tensor, query.dtype) for tensor in visiting)
         for tile in row.tiles(source, settings.sliding_window):
             _add_tile(out, log_sum, _scores(query, key, tile, source, settings)[0], value, tile)
-        held = arriving() if arriving else held
+        visiting = arriving() if arriving else visiting
     return out, log_sum
 
 
@@ -166,15 +166,15 @@ class _Terms:
 
 
 def _gradients(terms: _Terms, key_LGD: Tensor, value_LGD: Tensor, settings: _Settings) -> tuple[Tensor, Tensor, Tensor]:
-    """Of scaled queries [G, E, L, D], keys and values [L, G, D], in the type of the sums."""
+    """Return the gradients of scaled queries [G, E, L, D], keys and values [L, G, D], in the type of the sums."""
     query_grad = torch.zeros_like(terms.query)
     dtype, ring = terms.query.dtype, settings.ring
-    held = [key_LGD, value_LGD]
-    sums = [torch.zeros_like(tensor, dtype=dtype) for tensor in held]
+    visiting = [key_LGD, value_LGD]
+    sums = [torch.zeros_like(tensor, dtype=dtype) for tensor in visiting]
     for hop in range(ring.size):
         source = (ring.rank - hop) % ring.size
-        arriving = _start(settings, held, source) if hop + 1 < ring.size else None
-        key, value = (_columns(tensor, dtype) for tensor in held)
+        arriving = _start(settings, visiting, source) if hop + 1 < ring.size else None
+        key, value = (_columns(tensor, dtype) for tensor in visiting)
         key_sum, value_sum = (tensor.movedim(0, 1) for tensor in sums)
         for tile in settings.row.tiles(source, settings.sliding_window):
             query, upstream = terms.query[:, :, tile.query], terms.upstream[:, :, tile.query]
@@ -188,7 +188,7 @@ def _gradients(terms: _Terms, key_LGD: Tensor, value_LGD: Tensor, settings: _Set
             key_sum[:, tile.keys] += _over_queries(slopes, query)
         if ring.size > 1:
             sums = _start(settings, sums, source)()
-        held = arriving() if arriving else held
+        visiting = arriving() if arriving else visiting
     return query_grad, sums[0], sums[1]
 
 

@@ -1,6 +1,6 @@
-"""Which rows of a packed row each rank of a ring computes, and which keys each of them sees.
+"""Zigzag layout of a packed row over a ring of ranks: the rows of each rank, and the keys each row sees.
 
-A row that stands late sees more keys than one that stands early, so a rank that held a run of neighbours would have
+A row that stands late sees more keys than one that stands early, so a rank that had a run of neighbours would have
 nothing to do while the last one computes. Every rank therefore holds two runs, one from the front and one from the
 back (Brandon et al., "Striped Attention", arXiv 2311.09431, states the problem; the two runs are those of Llama 3's
 context parallelism, arXiv 2407.21783, section 3.3.2): equal rows, and for one long segment equal work up to a tile.
@@ -46,7 +46,7 @@ def inverse(order_K: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class CausalSpan:
-    """What each row sees: rows `prefix_first` .. `prefix_behind` - 1, and `own_first` .. itself; [K] int64 each."""
+    """Keys that each row sees: `prefix_first` .. `prefix_behind` - 1, and `own_first` .. itself; [K] int64 each."""
 
     prefix_first: Tensor
     prefix_behind: Tensor
@@ -54,7 +54,7 @@ class CausalSpan:
 
     @classmethod
     def of(cls, pieces: Sequence[Piece], sliding_window: int | None, device: torch.device | str = "cpu") -> CausalSpan:
-        """Of pieces that cover a row in order; with a window w a row sees itself and the w - 1 before it."""
+        """Build the spans of pieces that cover a row in order; window w: a row sees itself and the w - 1 before it."""
         lengths = torch.tensor([piece.length for piece in pieces])
 
         def each(values: Sequence[int]) -> Tensor:
@@ -64,14 +64,14 @@ class CausalSpan:
         prefix_start = each([p.prefix_start for p in pieces])
         lowest = torch.zeros_like(start)
         if sliding_window is not None:
-            place = prefix_length + torch.arange(start.shape[0]) - start
-            lowest = (place - sliding_window + 1).clamp(min=0)
-        found = (
+            position = prefix_length + torch.arange(start.shape[0]) - start
+            lowest = (position - sliding_window + 1).clamp(min=0)
+        bounds = (
             prefix_start + torch.minimum(lowest, prefix_length),
             prefix_start + prefix_length,
             start + (lowest - prefix_length).clamp(min=0),
         )
-        return cls(*(tensor.to(device) for tensor in found))
+        return cls(*(tensor.to(device) for tensor in bounds))
 
     def mask(self, rows_Q: Tensor, keys_C: Tensor) -> Tensor:
         """[Q, C] bool: whether the row sees the key."""
@@ -120,7 +120,7 @@ class RingRow:
 
     @classmethod
     def of(cls, pieces: Sequence[Piece], lengths: Sequence[int], rank: int, device: torch.device) -> RingRow:
-        """Of pieces that cover the row in order."""
+        """Lay out pieces that cover the row in order."""
         return cls(pieces, lengths, rank, zigzag(lengths).to(device))
 
     def rows_of(self, rank: int) -> Tensor:
@@ -129,7 +129,7 @@ class RingRow:
         return self.order_K[first : first + self.lengths[rank]]
 
     def sight(self, sliding_window: int | None) -> CausalSpan:
-        """What each row sees, on the device that computes."""
+        """Return the keys that each row sees, on the device that computes."""
         if sliding_window not in self._sights:
             self._sights[sliding_window] = CausalSpan.of(self.pieces, sliding_window, self.order_K.device)
         return self._sights[sliding_window]
@@ -157,7 +157,7 @@ class RingRow:
 
 
 def _seen_tiles(sight: CausalSpan, query_runs: Sequence[_Run], key_runs: Sequence[_Run]) -> list[Tile]:
-    found: list[Tile] = []
+    tiles: list[Tile] = []
     for run in query_runs:
         rows = slice(run.first, run.last + 1)
         own = sight.own_first[rows]
@@ -173,8 +173,8 @@ def _seen_tiles(sight: CausalSpan, query_runs: Sequence[_Run], key_runs: Sequenc
             whole_own = keys.last <= run.first and keys.first >= own_highest
             whole_prefix = keys.first >= prefix_highest and keys.last < behind_lowest
             tile = Tile(slice(run.start, run.stop), slice(keys.start, keys.stop), whole_own or whole_prefix)
-            found.append(tile)
-    return found
+            tiles.append(tile)
+    return tiles
 
 
 def num_visible_keys(row: RingRow, sliding_window: int | None = None) -> list[int]:

@@ -6,7 +6,7 @@ its activations. For attention there are two ways:
 - Ulysses: the ranks trade, each gives away all tokens' worth of the other ranks' heads and gets all tokens of its own
   heads; afterwards back (Jacobs et al., "DeepSpeed Ulysses", arXiv 2309.14509). Where the heads do not divide, heads
   of zeros are added, and keys and values are repeated to the query heads that share them.
-- A ring: keys and values of all ranks pass by, see `ring_attention`. Any number of heads is shared so.
+- A ring: keys and values of all ranks pass by, see `ring.ring_attention`. Any number of heads is shared so.
 
 "auto" takes Ulysses where the heads of queries and of keys divide, else the ring.
 
@@ -50,11 +50,11 @@ class SequenceRanks(Protocol):
         ...
 
     def lengths(self, num_rows: int) -> list[int]:
-        """Rows of each rank."""
+        """Return the number of rows of each rank."""
         ...
 
     def pass_on(self, tensors: Sequence[Tensor], num_arriving: int) -> Callable[[], list[Tensor]]:
-        """See `ring_attention.Ring`."""
+        """Start giving tensors to the next rank, see `ring.Ring.pass_on`."""
         ...
 
     def to_heads(self, rows_LHD: Tensor, num_rows: int) -> Tensor:
@@ -108,13 +108,13 @@ class RingLayout:
 
 @dataclass(frozen=True, slots=True)
 class SequenceShards:
-    """How ranks share rows: who they are, and which of the two ways attention takes."""
+    """Sequence parallelism of rows: the ranks that share them, and which of the two attentions they use."""
 
     ranks: SequenceRanks
     by_ring: bool
 
     def of(self, whole: PiecedLayout, num_rows: int, device: torch.device) -> SequenceShard:
-        """What this rank computes of a row."""
+        """Return the part of a row that this rank computes."""
         here = self.ranks.bounds(num_rows)
         if not self.by_ring:
             return SequenceShard(SplitLayout(whole, self.ranks, num_rows), here, None)
@@ -139,7 +139,7 @@ class SequenceShard:
         return own if self.order_K is None else self.order_K[own]
 
     def places(self, place_T: Tensor | None) -> Tensor | None:
-        """Where each token's row stands in the order of the ranks, from where it stands in the row."""
+        """Map the index of each token's state in the row to its index in the order of the ranks."""
         if self.order_K is None:
             return place_T
         place_K = inverse(self.order_K)
@@ -147,7 +147,7 @@ class SequenceShard:
 
 
 def takes_ring(mode: SequenceMode, config: Any, num_ranks: int, where: str) -> bool:
-    """Whether a decoder of this configuration is shared out by a ring.
+    """Return true where a decoder of this configuration is shared by a ring.
 
     Raises:
         OptionsError: it has to be, and the decoder drops entries of the attention, which a ring does not.
@@ -194,10 +194,10 @@ def local_rows(tokens_R: Tensor, rows_R: Tensor, bounds: tuple[int, int]) -> tup
 def balance_rows(
     ranks: SequenceRanks, hidden_LD: Tensor, num_rows: int, tokens_R: Tensor, rows_R: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """([N] of the tokens, [N, D] of the rows' states): this rank's share of R, which all ranks know.
+    """Return ([N] tokens, [N, D] states of their rows): this rank's even share of the R tokens.
 
-    The tokens that a context wants are its last ones, so that the ranks with the first rows would form no logits and
-    the last one all, and keep them. States are handed out instead, so that every rank has equally many.
+    All ranks pass the same R. The wanted tokens of a context are its last ones, so that the ranks with the first rows would form no logits and
+    the last one all, and keep them. States are redistributed instead, so that every rank has equally many.
 
     Args:
         ranks: who share the row.
@@ -209,13 +209,13 @@ def balance_rows(
     rows_R, order_R = rows_R.sort(stable=True)
     lengths = ranks.lengths(num_rows)
     firsts = torch.tensor([0, *lengths], device=rows_R.device).cumsum(0)
-    held: list[int] = torch.searchsorted(rows_R, firsts).tolist()  # of the sorted ones, where each rank's begin
+    local: list[int] = torch.searchsorted(rows_R, firsts).tolist()  # of the sorted ones, where each rank's begin
     shares = [0, *accumulate(ranks.lengths(rows_R.shape[0]))]
-    own, share = ((bounds[ranks.rank], bounds[ranks.rank + 1]) for bounds in (held, shares))
+    own, share = ((bounds[ranks.rank], bounds[ranks.rank + 1]) for bounds in (local, shares))
     sent = [_overlap(own, each) for each in pairwise(shares)]
-    received = [_overlap(share, each) for each in pairwise(held)]
-    places_N = rows_R[slice(*own)] - sum(lengths[: ranks.rank])
-    states = ranks.hand_out(hidden_LD.index_select(0, places_N), sent, received)
+    received = [_overlap(share, each) for each in pairwise(local)]
+    index_N = rows_R[slice(*own)] - sum(lengths[: ranks.rank])
+    states = ranks.hand_out(hidden_LD.index_select(0, index_N), sent, received)
     return tokens_R[order_R[slice(*share)]], states
 
 

@@ -56,7 +56,7 @@ class PrefixGroup:
 
 @dataclass(slots=True)
 class SharedLayout:
-    """Where everything lies in a row without repeated prompts, in order; takes the place of a `PackedLayout`."""
+    """Layout of a row without repeated prompts, in order; used in place of a `PackedLayout`."""
 
     runs: list[PrefixGroup | PackedLayout]
     kernel: VarlenKernel | None = None
@@ -73,7 +73,7 @@ class SharedLayout:
         return sizes
 
     def attend(self, query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, **settings: Any) -> Tensor:
-        """See `shared_attention`."""
+        """Compute attention by the kernel where it takes the call, else by `shared_attention`."""
         if not kernel_takes(self.kernel, query_THD, value_TGD, settings):
             return shared_attention(query_THD, key_TGD, value_TGD, self, **settings)
         assert self.kernel is not None
@@ -131,7 +131,7 @@ class _Segment:
 def find_shared_prefixes(
     token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor
 ) -> SharedPrompts | None:
-    """How to run the row with each prompt once, or None where too little repeats for that to pay.
+    """Find prompts that neighbouring segments share; None where running each once would save too little.
 
     Args:
         token_ids_T, positions_T, segment_ids_T, wanted_T: as for `CausalPolicy.token_logprobs`.
@@ -277,8 +277,8 @@ def _own_attention(
             dropout=dropout,
         )
         outputs.append(attended.transpose(1, 2).flatten(0, 1))
-    places = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return places if group.own.scatter_T is None else places.index_select(0, group.own.scatter_T)
+    rows = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return rows if group.own.scatter_T is None else rows.index_select(0, group.own.scatter_T)
 
 
 def _behind_prompt(prompt_PGD: Tensor, own_TGD: Tensor, group: PrefixGroup, block: Block) -> Tensor:

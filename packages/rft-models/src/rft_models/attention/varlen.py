@@ -1,6 +1,6 @@
-"""Attention over sequences of several lengths in one call, for kernels that take them laid end to end.
+"""Attention over sequences of several lengths in one call, for kernels that take them concatenated.
 
-Such a kernel is told where each sequence's queries and keys begin (`starts`, counted from 0, with the total at the
+Such a kernel takes the start of each sequence's queries and keys (`starts`, counted from 0, with the total at the
 end) and aligns the last query with the last key: with L queries and K >= L keys, query i sees the keys up to
 K - L + i. So the own tokens of a segment see all of a shared prompt that stands before their keys.
 """
@@ -16,10 +16,10 @@ from torch import Tensor
 
 
 class VarlenKernel(Protocol):
-    """A fused kernel; how it is chosen is in `attention_choice`."""
+    """Fused kernel over concatenated sequences; `attention.kernels` chooses it."""
 
     def takes(self, query_THD: Tensor, value_SGD: Tensor, *, softcap: float | None, dropout: float) -> bool:
-        """Whether it computes attention of these tensors with these settings."""
+        """Return true where the kernel computes attention of these tensors with these settings."""
         ...
 
     def __call__(
@@ -53,7 +53,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """N sequences as kernels take them."""
+    """Starts and lengths of N sequences, as kernels take them."""
 
     query_starts_N1: Tensor
     """[N + 1] int32."""
@@ -66,22 +66,22 @@ class Sequences:
 
     @classmethod
     def of(cls, pieces: Sequence[Piece], device: torch.device) -> Sequences:
-        """Of pieces that cover a row in order."""
+        """Build the sequences of pieces that cover a row in order."""
         key_lengths = [piece.prefix_length + piece.length for piece in pieces]
-        places: Tensor | None = None
+        key_indices: Tensor | None = None
         if any(piece.prefix_length for piece in pieces):
             runs = [
                 torch.arange(start, start + length)
                 for piece in pieces
                 for start, length in ((piece.prefix_start, piece.prefix_length), (piece.start, piece.length))
             ]
-            places = torch.cat(runs).to(device)
+            key_indices = torch.cat(runs).to(device)
         return cls(
             _starts([piece.length for piece in pieces], device),
             _starts(key_lengths, device),
             max(piece.length for piece in pieces),
             max(key_lengths),
-            places,
+            key_indices,
         )
 
 
@@ -98,9 +98,9 @@ def varlen_attention(
     dropout: float = 0.0,
 ) -> Tensor:
     """`packed_attention` or `shared_attention` of a row in one call of `kernel`; [T, H, D]."""
-    places_S = sequences.key_places_S
-    if places_S is not None:
-        key_TGD, value_TGD = key_TGD.index_select(0, places_S), value_TGD.index_select(0, places_S)
+    index_S = sequences.key_places_S
+    if index_S is not None:
+        key_TGD, value_TGD = key_TGD.index_select(0, index_S), value_TGD.index_select(0, index_S)
     return kernel(
         query_THD,
         key_TGD,

@@ -1,4 +1,4 @@
-"""Final hidden states of packed segments: what log-probabilities and values are both computed from."""
+"""Final hidden states of packed segments: the input of log-probabilities and of values."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class States(NamedTuple):
 class Backbone:
     """A transformers decoder without its head, and the way its packed forward is computed.
 
-    `packed` says which: true runs it once on all tokens with segment-wise attention (and on a prompt that
-    several segments begin with once for all of them, see `shared_prompts`), false runs the decoder's own
+    `packed` selects it: true runs the decoder once on all tokens with segment-wise attention (and on a prompt that
+    several segments begin with once for all of them, see `shared_prefix`), false runs the decoder's own
     attention on segments padded into blocks of similar length. Both are exact. `kernel` computes the segment-wise
-    attention where it can, see `attention_choice`. `tower` gives the features of images, where the model takes any.
+    attention where it can, see `attention.kernels`. `tower` gives the features of images, where the model takes any.
     """
 
     def __init__(
@@ -51,9 +51,9 @@ class Backbone:
         self.packed = packed
         self.kernel = kernel
         self.split: SequenceRanks | None = None
-        """The ranks that share a row, see `sequence_split`; None: each has rows of its own."""
+        """The ranks that share a row, see `sequence_parallel`; None: each has rows of its own."""
         self.by_ring = False
-        """Whether their attention is a ring."""
+        """True where their attention is a ring."""
         self._drops_out = _drops_out(decoder)
         self._accepts = frozenset(inspect.signature(decoder.forward).parameters)
 
@@ -126,14 +126,14 @@ class Backbone:
         return self._padded_states(row, layout, routed)
 
     def all_rows(self, values_L: Tensor, states: States) -> Tensor:
-        """[K] of what this rank has of the states' rows, with what the others have."""
+        """Merge [L] values of this rank's rows of the states with those of the other ranks to [K]."""
         if self.split is None or states.here is None:
             return values_L
         first, behind = states.here
         return self.split.merge(F.pad(values_L, (first, states.num_rows - behind)))
 
     def split_over(self, ranks: SequenceRanks, where: str, mode: SequenceMode = "auto") -> None:
-        """Share every row of `states` with other ranks; `mode` as in `sequence_split`.
+        """Share every row of `states` with other ranks; `mode` as in `sequence_parallel`.
 
         Raises:
             OptionsError: the decoder computes its own attention, which needs whole rows; or it drops out in a ring.
@@ -160,7 +160,7 @@ class Backbone:
         self._drops_out = _drops_out(self.decoder)
 
     def accepts(self, argument: str) -> bool:
-        """Whether the decoder's forward has an argument of this name."""
+        """Return true where the decoder's forward has an argument of this name."""
         return argument in self._accepts
 
     def _packed_states(self, row: RowInputs, layout: RowLayout, routed: list[Tensor] | None) -> Tensor:
@@ -181,7 +181,7 @@ class Backbone:
     def _padded_states(self, row: RowInputs, layout: PackedLayout, routed: list[Tensor] | None) -> Tensor:
         """The decoder's own forward on right-padded blocks; a causal row never sees what stands after it."""
         lengths = sorted(layout.lengths, reverse=True)
-        places, done = [], 0
+        outputs, done = [], 0
         blocks_logits: list[list[Tensor]] = []
         for block in layout.blocks:
             shape = (block.num_segments, block.length)
@@ -192,21 +192,21 @@ class Backbone:
                 real_S = torch.tensor(lengths[done : done + block.num_segments], device=device)
                 inside = (torch.arange(block.length, device=device) < real_S[:, None]).to(torch.int64)
             done += block.num_segments
-            given = padded.arguments(shape, self._embed) | _router_argument(routed)
+            inputs = padded.arguments(shape, self._embed) | _router_argument(routed)
             if not self.accepts("position_ids"):
-                del given["position_ids"]
-            output = self.decoder(attention_mask=inside, use_cache=False, **given)
-            places.append(output.last_hidden_state.flatten(0, 1))
+                del inputs["position_ids"]
+            output = self.decoder(attention_mask=inside, use_cache=False, **inputs)
+            outputs.append(output.last_hidden_state.flatten(0, 1))
             if routed is not None:
                 blocks_logits.append([logits.flatten(0, -2) for logits in output.router_logits])
         if routed is not None:
             routed += [_in_order(list(layer), layout) for layer in zip(*blocks_logits, strict=True)]
-        return _in_order(places, layout)
+        return _in_order(outputs, layout)
 
 
-def _in_order(places: list[Tensor], layout: PackedLayout) -> Tensor:
-    """[T, ...] of the places of all blocks."""
-    joined = torch.cat(places)
+def _in_order(blocks: list[Tensor], layout: PackedLayout) -> Tensor:
+    """Return [T, ...] in the order of the tokens from the padded rows of all blocks."""
+    joined = torch.cat(blocks)
     return joined if layout.scatter_T is None else joined.index_select(0, layout.scatter_T)
 
 
@@ -222,7 +222,7 @@ def has_predecessor(segment_ids_T: Tensor) -> Tensor:
 
 
 def _drops_out(model: Any) -> bool:
-    """Whether training mode zeroes entries at random."""
+    """Return true where training mode zeroes entries at random."""
     if any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
         return True
     return any(float(getattr(m, "attention_dropout", None) or 0.0) > 0 for m in model.modules())

@@ -1,4 +1,4 @@
-"""Whether the packed states of a decoder are its own, and know nothing of the tokens behind them."""
+"""Check that a decoder's packed states equal its own and do not depend on later tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rft_models.backbone.forward_check import Probe, difference, require_equal_l
 
 
 def check_states(model: Any, backbone: Backbone, *, device: torch.device, dtype: torch.dtype, where: str) -> None:
-    """Compare the packed forward with the decoder's own on two short segments, and look for what looks ahead.
+    """Compare the packed forward with the decoder's own on two short segments; look for states that see later tokens.
 
     Raises:
         PreflightError: the states differ by more than the weights' precision explains, or a token's state
@@ -23,11 +23,11 @@ def check_states(model: Any, backbone: Backbone, *, device: torch.device, dtype:
     with torch.no_grad():
         probe = Probe.of(model.get_input_embeddings().weight.shape[0], device)
         expected = torch.cat([backbone.own_states(tokens) for tokens in probe.segments])
-        found = backbone.hidden_states(probe.token_ids_T, probe.positions_T, probe.segment_ids_T)
+        packed = backbone.hidden_states(probe.token_ids_T, probe.positions_T, probe.segment_ids_T)
         beginning = backbone.own_states(probe.segments[-1][:-1])
     model.train(training)
     name = type(model).__name__
-    require_equal_logits(expected, found, of=f"hidden states of {name}", dtype=dtype, where=where)
+    require_equal_logits(expected, packed, of=f"hidden states of {name}", dtype=dtype, where=where)
     if not difference(expected[-1 - len(beginning) : -1], beginning) <= tolerance(dtype):
         raise PreflightError(
             code="models.looks_ahead",

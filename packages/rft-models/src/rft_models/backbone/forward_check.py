@@ -60,5 +60,5 @@ def difference(expected: Tensor, found: Tensor) -> float:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Of `difference`, for two ways to compute with weights of this dtype."""
+    """Return the largest `difference` allowed between two ways to compute with weights of this dtype."""
     return 1e-4 if dtype in (torch.float32, torch.float64) else 5e-2

@@ -18,7 +18,7 @@ _NUM_TEXT = (4, 3)
 
 
 def media_probe(tower: VisionTower, vocab_size: int, device: torch.device) -> tuple[Probe, MediaInputs]:
-    """The segments, and the images of each."""
+    """Build the two segments and the images of each."""
     media = [tower.probe(seed) for seed in range(len(_NUM_TEXT))]
     segments: list[torch.Tensor] = []
     for one, length in zip(media, _NUM_TEXT, strict=True):
@@ -48,16 +48,16 @@ def check_image_states(
     with torch.no_grad():
         probe, media = media_probe(tower, model.get_input_embeddings().weight.shape[0], device)
         expected = [_own_states(model, backbone, tower, *pair) for pair in zip(probe.segments, media, strict=True)]
-        found = backbone.hidden_states(probe.token_ids_T, probe.positions_T, probe.segment_ids_T, mm_inputs=media)
+        packed = backbone.hidden_states(probe.token_ids_T, probe.positions_T, probe.segment_ids_T, mm_inputs=media)
     model.train(training)
     what = f"hidden states of {type(model).__name__} with images"
-    require_equal_logits(torch.cat(expected), found, of=what, dtype=dtype, where=where)
+    require_equal_logits(torch.cat(expected), packed, of=what, dtype=dtype, where=where)
 
 
 def _own_states(
     model: Any, backbone: Backbone, tower: VisionTower, tokens_L: torch.Tensor, media: Media | None
 ) -> torch.Tensor:
-    """[L, D] of one sequence."""
-    given = {} if media is None else tower.own_inputs(tokens_L, media)
+    """Compute the [L, D] states of one sequence by the model's own forward."""
+    image_inputs = {} if media is None else tower.own_inputs(tokens_L, media)
     with native_attention_mode(model, packed=backbone.packed):
-        return model(input_ids=tokens_L[None], use_cache=False, **given).last_hidden_state[0]
+        return model(input_ids=tokens_L[None], use_cache=False, **image_inputs).last_hidden_state[0]

@@ -43,7 +43,7 @@ class CausalCritic:
     """A transformers decoder, a linear layer without bias from its hidden states to one number, and a tokenizer.
 
     The head is computed in float32 (float64 for float64 weights), whatever the decoder's type: a value is
-    compared with returns, and bfloat16 has three digits. `head_was_loaded` says whether it came from a file.
+    compared with returns, and bfloat16 has three digits. `head_was_loaded` is true where it came from a file.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class CausalCritic:
         self.head_was_loaded = head_was_loaded
         self.where = where
         self.adapters: Adapters | None = None
-        """What is trained beside the head; None = every weight is."""
+        """Adapters trained beside the head; None = every weight is trained."""
         self.tower = vision_tower_of(model)
-        """Gives the features of images; None: the model takes none."""
+        """Computes the features of images; None: the model takes none."""
         decoder = model if self.tower is None else model.get_decoder()
         self._backbone = Backbone(decoder, packed=packed, kernel=kernel, tower=self.tower)
 
     @property
     def packed(self) -> bool:
-        """Whether the decoder runs once on all tokens, with segment-wise attention."""
+        """Return true where the decoder runs once on all tokens, with segment-wise attention."""
         return self._backbone.packed
 
     def values(
@@ -110,7 +110,7 @@ class CausalCritic:
         after_T = self.head(states.hidden_KD.to(self.head.weight.dtype))[:, 0]
         after_T = self._backbone.all_rows(after_T, states)
         after_T = after_T if states.place_T is None else after_T.index_select(0, states.place_T)
-        return torch.where(follows_T, after_T.roll(1), 0.0)
+        return torch.where(follows_T, after_T.roll(1), 0.0)  # the state of token t - 1 gives the value before token t
 
     def gather_always(self) -> None:
         """Use the vision tower for rows without images too: ranks that gather weights together must all use them."""
@@ -118,11 +118,11 @@ class CausalCritic:
             self.tower.runs_always = True
 
     def verify(self) -> None:
-        """Compare the packed forward with the decoder's own on two short segments, and look for what looks ahead.
+        """Compare the packed forward with the decoder's own on two segments, and look for states that see later tokens.
 
         Raises:
             PreflightError: the states differ by more than the weights' precision explains, or a token's state
-                depends on tokens behind it, so that a value would know what is sampled next.
+                depends on tokens behind it, so that a value would depend on what is sampled next.
         """
         known: dict[str, Any] = {"device": self.device, "dtype": self.dtype, "where": self.where}
         check_states(self._backbone.decoder, self._backbone, **known)
@@ -152,8 +152,8 @@ class CausalCritic:
     def snapshot(self, copy: Callable[[str, Tensor], Tensor]) -> Callable[[Path], None]:
         """`save_pretrained` of the weights as they are now: each is copied by `copy(name, tensor)`."""
         state = self.model.state_dict()
-        held = state.items() if self.adapters is None else self.adapters.merged(state.items())
-        named = {self._saved_name(name): tensor for name, tensor in held}
+        merged = state.items() if self.adapters is None else self.adapters.merged(state.items())
+        named = {self._saved_name(name): tensor for name, tensor in merged}
         named[f"{self.head_prefix}.weight"] = self.head.weight.detach()
         tensors = {name: copy(name, tensor) for name, tensor in named.items()}
         return lambda directory: self._write(directory, tensors)
@@ -170,9 +170,10 @@ class CausalCritic:
             keep_processor_files(self.where, path)
 
     def _saved_name(self, name: str) -> str:
-        """Of the decoder inside a model with a head, as the files of causal language models have it.
+        """Return the name in files of a decoder's parameter: with the prefix that causal language models' files have.
 
-        A model of images stands alone: transformers has no classifier around one, and its older names begin alike.
+        The decoder of a vision-language model has no prefix: transformers has no classifier around one, and its
+        older names begin alike.
         """
         prefix = self.model.base_model_prefix if self.tower is None else ""
         return f"{prefix}.{name}" if prefix else name
@@ -184,12 +185,12 @@ class CausalCritic:
 
     @property
     def num_parameters(self) -> int:
-        """Number of weights."""
+        """Number of weights of decoder and head."""
         return sum(parameter.numel() for _, parameter in self.named_parameters())
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.head.weight.device
 
     @property
@@ -198,7 +199,7 @@ class CausalCritic:
         return next(self.model.parameters()).dtype
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode: dropout as configured, gradient checkpointing if it was asked for."""
+        """Training mode: dropout as configured, gradient checkpointing if it was requested."""
         self.model.train(mode)
         self.head.train(mode)
         return self
@@ -224,7 +225,7 @@ def load_critic(
 
     A head for tokens that is in the files is not read. The value head is the tensor "<head_prefix>.weight"
     where the files hold one (of a reward model with several weighted heads their sum), otherwise it is drawn;
-    `head_was_loaded` says which.
+    `head_was_loaded` is true in the first case.
 
     Args:
         source: a Hugging Face model directory (config.json, *.safetensors, tokenizer files).
@@ -241,7 +242,7 @@ def load_critic(
         DataError: directory, configuration, weights or tokenizer absent, damaged or of another kind; a tensor
             of the head's name that is no value head.
         OptionsError: a prefix that cannot name a tensor; attention="packed" for an architecture without it.
-        PreflightError: the architecture computes something that is not known here, or looks ahead.
+        PreflightError: the architecture computes something that is not known here, or its states see later tokens.
     """
     checked_prefix(head_prefix)
     path, config = checked_model_directory(source)

@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 
 
 def checked_prefix(head_prefix: str) -> str:
-    """The prefix, if tensors can be named with it; otherwise `OptionsError`."""
+    """Return the prefix if tensors can be named with it; else raise `OptionsError`."""
     if _NAME.fullmatch(head_prefix):
         return head_prefix
     raise OptionsError(
@@ -51,15 +51,15 @@ def stored_head(path: Path, head_prefix: str, hidden_size: int) -> Tensor | None
         DataError: a tensor of this name has another shape, or comes with a bias.
     """
     name = f"{head_prefix}.weight"
-    found = stored_tensor(path, name)
-    if found is None:
+    weight = stored_tensor(path, name)
+    if weight is None:
         return None
-    if list(found.shape) == [1, hidden_size]:
+    if list(weight.shape) == [1, hidden_size]:
         refuse_bias(path, head_prefix)
-        return found
+        return weight
     raise DataError(
         code="models.value_head_shape",
-        what=f"{name} has shape {list(found.shape)}, a value head on this model has [1, {hidden_size}]",
+        what=f"{name} has shape {list(weight.shape)}, a value head on this model has [1, {hidden_size}]",
         where=str(file_with_tensor(path, name)),
         why=f"one linear layer maps a hidden state of {hidden_size} numbers to one value",
         do="name the prefix of the value head, or one that is not in the file to start from a new head",

@@ -18,16 +18,16 @@ class StepAttention:
     side. For the prompt part the queries of all samples of a prompt are one matrix, so a prompt's
     keys are read once and not once a sample. Batched products and not a fused kernel: a fused
     kernel pays a fixed cost for every row and head, three times the time of these at 512 rows and
-    100 columns on a CPU. Rows of very different lengths are computed in blocks, see `row_blocks`.
+    100 columns on a CPU. Rows of very different lengths are computed in blocks, see `row_groups`.
     """
 
     def __init__(self, cache: StaticCache, num_kv_heads: int, scaling: float, blocks: Sequence[RowBlock]) -> None:
-        """`blocks` are all rows of the cache, in order."""
+        """Prepare one step; `blocks` cover all rows of the cache, in order."""
         self._num_kv_heads = num_kv_heads
         self._blocks = [BlockAttention(cache, block, num_kv_heads, scaling) for block in blocks]
 
     def __call__(self, layer: int, query_BHD: Tensor, sliding_window: int | None) -> Tensor:
-        """[B, H * D]. The new token's key and value are in the cache already."""
+        """Compute the attention of all rows, [B, H * D]; the cache contains the new token's key and value already."""
         if len(self._blocks) == 1:
             return self._blocks[0](layer, query_BHD, sliding_window)
         return torch.cat([block(layer, query_BHD[block.rows], sliding_window) for block in self._blocks])
@@ -45,7 +45,7 @@ class BlockAttention:
         self._masks: dict[int | None, Tensor | None] = {}
 
     def __call__(self, layer: int, query_BHD: Tensor, sliding_window: int | None) -> Tensor:
-        """[B, H * D]."""
+        """Compute the attention of the block's rows, [B, H * D]."""
         block, cache = self._block, self._cache
         num_rows, num_heads, width = query_BHD.shape
         batch, group = num_rows * self._num_kv_heads, num_heads // self._num_kv_heads
@@ -85,13 +85,13 @@ class BlockAttention:
         block, (_, group, width) = self._block, tensor.shape
         rows = tensor.reshape(self._num_rows, -1)
         if block.place_B is not None:
-            places = rows.new_zeros(self._num_prompts * block.group_size, rows.shape[1])
-            rows = places.index_copy_(0, block.place_B, rows)
+            padded = rows.new_zeros(self._num_prompts * block.group_size, rows.shape[1])
+            rows = padded.index_copy_(0, block.place_B, rows)
         by_prompt = rows.view(self._num_prompts, block.group_size, self._num_kv_heads, group, width)
         return by_prompt.transpose(1, 2).reshape(self._num_prompts * self._num_kv_heads, -1, width)
 
     def _to_rows(self, tensor: Tensor) -> Tensor:
-        """The inverse: [P * G, group_size * g, X] -> [B * G, g, X]."""
+        """Invert `_to_prompts`: [P * G, group_size * g, X] -> [B * G, g, X]."""
         block, width = self._block, tensor.shape[-1]
         by_prompt = tensor.view(self._num_prompts, self._num_kv_heads, block.group_size, -1, width).transpose(1, 2)
         group = by_prompt.shape[3]

@@ -25,15 +25,16 @@ from rft_models.decode.kv_cache import StaticCache
 from rft_models.decode.row_groups import RowBlock, as_scores, whole_block
 
 _COLUMNS = 64
+"""Columns by which a recording grows; those that a row has not written yet are masked."""
 _PLAIN_STEPS = 2
 """Steps without a recording after the rows changed; they also make what libraries make at their first call."""
 
 
 class GraphCapture(Protocol):
-    """What turns a step into something that can be done again."""
+    """Recorder of a step, which makes it repeatable."""
 
     def record(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Note what `forward` starts on the device, without its effects; the result has them, once a call.
+        """Record what `forward` starts on the device, without running it; each call of the result runs it once.
 
         Every call returns the same tensor with new values. Numbers of the host are those of the recording.
         """
@@ -48,7 +49,7 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream()
 
     def record(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """See `GraphCapture.record`. Other threads may use the device meanwhile."""
+        """Capture `forward`, see `GraphCapture.record`; other threads may use the device meanwhile."""
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -68,7 +69,7 @@ class CudaGraphs:
 
 @dataclass(slots=True)
 class StepInputs:
-    """What differs from step to step, on the device. Shapes: B rows."""
+    """Inputs that change from step to step, on the device, for B rows."""
 
     token_ids_B: Tensor
     positions_B: Tensor
@@ -77,7 +78,7 @@ class StepInputs:
 
     @classmethod
     def of(cls, cache: StaticCache, token_ids_B: Tensor) -> StepInputs:
-        """Those of the next step of a cache."""
+        """Build the inputs of the next step of a cache."""
         device = cache.keys[0].device
         return cls(
             token_ids_B.to(device),
@@ -87,7 +88,7 @@ class StepInputs:
         )
 
     def advance(self) -> None:
-        """Every row has one token more."""
+        """Advance every row by one token."""
         self.positions_B.add_(1)
         self.own_lengths_B.add_(1)
 
@@ -132,7 +133,7 @@ class _Recording:
     own_columns: int
 
     def serves(self, cache: StaticCache, weights: int) -> bool:
-        """Whether the rows, the weights and the columns are those of the recording."""
+        """Return true where the rows, the weights and the columns are those of the recording."""
         return self.layout == cache.layout and self.weights == weights and cache.longest_own() < self.own_columns
 
 
@@ -140,10 +141,11 @@ class GraphedDecoder:
     """Steps of one decoder, recorded where rows stay for a while."""
 
     def __init__(self, forward: Forward, recorder: GraphCapture, num_kv_heads: int, scaling: float) -> None:
-        """
+        """Set up steps without a recording so far.
+
         Args:
             forward: one step with the weights as they are.
-            recorder: what notes it.
+            recorder: what records it.
             num_kv_heads, scaling: of the attention.
         """
         self._forward, self._recorder = forward, recorder
@@ -153,7 +155,7 @@ class GraphedDecoder:
         self.num_recordings = 0
 
     def refresh(self) -> None:
-        """The weights lie elsewhere now."""
+        """Make recordings invalid: the weights have other addresses now."""
         self._weights += 1
 
     def step(self, cache: StaticCache, token_ids_B: Tensor) -> Tensor | None:
@@ -163,7 +165,7 @@ class GraphedDecoder:
             if self._is_too_new(cache, recording):
                 return None
             recording = self._record(cache, token_ids_B)
-        recording.inputs.token_ids_B.copy_(token_ids_B)
+        recording.inputs.token_ids_B.copy_(token_ids_B)  # in place: a replay reads the recorded address
         logits = recording.replay()
         cache.own_lengths_B = cache.own_lengths_B + 1
         return logits
@@ -184,7 +186,7 @@ class GraphedDecoder:
         def forward() -> Tensor:
             attention = _WideAttention(cache, block, self._num_kv_heads, self._scaling, inputs, own_columns)
             logits = self._forward(cache, inputs, attention)
-            inputs.advance()
+            inputs.advance()  # inside the recording, so that every replay advances the lengths on the device
             return logits
 
         replay = self._recorder.record(forward)

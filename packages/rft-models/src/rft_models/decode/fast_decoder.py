@@ -2,7 +2,7 @@
 
 `FastDecoder` computes the Llama, Mistral, Qwen2 and Qwen3 families directly from their
 weights: fused query-key-value and gate-up products, a static cache, about twenty tensor calls a
-layer, attention over the live columns. `HfDecoder` (`decode_general.py`) runs any other
+layer, attention over the live columns. `HfDecoder` (`hf_decoder.py`) runs any other
 causal model through transformers. Both give the log-probabilities of the training forward.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class DecodableModel(Protocol):
-    """What an in-process engine generates with."""
+    """Interface of the models that an in-process engine generates with."""
 
     vocab_size: int
     max_positions: int
@@ -67,7 +67,7 @@ class DecodableModel(Protocol):
 
 
 def decoder_for(policy: CausalPolicy, *, graphs: bool = True) -> DecodableModel:
-    """What the in-process engine generates with: the fast decoder where it is known to be exact, else the general one.
+    """Return the in-process engine's decoder: `FastDecoder` where it is known to be exact, else `HfDecoder`.
 
     It shares the policy's weights: call `refresh()` after they changed. `graphs`: on a GPU a step may be recorded as a
     CUDA graph, see `cuda_graphs`.
@@ -185,9 +185,9 @@ class FastDecoder:
         copies_P: Sequence[int],
         media: Sequence[Any] | None = None,
     ) -> Tensor:
-        """See `DecodableModel.prefill`. Padding costs nothing in the linear layers: only real tokens run."""
+        """Run prompts once, see `DecodableModel.prefill`; linear layers run on real tokens alone, not on padding."""
         device = self._head.weight.device
-        lengths_P = lengths_P.to("cpu", torch.int64)
+        lengths_P = lengths_P.to("cpu", torch.int64)  # shapes follow from these, and must not wait for a device
         layout = PackedLayout.from_lengths(lengths_P.tolist(), device)
         cache.append(lengths_P, torch.tensor(list(copies_P)))
         longest = int(lengths_P.max())
@@ -211,7 +211,7 @@ class FastDecoder:
 
     @torch.inference_mode()
     def step(self, cache: StaticCache, token_ids_B: Tensor) -> Tensor:
-        """See `DecodableModel.step`."""
+        """Append one token to every active row, see `DecodableModel.step`."""
         check_room(cache.num_rows, cache.max_rows, cache.longest() + 1, cache.max_len)
         if self._recorded is not None and (logits := self._recorded.step(cache, token_ids_B)) is not None:
             return logits
@@ -227,11 +227,11 @@ class FastDecoder:
 
         The logits of a step are then valid until the next one.
         """
-        given = (self._num_kv_heads, self._scaling)
-        self._recorded = None if recorder is None else GraphedDecoder(self._forward, recorder, *given)
+        heads = (self._num_kv_heads, self._scaling)
+        self._recorded = None if recorder is None else GraphedDecoder(self._forward, recorder, *heads)
 
     def _forget_recordings(self) -> None:
-        """What a step reads lies elsewhere now."""
+        """Make recordings invalid: the tensors that a step reads have other addresses now."""
         if self._recorded is not None:
             self._recorded.refresh()
 
@@ -266,7 +266,7 @@ class FastDecoder:
         return self._cos[positions], self._sin[positions]
 
     def _rotary_of_axes(self, axes_3T: Tensor) -> tuple[Tensor, Tensor]:
-        """The same of tokens whose positions have three axes, each with its share of the frequencies."""
+        """Compute cos and sin of tokens whose positions have three axes, each with its share of the frequencies."""
         cos_1TD, sin_1TD = self._backbone.rotary_emb(self._embedding, axes_3T[:, None])
         signs_D = torch.ones(self._head_dim, device=sin_1TD.device, dtype=sin_1TD.dtype)
         signs_D[: self._head_dim // 2] = -1

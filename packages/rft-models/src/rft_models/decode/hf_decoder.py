@@ -46,7 +46,7 @@ class HfDecoder:
             )
 
     def refresh(self) -> None:
-        """Nothing is derived from the weights: the module itself is run."""
+        """Do nothing: no tensor is derived from the weights, the module itself is run."""
 
     def new_cache(self, max_rows: int, max_len: int) -> GrowingCache:
         """An empty cache; memory grows with the rows and columns in use."""
@@ -73,7 +73,7 @@ class HfDecoder:
         copies_P: Sequence[int],
         media: Sequence[Any] | None = None,
     ) -> Tensor:
-        """See `DecodableModel.prefill`."""
+        """Run right-aligned prompts once, see `DecodableModel.prefill`."""
         from transformers import DynamicCache
 
         lengths = lengths_P.to("cpu", torch.int64)
@@ -98,7 +98,7 @@ class HfDecoder:
 
     @torch.inference_mode()
     def step(self, cache: GrowingCache, token_ids_B: Tensor) -> Tensor:
-        """See `DecodableModel.step`."""
+        """Append one token to every active row, see `DecodableModel.step`."""
         from transformers import DynamicCache
 
         check_room(cache.num_rows, cache.max_rows, cache.num_columns + 1, cache.max_len)
@@ -118,8 +118,8 @@ class HfDecoder:
         """Right-aligned prompts with the features of their images, and [P] what later positions are shifted by."""
         device = self._head.weight.device
         inside_PL = place_PL >= 0
-        ids, places = ids_PL[inside_PL].to(device), place_PL[inside_PL].to(device)
-        seen = prepare_multimodal(self._tower, media, lengths_P.tolist(), ids, places)
+        ids, columns = ids_PL[inside_PL].to(device), place_PL[inside_PL].to(device)
+        seen = prepare_multimodal(self._tower, media, lengths_P.tolist(), ids, columns)
         where_PL = (inside_PL.flatten().cumsum(0) - 1).clamp(min=0)  # padding repeats a token: nothing attends to it
         first_P = inside_PL.int().argmax(1) + torch.arange(inside_PL.shape[0]) * inside_PL.shape[1]
         where_PL = torch.where(inside_PL, where_PL.view_as(place_PL), where_PL[first_P][:, None])
@@ -130,12 +130,12 @@ class HfDecoder:
         device = self._head.weight.device
         columns = past.get_seq_length() + shape[1]
         mask_BK = (torch.arange(columns) >= columns - lengths_B[:, None]).to(torch.int64)
-        given = row.arguments(shape, self._backbone.get_input_embeddings())
+        inputs = row.arguments(shape, self._backbone.get_input_embeddings())
         if not self._takes_positions:
-            del given["position_ids"]
-        given |= {"past_key_values": past, "use_cache": True}
+            del inputs["position_ids"]
+        inputs |= {"past_key_values": past, "use_cache": True}
         training = self._model.training
         self._model.eval()
-        output = self._backbone(attention_mask=mask_BK.to(device), **given)
+        output = self._backbone(attention_mask=mask_BK.to(device), **inputs)
         self._model.train(training)
         return output.last_hidden_state

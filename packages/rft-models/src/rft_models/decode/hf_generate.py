@@ -1,4 +1,4 @@
-"""`generate` of transformers with a draw of ours in it: for comparison, and for models that nothing else decodes."""
+"""Generation by transformers' `generate` with RFT's own sampling, for comparison and for models without a decoder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class HfGenerator:
         Args:
             prompts: token ids, at least one each.
             max_new_tokens: tokens of the longest continuation.
-            pick: ([B, V] float32 logits, tokens so far) -> [B] int64 the next tokens; rows that ended are asked too.
+            pick: ([B, V] float32 logits, tokens so far) -> [B] int64 the next tokens; also for rows that ended.
             ended: [B] bool after each token: the row needs no more.
             media: the images of each row, None where it has none.
         """
@@ -84,7 +84,7 @@ class HfGenerator:
 
 
 class _Picked:
-    """Leaves the greedy choice that follows one token a row."""
+    """Logits processor that leaves one token a row for the greedy choice."""
 
     def __init__(self, pick: Callable[[Tensor, int], Tensor], num_prompt: int) -> None:
         self._pick, self._num_prompt = pick, num_prompt
@@ -95,7 +95,7 @@ class _Picked:
 
 
 class _Ended:
-    """Asks which rows are done, in the place of stop tokens."""
+    """Stopping criterion that takes the rows that are done from a function, in place of stop tokens."""
 
     def __init__(self, ended: Callable[[], Tensor]) -> None:
         self._ended = ended

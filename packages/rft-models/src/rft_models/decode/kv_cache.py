@@ -13,14 +13,14 @@ from torch import Tensor
 
 
 class DecodeCache(Protocol):
-    """What an engine sees of a cache."""
+    """Interface of the caches that an engine uses."""
 
     max_rows: int
     max_len: int
 
     @property
     def num_rows(self) -> int:
-        """Active rows."""
+        """Number of active rows."""
         ...
 
     def keep(self, rows: Tensor) -> None:
@@ -77,13 +77,13 @@ class StaticCache:
         self.layout = 0
         """Another number after every change of the rows."""
         self.blocks: tuple[int, list[Any]] = (-1, [])
-        """Layout and blocks of its rows, see `row_blocks`."""
+        """Layout and blocks of its rows, see `row_groups`."""
         self.recording: object = None
-        """What reads this memory without asking, see `step_graph`."""
+        """The recording whose replays read this memory, see `cuda_graphs`."""
 
     @property
     def num_rows(self) -> int:
-        """Active rows."""
+        """Number of active rows."""
         return self.own_lengths_B.shape[0]
 
     @property
@@ -110,7 +110,7 @@ class StaticCache:
         check_room(self.num_rows + num_rows, self.max_rows, int(lengths_P.max()), self.max_len)
         first, columns = self.num_rows, self.longest_own()
         for store in (*self.keys, *self.values) if columns else ():
-            store[first : first + num_rows, :, :columns] = 0
+            store[first : first + num_rows, :, :columns] = 0  # memory of former rows, which may contain NaN
         numbers_P = torch.arange(lengths_P.shape[0]) + self.prompt_lengths_P.shape[0]
         self.prompt_lengths_P = torch.cat([self.prompt_lengths_P, lengths_P])
         self.position_offsets_P = torch.cat([self.position_offsets_P, torch.zeros_like(lengths_P)])
@@ -119,11 +119,11 @@ class StaticCache:
         self.layout += 1
 
     def shift_positions(self, offsets_P: Tensor) -> None:
-        """Of the newest prompts, what tokens behind them are shifted by."""
+        """Set the position offsets of the tokens behind the newest prompts."""
         self.position_offsets_P[self.position_offsets_P.shape[0] - offsets_P.shape[0] :] = offsets_P
 
     def write_prompts(self, layer: int, keys_PGLD: Tensor, values_PGLD: Tensor) -> None:
-        """The newest prompts' keys and values in one layer, zero behind the shorter ones."""
+        """Write the newest prompts' keys and values of one layer, zero behind the shorter ones."""
         for store, new in ((self.prompt_keys, keys_PGLD), (self.prompt_values, values_PGLD)):
             old = store[layer]
             columns = max(old.shape[2], new.shape[2])
@@ -214,7 +214,7 @@ class GrowingCache:
 
     @property
     def num_rows(self) -> int:
-        """Active rows."""
+        """Number of active rows."""
         return self.lengths.shape[0]
 
     @property
@@ -268,20 +268,20 @@ def dynamic_layers(cache: Any) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def check_room(num_rows: int, max_rows: int, length: int, max_len: int) -> None:
-    """`ValueError` where a cache would hold more rows or longer rows than it was made for."""
+    """Raise `ValueError` where a cache would hold more rows or longer rows than it was made for."""
     if num_rows > max_rows or length > max_len:
         raise ValueError(f"the cache holds {max_rows} rows of {max_len} tokens, asked for {num_rows} of {length}")
 
 
 def check_places(rows: Tensor, num_rows: int, max_rows: int) -> None:
-    """`ValueError` where `rows` names a row that is not there, or more rows than fit."""
+    """Raise `ValueError` where `rows` names a row that is not there, or more rows than fit."""
     outside = rows.shape[0] and not 0 <= int(rows.min()) <= int(rows.max()) < num_rows
     if rows.dim() != 1 or outside or rows.shape[0] > max_rows:
         raise ValueError(f"{max_rows} rows fit, and rows are 0 .. {num_rows - 1}; got {rows.tolist()[:20]}")
 
 
 def check_ascending(rows: Tensor, num_rows: int) -> None:
-    """`ValueError` where `rows` is not an ascending choice of the active rows."""
+    """Raise `ValueError` where `rows` is not an ascending choice of the active rows."""
     good = rows.dim() == 1 and bool((rows[1:] > rows[:-1]).all())
     if not good or (rows.shape[0] and (int(rows[0]) < 0 or int(rows[-1]) >= num_rows)):
         raise ValueError(f"rows to keep must ascend within 0 .. {num_rows - 1}, got {rows.tolist()[:20]}")

@@ -1,4 +1,4 @@
-"""Which rows of a `StaticCache` a step attends for together: neighbours, cut where padding costs more than a call.
+"""Groups of rows of a `StaticCache` that share one attention call, cut where padding costs more than a call.
 
 The attention of a block of rows is computed over as many columns as its longest prompt and its oldest row have, with
 as many places for each prompt as the prompt with most samples needs. Rows that were begun long ago, or go on behind
@@ -32,7 +32,7 @@ _WORTH_ELSEWHERE = 2**25
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Rows of neighbouring prompts."""
+    """Rows of neighbouring prompts that share one attention call."""
 
     rows: slice
     prompts: slice
@@ -47,7 +47,7 @@ class RowBlock:
 
 
 def whole_block(cache: StaticCache) -> RowBlock:
-    """All rows, whatever the padding."""
+    """Return one block of all rows, whatever the padding."""
     return _block(cache, 0, cache.prompt_lengths_P.shape[0])
 
 
@@ -76,32 +76,32 @@ def group_boundaries(cache: StaticCache, worth: int) -> list[int]:
     rows_P = torch.bincount(cache.prompt_of_row_B, minlength=num_prompts)
     own_P = torch.zeros(num_prompts, dtype=torch.int64)
     own_P.scatter_reduce_(0, cache.prompt_of_row_B, cache.own_lengths_B, "amax")
-    given = (cache.prompt_lengths_P, rows_P, own_P)
+    sizes = (cache.prompt_lengths_P, rows_P, own_P)
     bounds = [0, num_prompts]
     while len(bounds) <= _MOST_BLOCKS:
-        found = [_best_cut([part[a:b] for part in given]) for a, b in pairwise(bounds)]
-        saved, place = max((saved, bounds[i] + cut) for i, (saved, cut) in enumerate(found))
+        cuts = [_best_cut([part[a:b] for part in sizes]) for a, b in pairwise(bounds)]
+        saved, boundary = max((saved, bounds[i] + cut) for i, (saved, cut) in enumerate(cuts))
         if saved < max(worth, 1):
             break
-        bounds = sorted([*bounds, place])
+        bounds = sorted([*bounds, boundary])
     return bounds
 
 
-def _best_cut(given: list[Tensor]) -> tuple[int, int]:
+def _best_cut(sizes: list[Tensor]) -> tuple[int, int]:
     """(what it saves, prompts before it) of the best cut of these prompts; (0, 0) where there is none."""
-    if given[0].shape[0] < 2:
+    if sizes[0].shape[0] < 2:
         return 0, 0
-    before, after = _costs(given), _costs([part.flip(0) for part in given]).flip(0)
+    before, after = _costs(sizes), _costs([part.flip(0) for part in sizes]).flip(0)
     saved = before[-1] - (before[:-1] + after[1:])
     best = int(saved.argmax())
     return int(saved[best]), best + 1
 
 
-def _costs(given: list[Tensor]) -> Tensor:
-    """[P]: of a block of the first 1, 2, ... prompts with these lengths, rows and oldest rows."""
-    longest, most, oldest = (part.cummax(0).values for part in given)
+def _costs(sizes: list[Tensor]) -> Tensor:
+    """Return the costs [P] of a block of the first 1, 2, ... prompts with these lengths, rows and oldest rows."""
+    longest, max_rows, oldest = (part.cummax(0).values for part in sizes)
     prompts = torch.arange(1, longest.shape[0] + 1)
-    return prompts * most * longest + given[1].cumsum(0) * oldest
+    return prompts * max_rows * longest + sizes[1].cumsum(0) * oldest
 
 
 def _block(cache: StaticCache, first: int, last: int) -> RowBlock:

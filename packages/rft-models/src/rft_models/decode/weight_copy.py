@@ -1,10 +1,10 @@
 """A second set of a policy's parameters that an in-process engine generates with.
 
-Where the trained parameters lie in shards, or are of another type than the engine should compute
+Where the trained parameters are sharded, or are of another type than the engine should compute
 in, nothing can be decoded with them where they are. The copy has the policy's architecture and
 whole tensors of its own. They are written in place, one after another, so that beside the copy no
 more than one whole tensor has to exist. It has no gradients, and on the fast path the matrices
-that a decode step multiplies together lie one after another in memory already, so that nothing is
+that a decode step multiplies together are adjacent in memory already, so that nothing is
 stored twice.
 """
 
@@ -32,16 +32,16 @@ _META = torch.device("meta")
 
 
 def needs_copy(policy: CausalPolicy, dtype: torch.dtype | None = None) -> bool:
-    """Whether an engine in this process cannot generate with the parameters that are trained.
+    """Return true where an engine in this process cannot generate with the parameters that are trained.
 
-    True where one of them lies in shards, or where the engine is to compute in another type (`dtype`).
+    That is so where one of them is sharded, or where the engine is to compute in another type (`dtype`).
     """
     differs = dtype is not None and dtype != policy.dtype
     return differs or any(is_sharded(parameter) for _, parameter in policy.named_parameters())
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether this process holds a part of the tensor only (torch's DTensor with a placement that is no replica)."""
+    """Return true where this process has only a shard of the tensor (a DTensor placement that is no replica)."""
     return any(not placement.is_replicate() for placement in getattr(tensor, "placements", ()))
 
 
@@ -58,7 +58,8 @@ class GenerationCopy:
     """
 
     def __init__(self, policy: CausalPolicy, *, dtype: torch.dtype | None = None, graphs: bool = True) -> None:
-        """
+        """Build the copy of the architecture, without memory for its parameters.
+
         Args:
             policy: whose architecture and buffers; its parameters come through `write`.
             dtype: of the copy's floating-point parameters; None = that of each of the policy's.
@@ -114,14 +115,14 @@ class GenerationCopy:
         if name in self._came:
             raise _incomplete(f"{name} came twice", "every tensor is sent once")
         self._came.add(name)
-        held = self._waiting.pop(own, None)
-        if held is None:  # under its other name
+        parameter = self._waiting.pop(own, None)
+        if parameter is None:  # under its other name
             return own, dict(self.named_tensors())[own]
-        if held.shape != tensor.shape:
-            what = f"{name} has the shape {list(tensor.shape)}, the model's has {list(held.shape)}"
+        if parameter.shape != tensor.shape:
+            what = f"{name} has the shape {list(tensor.shape)}, the model's has {list(parameter.shape)}"
             raise _incomplete(what, "tensors are written in place, whole")
-        held.copy_(tensor.detach())
-        return own, held
+        parameter.copy_(tensor.detach())
+        return own, parameter
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -141,7 +142,7 @@ class GenerationCopy:
         self.refresh()
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The parameters that it computes with, under the policy's names; tied ones once."""
+        """Yield the parameters that the copy computes with, under the policy's names; tied ones once."""
         yield from self._twin.model.named_parameters()
 
     def own_name(self, name: str) -> str:
@@ -154,7 +155,7 @@ class GenerationCopy:
         self._place(_META)
 
     def new_cache(self, max_rows: int, max_len: int) -> DecodeCache:
-        """See `DecodableModel.new_cache`."""
+        """Return an empty cache of the copy's decoder, see `DecodableModel.new_cache`."""
         return self._decoder.new_cache(max_rows, max_len)
 
     def cache_bytes(self, max_rows: int, max_len: int, *, num_prompts: int, prompt_len: int) -> int:
@@ -169,11 +170,11 @@ class GenerationCopy:
         copies_P: Sequence[int],
         media: Sequence[Any] | None = None,
     ) -> Tensor:
-        """See `DecodableModel.prefill`."""
+        """Run prompts once with the copied weights, see `DecodableModel.prefill`."""
         return self._decoder.prefill(cache, token_ids_PL, lengths_P, copies_P, media)
 
     def step(self, cache: Any, token_ids_B: Tensor) -> Tensor:
-        """See `DecodableModel.step`."""
+        """Append one token to every active row, see `DecodableModel.step`."""
         return self._decoder.step(cache, token_ids_B)
 
     def refresh(self) -> None:
@@ -205,20 +206,20 @@ class GenerationCopy:
         if not isinstance(self._decoder, _JoinedDecoder):
             return {}
         names = {id(parameter): name for name, parameter in old.items()}
-        found: dict[str, Tensor] = {}
+        rows_by_name: dict[str, Tensor] = {}
         for parts in self._decoder.joined_parts():
             shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-            whole = torch.empty(shape, dtype=self._dtypes[names[id(parts[0])]], device=device)
-            rows = whole.split([part.shape[0] for part in parts])
-            found |= {names[id(part)]: row for part, row in zip(parts, rows, strict=True)}
-        return found
+            joined = torch.empty(shape, dtype=self._dtypes[names[id(parts[0])]], device=device)
+            rows = joined.split([part.shape[0] for part in parts])
+            rows_by_name |= {names[id(part)]: row for part, row in zip(parts, rows, strict=True)}
+        return rows_by_name
 
 
 class _JoinedDecoder(FastDecoder):
     """A decoder whose fused weights are no copies: the tensors of each of `joined_parts` are rows of one."""
 
     def joined_parts(self) -> Iterator[list[Tensor]]:
-        """What lies one after another: query, key, value; gate, up; and their biases."""
+        """Yield the tensors that are adjacent in memory: query, key, value; gate, up; and their biases."""
         for layer in self._layers:
             attention, mlp = layer.module.self_attn, layer.module.mlp
             for modules in ((attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)):
@@ -227,7 +228,7 @@ class _JoinedDecoder(FastDecoder):
                     yield [module.bias for module in modules]
 
     def fused_tensors(self) -> list[Tensor]:
-        """What the products are computed with."""
+        """Return the fused tensors that the products are computed with."""
         fused = [(layer.qkv, layer.qkv_bias, layer.gate_up, layer.gate_up_bias) for layer in self._layers]
         return [tensor for tensors in fused for tensor in tensors if tensor is not None]
 
@@ -247,20 +248,20 @@ def _look_at_joined(layer: Any) -> Any:
     gate_up = (mlp.gate_proj, mlp.up_proj)
     return replace(
         layer,
-        qkv=_whole([module.weight for module in qkv]),
-        qkv_bias=None if qkv[0].bias is None else _whole([module.bias for module in qkv]),
-        gate_up=_whole([module.weight for module in gate_up]),
-        gate_up_bias=None if gate_up[0].bias is None else _whole([module.bias for module in gate_up]),
+        qkv=_joined_rows([module.weight for module in qkv]),
+        qkv_bias=None if qkv[0].bias is None else _joined_rows([module.bias for module in qkv]),
+        gate_up=_joined_rows([module.weight for module in gate_up]),
+        gate_up_bias=None if gate_up[0].bias is None else _joined_rows([module.bias for module in gate_up]),
     )
 
 
-def _whole(parts: Sequence[Tensor]) -> Tensor:
-    """The tensor that these are the rows of, in order."""
-    place, storage = 0, parts[0].untyped_storage().data_ptr()
+def _joined_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Return a view of the tensor that these are the rows of, in order."""
+    offset, storage = 0, parts[0].untyped_storage().data_ptr()
     for part in parts:
-        neighbours = part.untyped_storage().data_ptr() == storage and part.storage_offset() == place
+        neighbours = part.untyped_storage().data_ptr() == storage and part.storage_offset() == offset
         assert neighbours, "a parameter of the copy was replaced by another tensor"
-        place += part.numel()
+        offset += part.numel()
     shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
     return parts[0].detach().as_strided(shape, parts[0].stride(), 0)
 
@@ -273,9 +274,10 @@ def _skeleton(policy: CausalPolicy) -> Any:
     if patches.is_patched(source):
         model = patches.apply(model)
     expected = dict(policy.base_parameters(remove_duplicate=False))
-    found = dict(model.named_parameters(remove_duplicate=False))
-    differing = sorted(expected.keys() ^ found.keys())
-    differing += [name for name in expected.keys() & found.keys() if _whole_shape(expected[name]) != found[name].shape]
+    actual = dict(model.named_parameters(remove_duplicate=False))
+    common = expected.keys() & actual.keys()
+    differing = sorted(expected.keys() ^ actual.keys())
+    differing += [name for name in common if _full_shape(expected[name]) != actual[name].shape]
     if differing:
         raise PreflightError(
             code="models.no_engine_copy",
@@ -289,8 +291,8 @@ def _skeleton(policy: CausalPolicy) -> Any:
     return model
 
 
-def _whole_shape(parameter: Tensor) -> torch.Size:
-    """Also of one that DeepSpeed has taken apart, which keeps an empty tensor in its place."""
+def _full_shape(parameter: Tensor) -> torch.Size:
+    """Return the full shape, also of a parameter that DeepSpeed has partitioned into an empty tensor."""
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 

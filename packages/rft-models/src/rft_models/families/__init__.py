@@ -1,1 +1,1 @@
-"""Which architecture takes which path: patches, vision families, custom families. Imports no other room."""
+"""Registry of architectures and their paths: patches, vision families, custom families. Imports no other room."""

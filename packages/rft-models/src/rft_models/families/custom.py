@@ -1,4 +1,4 @@
-"""Model code of a person's own: families that transformers does not have, and files that register them or patches.
+"""User model code: families that transformers does not have, and files that register them or patches.
 
 ```python
 class MyForCausalLM(LlamaForCausalLM):
@@ -7,7 +7,7 @@ class MyForCausalLM(LlamaForCausalLM):
 register_family(MyForCausalLM, decoder=MyModel, packed=True)
 ```
 
-Code is run only from files that a person names; code in a model directory never is.
+Code is run only from files that the user names; code in a model directory never is.
 """
 
 from __future__ import annotations
@@ -59,26 +59,26 @@ def register_family(model_class: Any, *, decoder: Any, packed: bool) -> None:
 
 
 def load_model_code(text: str) -> list[str]:
-    """Run files of model code (joined by commas; of a folder all its .py files by name) and say what they registered.
+    """Run files of model code (joined by commas; of a folder all .py files by name); return what each registered.
 
     A file that is read again replaces what it registered before.
 
     Raises:
         OptionsError: a file that is not there, that fails, or that registers nothing.
     """
-    told: list[str] = []
+    registered: list[str] = []
     for part in (part.strip() for part in text.split(",") if part.strip()):
         path = Path(part).expanduser()
         files = sorted(path.glob("*.py")) if path.is_dir() else [path]
         if not files or not all(file.is_file() for file in files):
             raise _refused(part, "the folder holds no .py file" if path.is_dir() else "there is no such file")
         for file in files:
-            told.append(_run(file.resolve()))
-    return told
+            registered.append(_run(file.resolve()))
+    return registered
 
 
 def has_manual_patches() -> bool:
-    """Whether a patch is registered that no file of model code brought."""
+    """Return true where a patch is registered that comes from no file of model code."""
     from_files = [entry for entries in _FROM_FILES.values() for entry in entries]
     return any(entry not in from_files for entry in patches.all_registered())
 
@@ -104,9 +104,9 @@ def _run(file: Path) -> str:
     if not added and not made:
         raise _refused(str(file), "it registers neither a patch nor a family")
     _FROM_FILES[file] = added
-    told = [f"family {name}" for name in made]
-    told += [f"{getattr(patch, '__name__', 'a patch')} for {model_type}" for model_type, patch in added]
-    return f"{file}: {', '.join(told)}"
+    registered = [f"family {name}" for name in made]
+    registered += [f"{getattr(patch, '__name__', 'a patch')} for {model_type}" for model_type, patch in added]
+    return f"{file}: {', '.join(registered)}"
 
 
 def _refused(where: str, what: str) -> OptionsError:

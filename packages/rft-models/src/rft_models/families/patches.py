@@ -1,4 +1,4 @@
-"""Changes of a person's own to models of one kind, made whenever such a model is loaded.
+"""User patches of models of one `model_type`, applied whenever such a model is loaded.
 
 ```python
 def patch_your_model(model):  # a transformers model, its weights loaded
@@ -7,7 +7,7 @@ def patch_your_model(model):  # a transformers model, its weights loaded
 register_patch("qwen2", patch_your_model)
 ```
 
-A patched model is decoded by its own forward, never by the fast decoder, which knows the unpatched layers. Loading
+A patched model is decoded by its own forward, never by the fast decoder, which computes the unpatched layers. Loading
 compares the packed forward with the model's own as for every model, and refuses a patch that the packed forward
 would not see.
 """
@@ -28,14 +28,14 @@ _PATCHED: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def register_patch(model_type: str, patch: Patch) -> None:
-    """Change every model whose config.json says `model_type` when it is loaded from now on.
+    """Register a patch for every model whose config.json has this `model_type`, from the next load on.
 
     Several patches of one kind act in the order in which they were registered; one that is registered twice acts once.
     The policy, the reference policy and models that are evaluated are loaded alike. A critic is not patched: it is
     the decoder without its head.
 
     Raises:
-        OptionsError: transformers knows no such kind, so that the patch would never act.
+        OptionsError: transformers has no such `model_type`, so that the patch would never act.
     """
     from transformers import CONFIG_MAPPING
 
@@ -53,19 +53,19 @@ def register_patch(model_type: str, patch: Patch) -> None:
 
 
 def unregister_patch(model_type: str, patch: Patch) -> None:
-    """Load models as they are again; nothing happens where the patch is not registered."""
+    """Remove a patch; later loads are without it. Nothing happens where it is not registered."""
     registered = _PATCHES.get(model_type, [])
     if patch in registered:
         registered.remove(patch)
 
 
 def registered_patches(model_type: str) -> tuple[Patch, ...]:
-    """What acts on models of this kind, in order."""
+    """Return the patches of models of this `model_type`, in order."""
     return tuple(_PATCHES.get(model_type, ()))
 
 
 def apply(model: Any) -> Any:
-    """The model with the patches of its kind."""
+    """Apply the patches of the model's `model_type` and return the patched model."""
     for patch in registered_patches(model.config.model_type):
         changed = patch(model)
         model = model if changed is None else changed
@@ -74,15 +74,15 @@ def apply(model: Any) -> Any:
 
 
 def is_patched(model: Any) -> bool:
-    """Whether a patch has acted on this model."""
+    """Return true where a patch has been applied to this model."""
     return model in _PATCHED
 
 
 def all_registered() -> list[tuple[str, Patch]]:
-    """Every (model_type, patch)."""
+    """Return every registered (model_type, patch)."""
     return [(model_type, patch) for model_type, registered in _PATCHES.items() for patch in registered]
 
 
 def any_registered() -> bool:
-    """Whether any kind of model is patched when it is loaded."""
+    """Return true where any `model_type` has a patch."""
     return any(_PATCHES.values())

@@ -1,4 +1,4 @@
-"""Which architectures take which path. Everything not named here takes the general one, exact and slower."""
+"""Sets of architectures by path. Everything not named here takes the general path, exact and slower."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PACKED_FAMILIES = frozenset(
     }
 )
 """`model_type`s whose attention goes through transformers' attention interface with nothing but scaling,
-a sliding window and softcapping, and which mix tokens nowhere else. Each is held to the padded forward by a test."""
+a sliding window and softcapping, and which mix tokens nowhere else. A test compares each with the padded forward."""
 
 PACKED_VISION_FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
 """The same of vision-language models; of LLaVA it is its text part's family that counts."""
@@ -41,7 +41,7 @@ ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 @dataclass(frozen=True, slots=True)
 class CustomFamily:
-    """An architecture that a person registered, see `own_models.register_family`."""
+    """Architecture registered by the user, see `custom.register_family`."""
 
     class_name: str
     packed: bool
@@ -52,11 +52,11 @@ CUSTOM_FAMILIES: dict[str, CustomFamily] = {}
 
 
 def packs(model_type: str) -> bool:
-    """Whether models of this type run packed."""
+    """Return true where models of this type run packed."""
     known = model_type in PACKED_FAMILIES or model_type in PACKED_VISION_FAMILIES
     return known or (model_type in CUSTOM_FAMILIES and CUSTOM_FAMILIES[model_type].packed)
 
 
 def custom_classes() -> dict[str, str]:
-    """Names of the classes that a person registered, by `model_type`."""
+    """Return the names of the classes that the user registered, by `model_type`."""
     return {model_type: family.class_name for model_type, family in CUSTOM_FAMILIES.items()}

@@ -1,4 +1,4 @@
-"""Which vision-language architectures are known here, and what each asks of a packed row."""
+"""Registry of vision-language architectures, with what each needs of a packed row."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rft_core.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
-    """What differs between the architectures."""
+    """Properties in which the vision-language architectures differ."""
 
     name: str
     """For people."""
     marker: str
-    """What a prompt says where an image stands, one placeholder in it."""
+    """Text of a prompt where an image stands, with one placeholder in it."""
     three_axes: bool
-    """Positions are (frame, row, column) triples, as `positions.positions_of` gives them; false: one number a token."""
+    """Positions are (frame, row, column) triples, as `mrope.positions_of` computes them; false: one number a token."""
 
 
 _QWEN_MARKER = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -29,14 +29,14 @@ VISION_FAMILIES: dict[str, VisionFamily] = {
     "qwen3_vl": VisionFamily("Qwen3-VL", _QWEN_MARKER, True),
     "llava": VisionFamily("LLaVA", "<image>", False),
 }
-"""By `model_type`. Each is held to its own forward by a test, one sequence at a time, gradients of the tower too."""
+"""By `model_type`. A test compares each with its own forward, one sequence at a time, gradients of the tower too."""
 
 VISION_TEXT_TYPES = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
 """`model_type` of a vision-language model's text part -> the text family whose layers it has."""
 
 
 def is_vision(model_type: str) -> bool:
-    """Whether models of this type take images here."""
+    """Return true where models of this type take images here."""
     return model_type in VISION_FAMILIES
 
 
@@ -52,12 +52,12 @@ def text_family(model_type: str) -> str:
 
 
 def is_unknown_vision(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json describes a model of images of another architecture."""
+    """Return true where a config.json describes a vision-language model of an unknown architecture."""
     return "vision_config" in config and not is_vision(str(config.get("model_type", "")))
 
 
 def unknown_family(config: Mapping[str, Any], where: str) -> DataError:
-    """A model of images of another architecture."""
+    """Return the error for a vision-language model of an unknown architecture."""
     known = ", ".join(f"{family.name} ({model_type})" for model_type, family in VISION_FAMILIES.items())
     text: Mapping[str, Any] = config.get("text_config") or {}
     more = ""

@@ -15,7 +15,7 @@ NamedTensors = Callable[[], Iterable[tuple[str, Tensor]]]
 
 
 def to_checkpoint_names(model: Any, named: NamedTensors) -> Callable[[], Iterator[tuple[str, Tensor]]]:
-    """The same tensors, one after another, as `save_pretrained` would write them.
+    """Rename a stream of tensors to the names and shapes that `save_pretrained` would write, one after another.
 
     Args:
         model: the transformers model whose tensors they are.
@@ -32,11 +32,11 @@ def to_checkpoint_names(model: Any, named: NamedTensors) -> Callable[[], Iterato
 
 def to_module_names(model: Any, named: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
     """Name in files -> the model's own name of the tensor that it is, or is a part of; nothing is computed."""
-    found: dict[str, str] = {}
+    module_names: dict[str, str] = {}
     for name, tensor in named:
-        alone = [(name, tensor.detach().to("meta"))]
-        found |= {saved: name for saved, _ in to_checkpoint_names(model, lambda alone=alone: alone)()}
-    return found
+        alone = [(name, tensor.detach().to("meta"))]  # the conversion then computes shapes only
+        module_names |= {saved: name for saved, _ in to_checkpoint_names(model, lambda alone=alone: alone)()}
+    return module_names
 
 
 def names_in_files(model: Any, stored: Iterable[str]) -> dict[str, str]:
@@ -56,12 +56,13 @@ def names_in_files(model: Any, stored: Iterable[str]) -> dict[str, str]:
     renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
     converters = [each for each in conversions if isinstance(each, WeightConverter)]
     own = model.state_dict()
-    found: dict[str, str] = {}
+    file_names: dict[str, str] = {}
     for name in sorted(stored):
         own_name, joined = rename_source_key(name, renamings, converters, model.base_model_prefix, own)
         if own_name not in own and name in own:
             own_name, joined = rename_source_key(name, [], [], model.base_model_prefix, own)
         if own_name in own and joined is None:
-            found[own_name] = name
+            file_names[own_name] = name
+    # where transformers keeps what loading did, for `save_pretrained` to undo
     model._weight_conversions = [each for each in conversions if each.was_used()]
-    return found
+    return file_names

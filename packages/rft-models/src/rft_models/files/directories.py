@@ -14,7 +14,7 @@ from rft_core.errors import DataError
 
 
 def existing_directory(directory: str | Path) -> Path:
-    """The path, if it is a directory; otherwise `DataError` naming what is there instead."""
+    """Return the path if it is a directory; else raise `DataError` naming what is there instead."""
     path = Path(directory).expanduser()
     if path.is_dir():
         _refuse_adapters(path)
@@ -119,13 +119,13 @@ def _refuse_missing_weights(path: Path) -> None:
 def no_progress_bars() -> Iterator[None]:
     """Keep transformers from drawing bars on stderr while it reads or writes weights, and DeepSpeed from a warning.
 
-    Where DeepSpeed is installed, accelerate imports it to write any model, and it says that there is no GPU.
+    Where DeepSpeed is installed, accelerate imports it to write any model, which warns that there is no GPU.
     """
     import torch
     from transformers.utils import logging
 
     if not torch.cuda.is_available():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # keeps DeepSpeed from its warning
     were_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -1,4 +1,4 @@
-"""Whether heads and columns of a decoder divide over ranks, from its configuration alone. No torch is imported here."""
+"""Check that heads and columns of a decoder divide over ranks, from its configuration alone, without torch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def refuse_uneven_model(directory: str | Path, num_ranks: int) -> None:
     """`refuse_uneven` for the config.json of a model directory; nothing for one rank or without that file."""
     file = existing_directory(directory) / "config.json"
     if num_ranks > 1 and file.is_file():
-        whole = read_json(file)
-        refuse_uneven(whole.get("text_config") or whole, num_ranks, str(file))
+        config = read_json(file)
+        refuse_uneven(config.get("text_config") or config, num_ranks, str(file))
 
 
 def refuse_uneven(config: Mapping[str, Any], num_ranks: int, where: str) -> None:
@@ -30,8 +30,8 @@ def refuse_uneven(config: Mapping[str, Any], num_ranks: int, where: str) -> None
     uneven = {name: size for name, size in sizes.items() if size % num_ranks}
     if not uneven:
         return
-    most = gcd(*sizes.values())
-    allowed = [number for number in range(1, most + 1) if most % number == 0]
+    divisor = gcd(*sizes.values())
+    allowed = [number for number in range(1, divisor + 1) if divisor % number == 0]
     nearest = min(allowed, key=lambda number: abs(number - num_ranks))
     raise OptionsError(
         code="tensor.uneven",

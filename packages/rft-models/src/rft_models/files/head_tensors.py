@@ -25,7 +25,7 @@ def stored_tensor(path: Path, name: str) -> Tensor | None:
 
 
 def refuse_bias(path: Path, head_prefix: str) -> None:
-    """`DataError` where the head "<prefix>.weight" comes with a bias."""
+    """Raise `DataError` where the head "<prefix>.weight" comes with a bias."""
     name = f"{head_prefix}.bias"
     file = file_with_tensor(path, name)
     if file is not None:

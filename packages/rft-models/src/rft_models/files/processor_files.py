@@ -1,4 +1,4 @@
-"""What a vision-language directory holds beside weights, configuration and tokenizer."""
+"""Processor files of a vision-language directory, beside weights, configuration and tokenizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROCESSOR_FILES = (
 
 
 def keep_processor_files(source: str | Path, target: str | Path) -> None:
-    """Copy those that `source` has and `target` has not: a run on text alone never reads them, and others will."""
+    """Copy the processor files that `target` lacks: a run on text alone never reads them, but other users will."""
     for name in PROCESSOR_FILES:
         if (Path(source) / name).is_file() and not (Path(target) / name).exists():
             shutil.copyfile(Path(source) / name, Path(target) / name)

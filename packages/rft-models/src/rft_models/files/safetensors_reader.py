@@ -14,7 +14,7 @@ from rft_core.errors import DataError, OptionsError
 
 
 class WeightFiles:
-    """Where each tensor of a model lies, and its parts on demand.
+    """Reader of a model's tensors in its safetensors files, part by part on demand.
 
     Example::
 
@@ -24,7 +24,7 @@ class WeightFiles:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Raises DataError where a file is damaged."""
+        """Open every safetensors file of a directory; raises DataError where one is damaged."""
         self._directory = directory
         self._files: dict[str, Any] = {}
         self._places: dict[str, str] = {}
@@ -41,11 +41,11 @@ class WeightFiles:
                 self._shapes[name] = tuple(file.get_slice(name).get_shape())
 
     def names(self) -> list[str]:
-        """Of all tensors, as the files have them."""
+        """Return the names of all tensors, as the files have them."""
         return list(self._places)
 
     def rename(self, stored_as: Mapping[str, str]) -> None:
-        """Let tensors be asked for by a model's own names: own name -> name in the files."""
+        """Set the mapping from a model's own names to names in the files; `block` then takes own names."""
         self._stored_as = dict(stored_as)
 
     def refuse_others(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -71,7 +71,7 @@ class WeightFiles:
             )
 
     def block(self, name: str, start: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """`shape` elements from `start` on, in the type of the file."""
+        """Read `shape` elements from `start` on, in the type of the file."""
         stored = self._stored_as.get(name, name)
         path = self._directory / self._places[stored]
         try:
@@ -80,13 +80,13 @@ class WeightFiles:
             raise _damaged(path, error) from error
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files and free their mappings."""
         self._files = {}
 
 
 def _slices(start: Sequence[int], shape: Sequence[int]) -> Any:
-    places = tuple(slice(first, first + size) for first, size in zip(start, shape, strict=True))
-    return places if places else ...
+    slices = tuple(slice(first, first + size) for first, size in zip(start, shape, strict=True))
+    return slices if slices else ...  # a scalar has no dimension to slice
 
 
 def shapes_of(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:

@@ -12,7 +12,7 @@ from rft_models.files.directories import existing_directory, read_json
 
 @dataclass(frozen=True, slots=True)
 class TowerSizes:
-    """A vision tower with what maps its features to the decoder's width."""
+    """Sizes of a vision tower with the projector to the decoder's width."""
 
     parameters: int
     layers: int
@@ -24,7 +24,9 @@ class TowerSizes:
 
 
 def tower_sizes(directory: str | Path) -> TowerSizes | None:
-    """Of a vision-language model; None for another. Parameters are counted on a model without memory.
+    """Return the sizes of a vision-language model's tower; None for a text model.
+
+    Parameters are counted on a model without memory.
 
     Raises:
         DataError: no directory, or a damaged config.json.

@@ -52,7 +52,7 @@ def use_fast_linears(model: nn.Module) -> int:
     num_changed = 0
     for module in model.modules():
         if type(module) is nn.Linear:
-            module.__class__ = FastLinear
+            module.__class__ = FastLinear  # in place: parameters, names and hooks stay
             num_changed += 1
     return num_changed
 
@@ -123,7 +123,7 @@ def _suits_onednn(inputs: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> b
         and inputs.device.type == "cpu"
         and inputs.numel() * weight_NK.shape[0] >= _FEW_PRODUCTS
         and (bias_N is None or bias_N.dtype is torch.float32)
-        and not hasattr(weight_NK, "placements")  # cut over ranks (DTensor): torch's own product knows how
+        and not hasattr(weight_NK, "placements")  # sharded over ranks (DTensor): only torch's own product handles it
         and not torch.is_autocast_enabled("cpu")
         and _onednn_answers()
     )
@@ -131,7 +131,7 @@ def _suits_onednn(inputs: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> b
 
 @cache
 def _onednn_answers() -> bool:
-    """Whether this torch has the operator with the arguments used here and it multiplies rightly.
+    """Return true where this torch has the operator with the arguments used here and it multiplies correctly.
 
     The operator is private to torch, so a build without it, or with another signature, must cost
     speed and nothing else.
@@ -142,7 +142,7 @@ def _onednn_answers() -> bool:
     right = torch.arange(6.0).reshape(2, 3)
     try:
         with torch.no_grad():
-            found = _onednn(left, right, torch.ones(2))
+            product = _onednn(left, right, torch.ones(2))
     except (AttributeError, RuntimeError, TypeError):
         return False
-    return bool(torch.equal(found, left @ right.t() + 1))
+    return bool(torch.equal(product, left @ right.t() + 1))

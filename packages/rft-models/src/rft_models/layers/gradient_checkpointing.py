@@ -38,14 +38,17 @@ _KEPT = (
 
 @dataclass(frozen=True, slots=True)
 class Checkpointing:
-    """What is computed again; see the module. Example: `Checkpointing(selective=True, every=2)`."""
+    """Choice of what the backward pass recomputes, see the module.
+
+    Example: `Checkpointing(selective=True, every=2)`.
+    """
 
     selective: bool = False
     every: int = 1
 
     @classmethod
     def of(cls, on: bool, mode: str = "full", every: int = 1) -> Checkpointing | None:
-        """From settings; None where it is off."""
+        """Return the choice that settings describe; None where checkpointing is off."""
         return cls(mode == "selective", every) if on else None
 
     def __str__(self) -> str:
@@ -95,10 +98,10 @@ def _policy(_: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:
 
 @cache
 def _kept_operators() -> frozenset[Any]:
-    """Those of `_KEPT` that this torch and what is imported know."""
-    found: set[Any] = set()
+    """Return the operators of `_KEPT` that this torch and the imported packages define."""
+    operators: set[Any] = set()
     for name in _KEPT:
         space, operator = name.split(".")
         if hasattr(getattr(torch.ops, space), operator):
-            found.add(getattr(getattr(torch.ops, space), operator))
-    return frozenset(found)
+            operators.add(getattr(getattr(torch.ops, space), operator))
+    return frozenset(operators)

@@ -34,7 +34,7 @@ from rft_models.files.directories import checked_model_directory
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """What the routers of a model have in common."""
+    """Settings that all routers of a model share."""
 
     num_experts: int
     num_choices: int
@@ -43,7 +43,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class AuxLossShare:
-    """A micro-batch's part of the loss of a step."""
+    """A micro-batch's share of the auxiliary loss of a step."""
 
     share: Tensor
     """Scalar with gradient: parts of all micro-batches and ranks add up to L."""
@@ -52,7 +52,7 @@ class AuxLossShare:
 
 
 def router_of(model_type: str, config: Mapping[str, Any], where: str) -> Router:
-    """Of a configuration.
+    """Read the router settings of a configuration.
 
     Raises:
         OptionsError: the architecture has no experts, or its own loss for them is not this one.
@@ -122,12 +122,12 @@ def verify_router(model: Any, router: Router, where: str) -> None:
     model.train(training)
     logits = [layer.flatten(0, -2) for layer in output.router_logits or ()]
     rows = torch.arange(8, device=model.device)
-    found = float(load_balancing_loss(logits, rows, router).share) if logits else float("nan")
+    computed = float(load_balancing_loss(logits, rows, router).share) if logits else float("nan")
     expected = float(output.aux_loss)
-    if not abs(found - expected) <= 0.02 * expected:
+    if not abs(computed - expected) <= 0.02 * expected:
         raise PreflightError(
             code="router.differs",
-            what=f"the load-balancing loss of {type(model).__name__} is {expected:.4g}, computed here {found:.4g}",
+            what=f"the load-balancing loss of {type(model).__name__} is {expected:.4g}, computed here {computed:.4g}",
             where=where,
             why="what is added to the loss must be the loss of the model's routers",
             do="leave aux_loss_coef out",
@@ -135,7 +135,7 @@ def verify_router(model: Any, router: Router, where: str) -> None:
 
 
 def _has_this_loss(model_type: str) -> bool:
-    """Whether the architecture's module in transformers has the loss, made by copying Mixtral's."""
+    """Return true where the architecture's module in transformers has the loss, a copy of Mixtral's."""
     from transformers import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:

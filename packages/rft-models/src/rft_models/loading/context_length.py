@@ -1,4 +1,4 @@
-"""What a model directory says of itself, read from config.json without loading weights."""
+"""Model type and context length of a model directory, read from config.json without loading weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length",
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The few facts that planning a run needs."""
+    """Facts of a model that planning a run needs."""
 
     model_type: str
     max_positions: int

@@ -12,7 +12,7 @@ HEAD = "score"
 
 
 def classifiers() -> dict[str, str]:
-    """model_type -> name of the class."""
+    """Map each model_type to the name of its sequence classifier class."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
 
     return dict(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES)
@@ -22,12 +22,12 @@ def decoder_class(model_type: str) -> str | None:
     """Name of the class of the decoder alone."""
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
-    found = MODEL_MAPPING_NAMES.get(model_type)
-    return found if found is None or isinstance(found, str) else found[0]
+    names = MODEL_MAPPING_NAMES.get(model_type)
+    return names if names is None or isinstance(names, str) else names[0]
 
 
 def has_no_token_head(config: Mapping[str, Any]) -> bool:
-    """Whether the files hold a decoder alone or under a classifier, in transformers' own names."""
+    """Return true where the files contain a decoder alone or under a classifier, in transformers' own names."""
     model_type = config.get("model_type", "")
     known = {decoder_class(model_type), classifiers().get(model_type)}
     return bool(known.intersection(config.get("architectures") or []))

@@ -89,9 +89,9 @@ def refuse_other_kinds(path: Path, config: dict[str, Any], *, takes_images: bool
 
 
 def choose_packed(model_type: str, attention: Attention, path: Path, *, text_type: str = "") -> bool:
-    """Whether the packed attention is used, see `load_policy`; `OptionsError` where it cannot be.
+    """Return true where the packed attention is used, see `load_policy`; raise `OptionsError` where it cannot be.
 
-    `text_type` is that of the decoder in a model whose own type does not say it (LLaVA).
+    `text_type` is that of the decoder in a model whose own type does not determine it (LLaVA).
     """
     known = packs(model_type) or (is_vision(model_type) and packs(text_type))
     if attention == "packed" and not known:
@@ -158,5 +158,5 @@ def model_without_weights(directory: str | Path) -> Any:
     from rft_models.loading.transformers_loading import auto_class_of
 
     config = transformers.AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-    with torch.device("meta"):
+    with torch.device("meta"):  # shapes without memory
         return getattr(transformers, auto_class_of(config.to_dict())).from_config(config)

@@ -1,6 +1,6 @@
-"""Which code runs the passes over a slab of logits: Triton kernels, compiled C++ or plain torch.
+"""Choice of the code that runs the passes over a slab of logits: Triton kernels, compiled C++ or plain torch.
 
-The one place that asks whether `rft_kernels` is installed. Kernels run on CUDA tensors of at most 32 bits;
+The only module that checks whether `rft_kernels` is installed. Kernels run on CUDA tensors of at most 32 bits;
 on a CPU large heads are compiled where a C++ compiler is there; everything else is plain torch. The choice
 depends on the device, the type and the number of logits alone, so that a resumed run makes the same one.
 """
@@ -33,9 +33,9 @@ _KERNELS = ("slab_sums", "slab_gradients", "fused_sums")
 
 
 def choose_epilogue(like: Tensor, num_logits: int, shape: Shape, wanted: EpilogueName | None = None) -> Epilogue:
-    """The passes for hidden states such as `like`; `.name` says which and `.reason` why.
+    """Choose the passes for hidden states such as `like`; `.name` is the choice and `.reason` its reason.
 
-    `wanted` names one; where that cannot run, plain torch does, and the reason says so.
+    `wanted` names one; where that cannot run, plain torch does, and the reason states it.
     """
     if wanted == "eager":
         return EagerEpilogue("asked for")
@@ -48,13 +48,13 @@ def choose_epilogue(like: Tensor, num_logits: int, shape: Shape, wanted: Epilogu
         return EagerEpilogue(f"no kernels for {like.device.type} tensors")
     if wanted is None and num_logits < COMPILE_FROM:
         return EagerEpilogue(f"{num_logits} logits are too few to compile for ({COMPILE_FROM})")
-    found = compiled_epilogue(like.dtype, shape)
-    return EagerEpilogue(found) if isinstance(found, str) else found
+    compiled = compiled_epilogue(like.dtype, shape)
+    return EagerEpilogue(compiled) if isinstance(compiled, str) else compiled
 
 
 @cache
 def _kernels() -> ModuleType | None:
-    """`rft_kernels.ops` where it is installed with the operations used here."""
+    """Return `rft_kernels.ops` where it is installed with the operations used here, else None."""
     try:
         from rft_kernels import ops
     except ImportError:
@@ -64,7 +64,7 @@ def _kernels() -> ModuleType | None:
 
 @dataclass(frozen=True, slots=True)
 class KernelEpilogue:
-    """The operations of `rft_kernels.ops`; holds the products between the two passes."""
+    """Passes by the operations of `rft_kernels.ops`, which keep the products between the two passes."""
 
     module: ModuleType
     reason: str
@@ -73,14 +73,14 @@ class KernelEpilogue:
     def sums(
         self, products_RC: Tensor, targets_R: Tensor, start: int, shape: Shape, *, moment: bool, argmax: bool
     ) -> tuple[SlabSums, Tensor]:
-        """See `Epilogue`."""
-        found = self.module.slab_sums(
+        """Compute the sums of a slab and return it as `gradients` takes it, see `Epilogue.sums`."""
+        sums = self.module.slab_sums(
             products_RC, targets_R, start, temperature=shape.temperature, softcap=shape.softcap
         )
-        return _wanted(found, moment, argmax), products_RC
+        return _wanted(sums, moment, argmax), products_RC
 
     def held(self, products_RC: Tensor, shape: Shape) -> Tensor:
-        """The products."""
+        """Return the products unchanged: the kernels take them."""
         return products_RC
 
     def gradients(
@@ -94,7 +94,7 @@ class KernelEpilogue:
         *,
         free: bool,
     ) -> Tensor:
-        """See `Epilogue`; in place of the products where they are free."""
+        """Compute the gradient of the products, see `Epilogue.gradients`; in place where `free`."""
         return self.module.slab_gradients(
             *(held_NC if free else held_NC.clone(), rows.targets, start, rows.highest + rows.log_total),
             *(rows.entropy, rows.grad, rows.entropy_grad),
@@ -102,7 +102,7 @@ class KernelEpilogue:
         )
 
     def fuses(self, hidden_RD: Tensor) -> bool:
-        """Whether `fused_sums` is the faster way to the sums."""
+        """Return true where `fused_sums` is faster than a product and `sums`."""
         return hidden_RD.shape[1] <= _FUSED_WIDTH
 
     def fused_sums(
@@ -118,17 +118,17 @@ class KernelEpilogue:
         argmax: bool,
     ) -> SlabSums:
         """[S, R] sums of the whole matrix, no logit written; `offset` is the id of its first row."""
-        found = self.module.fused_sums(
+        sums = self.module.fused_sums(
             *(hidden_RD, weight_VD, targets_R),
             **{"temperature": shape.temperature, "softcap": shape.softcap, "bias_V": bias_V, "start": offset},
         )
-        return _wanted(found, moment, argmax)
+        return _wanted(sums, moment, argmax)
 
 
-def _wanted(found: SlabSums, moment: bool, argmax: bool) -> SlabSums:
+def _wanted(sums: SlabSums, moment: bool, argmax: bool) -> SlabSums:
     return SlabSums(
-        *(found.highest, found.total, found.moment if moment else None),
-        *(found.target, found.argmax if argmax else None),
+        *(sums.highest, sums.total, sums.moment if moment else None),
+        *(sums.target, sums.argmax if argmax else None),
     )
 
 
@@ -143,10 +143,10 @@ def add_product(total_NK: Tensor, left_NC: Tensor, right_CK: Tensor) -> bool:
 
 @cache
 def _adds_wide(dtype: torch.dtype) -> bool:
-    """Whether this torch adds a narrow product to a float32 matrix, found out on a product of ones."""
+    """Return true where this torch adds a narrow product to a float32 matrix, tried on a product of ones."""
     ones, total = torch.ones(16, 16, device="cuda", dtype=dtype), torch.ones(16, 16, device="cuda")
     try:
         torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)
     except (RuntimeError, TypeError):
         return False
-    return bool((total == 17).all())
+    return bool((total == 17).all())  # 1 + 16 x 1 x 1: the product was added and not written over

@@ -29,7 +29,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class RowTerms:
-    """What the gradient of a row's logits needs, [N] each."""
+    """Terms of the gradient of each row's logits, [N] each."""
 
     targets: Tensor
     logprobs: Tensor
@@ -42,7 +42,7 @@ class RowTerms:
     """g_H."""
 
     def select(self, rows_N: Tensor) -> RowTerms:
-        """These rows alone."""
+        """Return the terms of these rows alone."""
         return RowTerms(*(None if x is None else x.index_select(0, rows_N) for x in self._fields()))  # type: ignore[arg-type]
 
     def split(self, size: int) -> list[RowTerms]:
@@ -55,7 +55,7 @@ class RowTerms:
 
 
 class Epilogue(Protocol):
-    """How the passes over a slab are computed: `EagerEpilogue`, `CompiledEpilogue` or `KernelEpilogue`."""
+    """Implementation of the passes over a slab: `EagerEpilogue`, `CompiledEpilogue` or `KernelEpilogue`."""
 
     @property
     def name(self) -> str: ...
@@ -101,7 +101,7 @@ class EagerEpilogue:
     def sums(
         self, products_RC: Tensor, targets_R: Tensor, start: int, shape: Shape, *, moment: bool, argmax: bool
     ) -> tuple[SlabSums, Tensor]:
-        """See `Epilogue`. With a softcap the logits are held, else the slab's softmax."""
+        """Compute the sums of a slab, see `Epilogue.sums`; returns its logits with a softcap, else its softmax."""
         logits_RC = _logits(products_RC, shape)
         highest_R = logits_RC.amax(1)
         argmax_R = logits_RC.argmax(1) + start if argmax else None
@@ -109,12 +109,12 @@ class EagerEpilogue:
         capped = shape.softcap is not None
         below_RC = (logits_RC - highest_R[:, None]) if capped else logits_RC.sub_(highest_R[:, None])
         probs_RC = torch.softmax(below_RC, 1)
-        total_R = probs_RC.amax(1).reciprocal_()
+        total_R = probs_RC.amax(1).reciprocal_()  # the highest logit is at 0, so its probability is 1 / sum
         moment_R = torch.linalg.vecdot(probs_RC, below_RC).mul_(total_R) if moment else None
         return SlabSums(highest_R, total_R, moment_R, target_R, argmax_R), logits_RC if capped else probs_RC
 
     def held(self, products_RC: Tensor, shape: Shape) -> Tensor:
-        """See `Epilogue`."""
+        """Return the slab's logits with a softcap, else its softmax, see `Epilogue.held`."""
         logits_RC = _logits(products_RC, shape)
         return logits_RC if shape.softcap is not None else torch.softmax(logits_RC, 1)
 
@@ -129,7 +129,7 @@ class EagerEpilogue:
         *,
         free: bool,
     ) -> Tensor:
-        """See `Epilogue`."""
+        """Compute the gradient of the products, see `Epilogue.gradients`."""
         if shape.softcap is None:
             slopes_NC = _from_probs(held_NC, rows, share_N, shape, dtype, free=free)
         else:
@@ -138,7 +138,7 @@ class EagerEpilogue:
 
 
 def _logits(products_RC: Tensor, shape: Shape) -> Tensor:
-    """In place for float32 and float64 products."""
+    """Compute logits from products, in place for float32 and float64 products."""
     logits_RC = products_RC if products_RC.dtype is torch.float64 else products_RC.float()
     if shape.softcap is not None:
         logits_RC = logits_RC.div_(shape.softcap).tanh_().mul_(shape.softcap)
@@ -173,7 +173,7 @@ def _from_logits(logits_NC: Tensor, rows: RowTerms, shape: Shape) -> Tensor:
 
 
 def target_logits(logits_RC: Tensor, targets_R: Tensor, start: int) -> Tensor:
-    """[R] z_y where the target lies in the slab, else -inf."""
+    """Return [R] z_y where the target is in the slab, else -inf."""
     inside_R, column_R1 = columns(targets_R, start, logits_RC.shape[1])
     return torch.where(inside_R, logits_RC.gather(1, column_R1)[:, 0], -torch.inf)
 
@@ -189,13 +189,13 @@ def write_targets(slopes_NC: Tensor, rows: RowTerms, start: int, shape: Shape) -
         slope_N = slope_N * (1 - (logits_N * (shape.temperature / shape.softcap)).square())
     # by flat index: an in-place scatter copies the whole slab (2048 x 1024: 300 microseconds against 10)
     flat, width = slopes_NC.view(-1), slopes_NC.shape[1]
-    place_N = column_N1[:, 0] + torch.arange(0, flat.shape[0], width, device=flat.device)
+    index_N = column_N1[:, 0] + torch.arange(0, flat.shape[0], width, device=flat.device)
     slope_N = (slope_N / shape.temperature).to(flat.dtype)
-    flat.index_copy_(0, place_N, torch.where(inside_N, slope_N, flat.index_select(0, place_N)))
+    flat.index_copy_(0, index_N, torch.where(inside_N, slope_N, flat.index_select(0, index_N)))
     return slopes_NC
 
 
 def columns(targets_R: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
-    """([R] bool: the target lies in this slab, [R, 1] its column, 0 where it does not)."""
+    """Return ([R] bool: the target is in this slab, [R, 1] its column, 0 where it is not)."""
     inside_R = (targets_R >= start) & (targets_R < start + width)
     return inside_R, torch.where(inside_R, targets_R - start, 0)[:, None]

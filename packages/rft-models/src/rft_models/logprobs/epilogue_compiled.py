@@ -26,7 +26,7 @@ _COMPILERS = ("c++", "g++", "clang++")
 
 @dataclass(frozen=True, slots=True)
 class CompiledEpilogue:
-    """Holds the products themselves between the two passes, in their own type."""
+    """Compiled passes, which keep the products themselves between the two passes, in their own type."""
 
     reason: str
     name: str = "compiled"
@@ -34,7 +34,7 @@ class CompiledEpilogue:
     def sums(
         self, products_RC: Tensor, targets_R: Tensor, start: int, shape: Shape, *, moment: bool, argmax: bool
     ) -> tuple[SlabSums, Tensor]:
-        """See `Epilogue`."""
+        """Compute the sums of a slab and return its products, see `Epilogue.sums`."""
         scale, cap = _scalars(shape)
         highest_R, total_R, moment_R = _compiled(_sums)(products_RC, scale, cap, moment)
         inside_R, column_R1 = columns(targets_R, start, products_RC.shape[1])
@@ -44,7 +44,7 @@ class CompiledEpilogue:
         return SlabSums(highest_R, total_R, moment_R, target_R, argmax_R), products_RC
 
     def held(self, products_RC: Tensor, shape: Shape) -> Tensor:
-        """The products."""
+        """Return the products unchanged: the gradients are computed from them."""
         return products_RC
 
     def gradients(
@@ -58,7 +58,7 @@ class CompiledEpilogue:
         *,
         free: bool,
     ) -> Tensor:
-        """See `Epilogue`; in place of the products, or of a copy, and in their type."""
+        """Compute the gradient of the products in place, or in a copy unless `free`, and in their type."""
         assert dtype is held_NC.dtype
         slopes_NC = held_NC if free else held_NC.clone()
         scale, cap = _scalars(shape)
@@ -160,8 +160,8 @@ def _disagreement(dtype: torch.dtype, shape: Shape) -> float:
     for with_entropy in (False, True):
         results: list[list[Tensor]] = []
         for epilogue in (plain, ours):
-            given = products_RC.clone()
-            sums, held = epilogue.sums(given, targets_R, 0, shape, moment=with_entropy, argmax=False)
+            products = products_RC.clone()  # `sums` uses them up
+            sums, slab = epilogue.sums(products, targets_R, 0, shape, moment=with_entropy, argmax=False)
             log_total_R = sums.total.log()
             logprobs_R = (sums.target - sums.highest - log_total_R).clamp(min=-50)
             grad_R = torch.linspace(-1, 1, 37)
@@ -170,7 +170,7 @@ def _disagreement(dtype: torch.dtype, shape: Shape) -> float:
                 *(grad_R, grad_R.flip(0) if with_entropy else None),
             )
             slopes = epilogue.gradients(
-                held, rows, torch.zeros(37), 0, shape, torch.float32 if epilogue is plain else dtype, free=False
+                slab, rows, torch.zeros(37), 0, shape, torch.float32 if epilogue is plain else dtype, free=False
             )
             results.append(
                 [log_total_R, slopes.to(dtype).float(), *([] if sums.moment is None else [sums.moment / sums.total])]

@@ -75,18 +75,18 @@ def linear_loss(
     shard: VocabularyShard | None = None,
     epilogue: EpilogueName | None = None,
 ) -> LossOutputs:
-    """Sum over rows of an objective of log p(target) and entropy, with gradients of hidden states and head.
+    """Sum over rows an objective of log p(target) and entropy, with gradients of hidden states and head.
 
     Equal to the objective applied to `linear_logprobs(..., with_entropy=True, entropy_gradient=True)`.
     The backward can run once. Arguments as in `linear_outputs`; `per_token_objective` see `TokenObjective`,
-    it is not asked about ignored rows, and tensors that it uses get no gradient.
+    it is not called for ignored rows, and tensors that it uses get no gradient.
     """
     hidden_RD, weight_VD, bias = of_one_type(hidden_RD, weight_VD, bias)
     shape = Shape(temperature, softcap)
     rows_N = counted_rows(targets_R)
     num_rows = hidden_RD.shape[0] if rows_N is None else rows_N.shape[0]
-    most = chunk_for(hidden_RD, weight_VD) if chunk_size is None else chunk_size
-    chunk = max(1, -(-num_rows // max(1, -(-num_rows // most))))  # chunks of one size: none is left with a few rows
+    max_rows = chunk_for(hidden_RD, weight_VD) if chunk_size is None else chunk_size
+    chunk = max(1, -(-num_rows // max(1, -(-num_rows // max_rows))))  # chunks of one size: none is left with a few rows
     passes = choose_epilogue(hidden_RD, num_rows * weight_VD.shape[0], shape, epilogue)
     plan = _Plan(per_token_objective, shape, chunk, passes, rows_N, shard)
     if needs_gradient(hidden_RD, weight_VD, bias):
@@ -136,13 +136,14 @@ class _FusedLoss(torch.autograd.Function):
             return None, None, None, None, None
         if gradients is None:
             raise RuntimeError("linear_loss keeps its gradients for one backward pass; compute the loss again")
+        # on a GPU reading the number would wait for the device
         plain = grads[0].device.type == "cpu" and float(grads[0]) == 1.0
         scaled = [x if x is None or plain else x.mul_(grads[0].to(x.dtype)) for x in gradients]
         return *scaled, None, None
 
 
 class _Work:
-    """Chunk after chunk of the rows with a target."""
+    """State of one call: the rows with a target, chunk after chunk."""
 
     def __init__(
         self,
@@ -167,12 +168,12 @@ class _Work:
         self.loss = self.logprobs_R.new_zeros(())
 
     def run(self) -> None:
-        """Values, and the gradients that are needed."""
+        """Compute the values, and the gradients that are needed."""
         for start in self._starts:
             self._chunk(start, first=start == 0)
 
     def gradients(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Of hidden states, matrix and bias, in their types. Asked once."""
+        """Return the gradients of hidden states, matrix and bias, in their types; may be called once."""
         grad_RD, self._grad_hidden_RD = self._grad_hidden_RD, None
         if grad_RD is not None and self._plan.shard is not None:
             grad_RD = self._plan.shard.collectives.sum(grad_RD)
@@ -189,8 +190,8 @@ class _Work:
             hidden_ND, targets_N = self._hidden_RD.index_select(0, rows_N), self._targets_R.index_select(0, rows_N)
         wanted = Wanted(moment=True, hold=any(self._needs))
         sums = chunk_sums(self._matrix, hidden_ND, targets_N, plan.shape, plan.epilogue, wanted)
-        whole = sums.rows if plan.shard is None else merged_over_ranks(sums.rows, plan.shard.collectives)
-        rows = to_logprobs(whole, targets_N)
+        row_sums = sums.rows if plan.shard is None else merged_over_ranks(sums.rows, plan.shard.collectives)
+        rows = to_logprobs(row_sums, targets_N)
         loss, grad_N, entropy_grad_N = _objective(plan.objective, rows, rows_N, with_gradient=any(self._needs))
         self.loss = self.loss + loss
         self.logprobs_R.index_copy_(0, rows_N, rows.logprobs)
@@ -215,13 +216,13 @@ class _Work:
         sum_ND = None
         if self._grad_hidden_RD is not None:
             sum_ND = torch.zeros_like(hidden_ND, dtype=self._grad_hidden_RD.dtype)
-        sums.held_SRC.reverse()
+        sums.held_SRC.reverse()  # popped from the end below, first slab first
         for number, start, stop in matrix.starts():
             held_NC = sums.held_SRC.pop()
             held_NC = held_NC.index_select(0, live_N) if drops else held_NC
-            given = (held_NC, terms, shares_SN[number], matrix.offset + start, plan.shape, hidden_ND.dtype)
-            slopes_NC = plan.epilogue.gradients(*given, free=True)
-            del held_NC, given
+            arguments = (held_NC, terms, shares_SN[number], matrix.offset + start, plan.shape, hidden_ND.dtype)
+            slopes_NC = plan.epilogue.gradients(*arguments, free=True)
+            del held_NC, arguments  # the slab is freed before the products below take memory
             if sum_ND is not None:
                 add_hidden(sum_ND, slopes_NC, matrix.weight_VD[start:stop])
             self._gradients.add(slopes_NC, hidden_ND, start, stop, first=first)

@@ -65,16 +65,16 @@ _MIN_SLAB = 256
 
 @dataclass(frozen=True, slots=True)
 class HeadOutputs:
-    """[R] each; float32, or float64 for float64 inputs."""
+    """Outputs of the head, [R] each; float32, or float64 for float64 inputs."""
 
     logprobs: Tensor
     """Natural logarithm of the target's probability; 0 for ignored targets."""
     entropy: Tensor | None
-    """In nats, of every row; None unless asked for."""
+    """In nats, of every row; None unless requested."""
     argmax: Tensor | None
-    """int64 id of the most probable entry; None unless asked for."""
+    """int64 id of the most probable entry; None unless requested."""
     top_logprobs: Tensor | None
-    """[R, k], highest first, no gradient; None unless asked for."""
+    """[R, k], highest first, no gradient; None unless requested."""
     top_ids: Tensor | None
     """[R, k] int64."""
 
@@ -94,7 +94,7 @@ def linear_logprobs(
     shard: VocabularyShard | None = None,
     epilogue: EpilogueName | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """([R] log-probabilities, [R] entropies or None) of `linear_outputs`, which says what the arguments are."""
+    """Return ([R] log-probabilities, [R] entropies or None) of `linear_outputs`; the arguments are the same."""
     outputs = linear_outputs(
         hidden_RD,
         weight_VD,
@@ -184,13 +184,13 @@ class _Options:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """How logits are made from products, and how many rows and vocabulary entries at a time."""
+    """Shape of the logits, and the numbers of rows and vocabulary entries computed at a time."""
 
     shape: Shape
     chunk: int
     slab: int
     keep: bool
-    """Whether the slabs stay for the backward pass; then one chunk holds all rows."""
+    """True where the slabs stay for the backward pass; then one chunk holds all rows."""
     epilogue: Epilogue
 
 
@@ -212,7 +212,7 @@ def _cut(
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """What the forward pass found."""
+    """Results of the forward pass over all slabs."""
 
     rows: RowSums
     shares_SR: Tensor
@@ -221,7 +221,7 @@ class _Sums:
     top: tuple[Tensor, Tensor] | None
 
     def outputs(self, options: _Options) -> HeadOutputs:
-        """Without a gradient."""
+        """Return the requested outputs, without a gradient."""
         return HeadOutputs(
             self.rows.logprobs,
             self.rows.entropy if options.with_entropy else None,
@@ -265,7 +265,7 @@ class _SlabLogprobs(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_RD, weight_VD, bias, targets_R, logprobs_R, highest_R, log_total_R, entropy_R, shares_SR, *held = (
+        hidden_RD, weight_VD, bias, targets_R, logprobs_R, highest_R, log_total_R, entropy_R, shares_SR, *kept = (
             ctx.saved_tensors
         )
         grad_R = torch.zeros_like(log_total_R) if grads[0] is None else grads[0]
@@ -283,7 +283,7 @@ class _SlabLogprobs(torch.autograd.Function):
             terms, shares_SR = terms.select(rows_N), shares_SR.index_select(1, rows_N)
             hidden_ND = hidden_RD.index_select(0, rows_N)
         matrix = Matrix(weight_VD, bias, ctx.cut.slab, ctx.shard)
-        rows = _Rows(hidden_ND, terms, shares_SR, rows_N if hidden_ND is not hidden_RD else None, held)
+        rows = _Rows(hidden_ND, terms, shares_SR, rows_N if hidden_ND is not hidden_RD else None, kept)
         grad_ND, grad_weight, grad_bias = _slab_gradients(matrix, rows, ctx.cut, ctx.needs_input_grad)
         if grad_ND is not None and ctx.shard is not None:
             grad_ND = ctx.shard.collectives.sum(grad_ND)
@@ -345,25 +345,25 @@ def _slab_gradients(
     sum_ND = torch.zeros_like(rows.hidden_ND, dtype=sum_dtype(rows.hidden_ND)) if needs[0] else None
     gradients = Gradients(matrix, needs_weight=needs[1], needs_bias=needs[2], num_additions=len(chunks))
     for number, start, stop in matrix.starts():
-        for place, (hidden_ND, terms, shares_SN) in enumerate(chunks):
+        for index, (hidden_ND, terms, shares_SN) in enumerate(chunks):
             if rows.held_SRC:
                 held_NC = rows.held_SRC[number]
                 held_NC = held_NC if rows.places_N is None else held_NC.index_select(0, rows.places_N)
             else:
                 held_NC = cut.epilogue.held(matrix.products(hidden_ND, start, stop), cut.shape)
             free = not rows.held_SRC or rows.places_N is not None
-            given = (held_NC, terms, shares_SN[number], matrix.offset + start, cut.shape, hidden_ND.dtype)
-            slopes_NC = cut.epilogue.gradients(*given, free=free)
-            del held_NC, given
+            arguments = (held_NC, terms, shares_SN[number], matrix.offset + start, cut.shape, hidden_ND.dtype)
+            slopes_NC = cut.epilogue.gradients(*arguments, free=free)
+            del held_NC, arguments  # the slab is freed before the products below take memory
             if sum_ND is not None:
-                add_hidden(sum_ND[place * chunk : place * chunk + chunk], slopes_NC, matrix.weight_VD[start:stop])
-            gradients.add(slopes_NC, hidden_ND, start, stop, first=place == 0)
+                add_hidden(sum_ND[index * chunk : index * chunk + chunk], slopes_NC, matrix.weight_VD[start:stop])
+            gradients.add(slopes_NC, hidden_ND, start, stop, first=index == 0)
             del slopes_NC
     return sum_ND, gradients.weight(), gradients.bias()
 
 
 def of_one_type(hidden_RD: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """All in the type of the matrix, or of autocast where that is on."""
+    """Return all three in the type of the matrix, or of autocast where that is on."""
     device = hidden_RD.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight_VD.dtype
     return hidden_RD.to(dtype), weight_VD.to(dtype), None if bias_V is None else bias_V.to(dtype)
@@ -376,5 +376,5 @@ def counted_rows(targets_R: Tensor) -> Tensor | None:
 
 
 def needs_gradient(*tensors: Tensor | None) -> bool:
-    """Whether autograd would record an operation on these."""
+    """Return true where autograd would record an operation on these tensors."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)

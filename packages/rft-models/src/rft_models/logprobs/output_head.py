@@ -21,10 +21,10 @@ _DIVISORS = ("logits_scaling",)
 
 @dataclass(frozen=True, slots=True)
 class OutputHead:
-    """logits = softcap(scale (h W^T + b)), softcap(z) = c tanh(z / c)."""
+    """Output head: logits = softcap(scale (h W^T + b)), softcap(z) = c tanh(z / c)."""
 
     layer: nn.Module
-    """Holds `weight` [V, D] and perhaps `bias` [V]; asked anew each time, since training replaces values."""
+    """Holds `weight` [V, D] and perhaps `bias` [V]; read anew each time, since training replaces values."""
     scale: float = 1.0
     """Cohere's `logit_scale`, or one over Granite's `logits_scaling`."""
     softcap: float | None = None
@@ -131,7 +131,7 @@ class OutputHead:
 
 
 def head_of(model: Any, where: str) -> OutputHead:
-    """The head of a transformers causal language model.
+    """Return the output head of a transformers causal language model.
 
     Raises `PreflightError` where the model has no single output matrix. Whether the reading of the
     configuration is complete is settled by `CausalPolicy.verify`, which compares with the model.

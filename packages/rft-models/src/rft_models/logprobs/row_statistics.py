@@ -1,4 +1,4 @@
-"""What is kept of a row's logits in place of the logits: a few numbers, merged over slabs, splits and ranks.
+"""Statistics of a row's logits, kept in place of the logits and merged over slabs, splits and ranks.
 
     z* = max z_v,  t = sum_v exp(z_v - z*),  u = sum_v (z_v - z*) exp(z_v - z*)
     log p(y) = (z_y - z*) - log t            H = log t - u / t
@@ -118,8 +118,8 @@ def top_k_over_ranks(values: Tensor, ids: Tensor, top_k: int, ranks: Collectives
     for table, own in zip(tables, (values, ids), strict=True):
         table[ranks.rank] = own
     values, ids = (ranks.sum(table).movedim(0, 1).flatten(1) for table in tables)
-    values, places = values.topk(top_k, 1)
-    return values, ids.gather(1, places)
+    values, indices = values.topk(top_k, 1)
+    return values, ids.gather(1, indices)
 
 
 def _rescaled(sums: SlabSums, below: Tensor) -> tuple[Tensor, Tensor | None]:

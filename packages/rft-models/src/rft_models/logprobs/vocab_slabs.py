@@ -51,7 +51,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the sums of a chunk are asked for."""
+    """Flags of the outputs that the sums of a chunk compute."""
 
     moment: bool
     argmax: bool = False
@@ -67,7 +67,7 @@ class ChunkSums:
     log_masses_SR: Tensor
     """[S, R] log sum of exp z over each slab."""
     held_SRC: list[Tensor]
-    """S times [R, C] as the epilogue holds them; empty unless asked for."""
+    """S times [R, C] as the epilogue holds them; empty unless requested."""
     top: tuple[Tensor, Tensor] | None
     """([R, k] highest logits, [R, k] ids), highest first."""
 
@@ -75,11 +75,11 @@ class ChunkSums:
 def chunk_sums(
     matrix: Matrix, hidden_RD: Tensor, targets_R: Tensor, shape: Shape, epilogue: Epilogue, wanted: Wanted
 ) -> ChunkSums:
-    """The sums of `hidden_RD` over the rows of `matrix`."""
+    """Compute the sums of `hidden_RD` over the rows of `matrix`."""
     flags = {"moment": wanted.moment, "argmax": wanted.argmax}
     if isinstance(epilogue, KernelEpilogue) and not (wanted.hold or wanted.top_k) and epilogue.fuses(hidden_RD):
-        given = (hidden_RD, matrix.weight_VD, matrix.bias_V, targets_R, matrix.offset, shape)
-        parts = epilogue.fused_sums(*given, **flags)
+        arguments = (hidden_RD, matrix.weight_VD, matrix.bias_V, targets_R, matrix.offset, shape)
+        parts = epilogue.fused_sums(*arguments, **flags)
         return ChunkSums(merge_rows(parts), _table(matrix, hidden_RD, wanted).total, [], None)  # kernels use no masses
     table = _table(matrix, hidden_RD, wanted)
     held_SRC: list[Tensor] = []
@@ -126,8 +126,8 @@ def _higher(top: tuple[Tensor, Tensor], products_RC: Tensor, start: int, top_k: 
     """The k highest of those so far and a slab; softcap and temperature keep the order."""
     values, ids = products_RC.topk(min(top_k, products_RC.shape[1]), 1)
     values, ids = torch.cat((top[0], values.to(top[0].dtype)), 1), torch.cat((top[1], ids + start), 1)
-    values, places = values.topk(min(top_k, values.shape[1]), 1)
-    return values, ids.gather(1, places)
+    values, indices = values.topk(min(top_k, values.shape[1]), 1)
+    return values, ids.gather(1, indices)
 
 
 def _shaped(top: tuple[Tensor, Tensor] | None, shape: Shape) -> tuple[Tensor, Tensor] | None:
@@ -181,7 +181,7 @@ class Gradients:
             slab_CD += product_tn(slopes_NC, hidden_ND)
 
     def weight(self) -> Tensor | None:
-        """[V, D] in the type of W, or None where it is not needed. Asked once."""
+        """[V, D] in the type of W, or None where it is not needed; may be called once."""
         weight_VD, self._weight_VD = self._weight_VD, None
         return None if weight_VD is None else weight_VD.to(self._matrix.weight_VD.dtype)
 
@@ -204,5 +204,5 @@ def sum_dtype(like: Tensor) -> torch.dtype:
 
 
 def row_terms(sums: RowSums, targets_R: Tensor, grad_R: Tensor, entropy_grad_R: Tensor | None) -> RowTerms:
-    """What the slabs' gradients need of each row."""
+    """Collect the terms of each row that the gradients of the slabs need."""
     return RowTerms(targets_R, sums.logprobs, sums.highest, sums.log_total, sums.entropy, grad_R, entropy_grad_R)

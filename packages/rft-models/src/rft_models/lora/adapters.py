@@ -39,7 +39,7 @@ _FILE_PREFIX = "base_model.model."
 
 @dataclass(frozen=True, slots=True)
 class AdapterRules:
-    """What a person asks for. Example: `AdapterRules(rank=8, targets=("q_proj", "v_proj"))`."""
+    """Configuration of adapters. Example: `AdapterRules(rank=8, targets=("q_proj", "v_proj"))`."""
 
     rank: int
     alpha: float = 16.0
@@ -49,12 +49,12 @@ class AdapterRules:
 
     @property
     def scale(self) -> float:
-        """s."""
+        """Scale s of B A: alpha / r, or alpha / sqrt(r) for rslora."""
         return self.alpha / (self.rank**0.5 if self.kind == "rslora" else self.rank)
 
     @classmethod
     def of(cls, rank: int, alpha: float, dropout: float, targets: str, kind: AdapterKind) -> AdapterRules | None:
-        """From settings, with targets joined by commas; None where the rank is 0."""
+        """Return the rules that settings describe, targets joined by commas; None where the rank is 0."""
         parts = tuple(part.strip() for part in targets.split(",") if part.strip())
         return cls(rank, alpha, dropout, parts, kind) if rank else None
 
@@ -74,12 +74,12 @@ class Adapters:
         self.model = model
         self._rows = rows
         self.waiting = {} if waiting is None else waiting
-        """Values of adapters that have no memory yet, by the model's names, see `adapter_values`."""
+        """Values of adapters that have no memory yet, by the model's names, see `initial_values`."""
         self.rules = rules
         self.config = config
         """peft's."""
         self.base_fingerprint = base_fingerprint
-        """Of the weights under them, see `adapter_files.fingerprint`."""
+        """Of the weights under them, see `fingerprint.fingerprint`."""
         self._modules = {name: module for name, module in model.named_modules() if is_adapted(module)}
         self._facts = {name: _facts(module) for name, module in self._modules.items()}
 
@@ -121,11 +121,11 @@ class Adapters:
         return merge_into_base(((name, to_plain_tensor(tensor)) for name, tensor in named), self._facts)
 
     def tensors(self, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-        """Of whole tensors as the model names them, the adapters' under peft's names of files."""
+        """Select the adapters' tensors from full tensors as the model names them, under peft's names of files."""
         return {self.file_name(name): tensor for name, tensor in named if is_adapter_tensor(name, self._facts)}
 
     def file_name(self, name: str) -> str:
-        """Of an adapter's tensor in peft's files: without the adapter's name, and of DoRA's lengths without an end."""
+        """Return the name in peft's files: without the adapter's name, and for DoRA's lengths without ".weight"."""
         name = f"{_FILE_PREFIX}{name}".replace(f".{ADAPTER}.", ".")
         return name.removesuffix(".weight") if ".lora_magnitude_vector." in name else name
 
@@ -144,7 +144,10 @@ class Adapters:
             self._switch(off=False)
 
     def _switch(self, *, off: bool) -> None:
-        """peft's own switch also says which parameters require a gradient, which a gathered block keeps for ever."""
+        """Disable or enable the adapters, without peft's own switch.
+
+        That one also sets which parameters require a gradient, which a gathered block keeps for ever.
+        """
         for module in self._modules.values():
             module._disable_adapters = off
 
@@ -165,8 +168,9 @@ def add_lora(
     peft = load_peft()
     if rules.dropout and not packed:
         raise _no_rows(rules, where)
+    # before peft changes the module tree: names and fingerprint are those of the base model
     targets = target_modules(linear_layers(model), rules.targets, [name for name, _ in model.named_modules()], where)
-    found = fingerprint(model.named_parameters(), files)
+    base_fingerprint = fingerprint(model.named_parameters(), files)
     config = peft.LoraConfig(
         r=rules.rank,
         lora_alpha=rules.alpha,
@@ -186,8 +190,8 @@ def add_lora(
     for name, module in adapted.items():
         waiting |= begin(name, module, derive_key(seed, f"adapter:{name}"), files)
     rows = _key_dropout(model, adapted, rules.dropout, seed) if rules.dropout else None
-    use_fast_linears(model)
-    return Adapters(model, rules, config, found, rows, waiting)
+    use_fast_linears(model)  # again: peft put new linear layers in
+    return Adapters(model, rules, config, base_fingerprint, rows, waiting)
 
 
 def preview(directory: str, rules: AdapterRules) -> list[str]:
@@ -211,7 +215,7 @@ def preview(directory: str, rules: AdapterRules) -> list[str]:
 
 
 def load_peft() -> Any:
-    """The package.
+    """Import and return the peft package.
 
     Raises:
         PreflightError: it is not installed.
@@ -231,7 +235,7 @@ def load_peft() -> Any:
 
 
 def _key_dropout(model: Any, adapted: dict[str, Any], share: float, seed: int) -> RowKeys:
-    """Masks that follow from samples in place of peft's, which follow from the order of draws."""
+    """Replace peft's dropout, whose masks follow from the order of draws, by masks that follow from samples."""
     rows = RowKeys()
     model.get_decoder().register_forward_pre_hook(rows.hook, with_kwargs=True)
     for name, module in adapted.items():
@@ -252,7 +256,7 @@ _UNKNOWN = ("rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_trans
 
 
 def rules_of_config(config: Mapping[str, Any], where: str) -> AdapterRules:
-    """Of an adapter_config.json, also one that another program wrote.
+    """Read the rules of an adapter_config.json, also one that another program wrote.
 
     Raises:
         DataError: it is not of adapters that are computed here.
@@ -286,7 +290,7 @@ class BaseModelView:
     """A `CausalPolicy` with adapters."""
 
     def token_logprobs(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """As `CausalPolicy.token_logprobs`, without gradient."""
+        """Compute `CausalPolicy.token_logprobs` without adapters and without gradient."""
         adapters: Adapters = self.policy.adapters
         with adapters.disabled(), torch.no_grad():
             return self.policy.token_logprobs(*arguments, **options)

@@ -1,4 +1,4 @@
-"""Dropout of adapters whose masks follow from the samples, so that no cut of a batch and no resume changes them.
+"""Dropout of adapters whose masks follow from the samples, so that no split of a batch and no resume changes them.
 
 The mask of an entry is a function of the seed, the layer, the number of the optimizer step, the tokens of the sample,
 the place in it and the column. It acts in training mode where gradients are taken, and nowhere else: log-probabilities
@@ -28,12 +28,12 @@ def mix(words: Tensor) -> Tensor:
 
 
 def _shifted(words: Tensor, by: int) -> Tensor:
-    """To the right, with zeros from the left."""
+    """Shift words to the right, with zeros from the left."""
     return (words >> by) & ((1 << (64 - by)) - 1)
 
 
 class RowKeys:
-    """What the masks of the forward under way are drawn from; set by a hook before the decoder computes."""
+    """Keys of the rows of the current forward, from which masks are drawn; set by a hook before the decoder runs."""
 
     def __init__(self) -> None:
         self.update = 0
@@ -41,16 +41,16 @@ class RowKeys:
         self.keys_T: Tensor | None = None
 
     def hook(self, _: nn.Module, __: tuple[Any, ...], given: dict[str, Any]) -> None:
-        """One key a row of the packed row: of its sample's tokens, its place, and the step."""
+        """Compute one key for each row of the packed row, from its sample's tokens, its position and the step."""
         ids, positions = given.get("input_ids"), given.get("position_ids")
         if not torch.is_grad_enabled() or ids is None or positions is None:
             return
-        tokens_T, places_T = ids[0].to(torch.int64), positions[0].to(torch.int64)
-        segments_T = (places_T == 0).cumsum(0)
-        words_T = mix(tokens_T * _GOLDEN + places_T)
+        tokens_T, positions_T = ids[0].to(torch.int64), positions[0].to(torch.int64)
+        segments_T = (positions_T == 0).cumsum(0)
+        words_T = mix(tokens_T * _GOLDEN + positions_T)
         samples_S = torch.zeros(tokens_T.shape[0] + 1, dtype=torch.int64, device=ids.device)
         samples_S.index_add_(0, segments_T, words_T)
-        self.keys_T = mix(samples_S[segments_T] + mix(places_T * _GOLDEN + self.update))
+        self.keys_T = mix(samples_S[segments_T] + mix(positions_T * _GOLDEN + self.update))
 
 
 class KeyedDropout(nn.Dropout):
@@ -62,7 +62,7 @@ class KeyedDropout(nn.Dropout):
         self._rows = rows
 
     def forward(self, input: Tensor) -> Tensor:
-        """[1, T, K] of one packed row."""
+        """Zero entries of the inputs [1, T, K] of one packed row and rescale the others."""
         if not (self.training and torch.is_grad_enabled()):
             return input
         keys_T = self._rows.keys_T

@@ -1,6 +1,6 @@
 """Adapters in files, as peft reads and writes them: adapter_config.json and adapter_model.safetensors.
 
-A third file beside them, base.json, says which weights they belong to: their directory, and a fingerprint of their
+A third file beside them, base.json, records which weights they belong to: their directory, and a fingerprint of their
 values, so that adapters are never continued on other weights than those they were trained on.
 """
 
@@ -30,7 +30,7 @@ _SHOWN = 3
 
 
 def is_adapter_directory(path: Path) -> bool:
-    """Whether a directory holds adapters and no model."""
+    """Return true where a directory contains adapters and no model."""
     return (path / CONFIG).is_file() and not (path / "config.json").is_file()
 
 
@@ -44,12 +44,12 @@ def save(adapters: Adapters, directory: Path, tensors: Mapping[str, Tensor]) -> 
         "dtype": str(next(parameter for _, parameter in adapters.base_parameters()).dtype).removeprefix("torch."),
     }
     _write_json(directory / BASE, base)
-    held = {name: tensor.detach().to("cpu").contiguous() for name, tensor in sorted(tensors.items())}
-    save_file(held, str(directory / WEIGHTS), metadata={"format": "pt"})
+    on_cpu = {name: tensor.detach().to("cpu").contiguous() for name, tensor in sorted(tensors.items())}
+    save_file(on_cpu, str(directory / WEIGHTS), metadata={"format": "pt"})
 
 
 def config_text(adapters: Adapters) -> str:
-    """What adapter_config.json says."""
+    """Return the text of adapter_config.json, as peft reads it."""
     config: dict[str, Any] = adapters.config.to_dict() | {"inference_mode": True}
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
     return json.dumps(plain, indent=2, sort_keys=True, default=str) + "\n"
@@ -62,7 +62,7 @@ def save_beside(adapters: Adapters, directory: Path, state: Mapping[str, Tensor]
 
 
 def load(adapters: Adapters, directory: Path) -> None:
-    """Take over the values in a directory, which have to be of these layers, this rank, and of the same weights.
+    """Load the values in a directory into adapters of the same layers, rank and base weights.
 
     Raises:
         DataError: files absent or damaged, other layers or ranks, or the adapters of other weights.
@@ -92,7 +92,7 @@ def load(adapters: Adapters, directory: Path) -> None:
 
 
 def read_tensors(directory: Path) -> dict[str, Tensor]:
-    """What the file holds."""
+    """Read the adapters' tensors of a directory; `DataError` where the file is damaged or absent."""
     try:
         return load_file(str(directory / WEIGHTS))
     except (SafetensorError, OSError) as error:
@@ -106,10 +106,10 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
 
 
 def base_directory(directory: Path) -> Path:
-    """Where the weights under the adapters in a directory are, by their own files.
+    """Return the directory of the base model that the adapters' own files name.
 
     Raises:
-        DataError: they do not say it, or nothing is there.
+        DataError: they name none, or nothing is there.
     """
     config = read_json(directory / CONFIG)
     named = str(config.get("base_model_name_or_path") or "")
@@ -125,7 +125,7 @@ def base_directory(directory: Path) -> Path:
 
 
 def base_dtype(directory: Path) -> torch.dtype:
-    """The type that the weights under the adapters were trained beside in; float32 where no file says it."""
+    """Return the type of the base weights during training; float32 where no file records it."""
     name = str(read_json(directory / BASE).get("dtype", "float32")) if (directory / BASE).is_file() else "float32"
     return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}.get(name, torch.float32)
 

@@ -23,20 +23,20 @@ def fingerprint(named: Iterable[tuple[str, Tensor]], files: Files | None = None)
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in named:
         last = max(tensor.numel() - 1, 0)
-        places = torch.linspace(0, last, min(tensor.numel(), _MOST_ELEMENTS), dtype=torch.float64).round().long()
+        indices = torch.linspace(0, last, min(tensor.numel(), _MOST_ELEMENTS), dtype=torch.float64).round().long()
         if files is None:
-            found = tensor.detach().reshape(-1)[places.to(tensor.device)]
+            elements = tensor.detach().reshape(-1)[indices.to(tensor.device)]
         else:
-            found = _read_elements(name, tensor, places, files)
-        digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}|{found.double().cpu().tolist()}\n".encode())
+            elements = _read_elements(name, tensor, indices, files)
+        digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}|{elements.double().cpu().tolist()}\n".encode())
     return digest.hexdigest()
 
 
 _MOST_ELEMENTS = 64
 
 
-def _read_elements(name: str, tensor: Tensor, places: Tensor, files: Files) -> Tensor:
-    """Of a tensor's shape and type, the elements at places in row-major order."""
-    indices = torch.stack(torch.unravel_index(places, tensor.shape), 1).tolist()
-    found = [files.block(name, tuple(index), (1,) * tensor.ndim).reshape(-1) for index in indices]
-    return torch.cat(found).to(tensor.dtype)
+def _read_elements(name: str, tensor: Tensor, flat: Tensor, files: Files) -> Tensor:
+    """Read the elements of a tensor at flat indices in row-major order; `tensor` gives the shape and the type."""
+    indices = torch.stack(torch.unravel_index(flat, tensor.shape), 1).tolist()
+    elements = [files.block(name, tuple(index), (1,) * tensor.ndim).reshape(-1) for index in indices]
+    return torch.cat(elements).to(tensor.dtype)

@@ -1,7 +1,7 @@
-"""The values that adapters begin with, also where the weights under them are still in their files.
+"""Initial values of adapters, also where the base weights are still in their files.
 
-A model made without memory (`meta_load`) has none for its adapters either: what they begin with waits here, and is
-given out block by block beside the weights of the files.
+A model made without memory (`load_on_meta`) has none for its adapters either: their initial values are kept here, and
+are read block by block beside the weights of the files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _META = torch.device("meta")
 
 
 class Files(Protocol):
-    """Weights that are read a block at a time, see `weight_files.WeightFiles`."""
+    """Weights that are read a block at a time, see `safetensors_reader.WeightFiles`."""
 
     def block(self, name: str, start: Sequence[int], shape: Sequence[int]) -> Tensor: ...
 
@@ -40,8 +40,9 @@ def begin(name: str, module: Any, key: int, files: Files | None) -> dict[str, Te
     Returns:
         The values by the model's names where there is no memory for them; else nothing, they are in place.
     """
-    has_length, held = ADAPTER in module.lora_magnitude_vector, module.base_layer.weight
-    base = to_plain_tensor(held) if files is None else _read(name, held, files) if has_length else held
+    has_length, weight = ADAPTER in module.lora_magnitude_vector, module.base_layer.weight
+    # only the lengths of DoRA depend on the values of the matrix: without them no file is read
+    base = to_plain_tensor(weight) if files is None else _read(name, weight, files) if has_length else weight
     wide = torch.promote_types(base.dtype, torch.float32)
     down, up = module.lora_A[ADAPTER], module.lora_B[ADAPTER]
     generator = torch.Generator().manual_seed(key & 0x7FFF_FFFF_FFFF_FFFF)
@@ -53,10 +54,10 @@ def begin(name: str, module: Any, key: int, files: Files | None) -> dict[str, Te
     if has_length:
         rows = (base.t() if getattr(module, "fan_in_fan_out", False) else base).to(wide)
         values[f"lora_magnitude_vector.{ADAPTER}.weight"] = torch.linalg.norm(rows, dim=1)
-    place = held.device if files is None else _META
+    device = weight.device if files is None else _META
     for own, value in values.items():
         owner = module.get_submodule(own.removesuffix(".weight"))
-        owner.weight = nn.Parameter(value.to(place))
+        owner.weight = nn.Parameter(value.to(device))
     for own, parameter in module.named_parameters():
         parameter.requires_grad_(own.startswith("lora_"))
     return {} if files is None else {f"{name}.{own}": value for own, value in values.items()}
@@ -70,17 +71,17 @@ class PendingLoraWeights:
     """The files under a model with adapters, and the values of these: blocks of both by the model's names."""
 
     def __init__(self, files: Files, waiting: dict[str, Tensor]) -> None:
-        """`waiting` is let go of when the files are closed."""
+        """Combine both sources; `waiting` is cleared when the files are closed."""
         self._files, self._waiting = files, waiting
 
     def block(self, name: str, start: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """`shape` elements from `start` on."""
+        """Read `shape` elements from `start` on."""
         if name not in self._waiting:
             return self._files.block(name.replace(".base_layer.", "."), start, shape)
-        places = tuple(slice(first, first + size) for first, size in zip(start, shape, strict=True))
-        return self._waiting[name][places]
+        slices = tuple(slice(first, first + size) for first, size in zip(start, shape, strict=True))
+        return self._waiting[name][slices]
 
     def close(self) -> None:
-        """Let go of both."""
+        """Close the files and drop the adapters' values."""
         self._files.close()
         self._waiting.clear()

@@ -27,7 +27,7 @@ _PARTS = {
 
 
 def is_adapted(module: Any) -> bool:
-    """Whether a module is one of peft's layers around one of the model's."""
+    """Return true where a module is one of peft's layers around one of the model's."""
     return hasattr(module, "base_layer") and hasattr(module, "lora_A")
 
 
@@ -49,15 +49,15 @@ def merged_weight(
         scale: s.
     """
     wide = torch.promote_types(base.dtype, torch.float32)
-    held_NK = (base.t() if transposed else base).to(wide)
-    whole_NK = torch.addmm(held_NK, up_NR.to(wide), down_RK.to(wide), alpha=scale)
+    base_NK = (base.t() if transposed else base).to(wide)
+    merged_NK = torch.addmm(base_NK, up_NR.to(wide), down_RK.to(wide), alpha=scale)
     if length_N is not None:
-        whole_NK *= (length_N.to(wide) / torch.linalg.norm(whole_NK, dim=1))[:, None]
-    return (whole_NK.t().contiguous() if transposed else whole_NK).to(base.dtype)
+        merged_NK *= (length_N.to(wide) / torch.linalg.norm(merged_NK, dim=1))[:, None]
+    return (merged_NK.t().contiguous() if transposed else merged_NK).to(base.dtype)
 
 
 def effective_weight(module: Any) -> Tensor:
-    """What a linear layer multiplies with: its weight, or a new tensor with its adapter folded in."""
+    """Return the matrix that a linear layer multiplies with: its weight, or a new tensor with its adapter merged."""
     if not is_adapted(module):
         return module.weight
     lengths = module.lora_magnitude_vector
@@ -72,7 +72,7 @@ def effective_weight(module: Any) -> Tensor:
 
 
 def to_plain_tensor(tensor: Tensor) -> Tensor:
-    """A tensor without its history; of one that is held in 4 bits the numbers that it stands for."""
+    """Return a tensor detached from its graph; one in 4 bits is dequantized."""
     state = getattr(tensor, "quant_state", None)
     if state is None:
         return tensor.detach()
@@ -83,7 +83,7 @@ def to_plain_tensor(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class MergeFacts:
-    """What is needed to fold a layer's adapter in, besides its tensors."""
+    """Facts of a layer that merging its adapter needs, besides the tensors."""
 
     scale: float
     has_length: bool
@@ -91,7 +91,7 @@ class MergeFacts:
 
 
 def merge_into_base(named: Iterable[tuple[str, Tensor]], layers: dict[str, MergeFacts]) -> Iterator[tuple[str, Tensor]]:
-    """The stream of a model with adapters as that of a model without: names of its files, adapters folded in.
+    """Turn the stream of a model with adapters into that of a model without: file names, adapters folded in.
 
     A matrix is kept until its adapter has come, which follows it; everything else goes through.
 
@@ -107,9 +107,9 @@ def merge_into_base(named: Iterable[tuple[str, Tensor]], layers: dict[str, Merge
         elif part not in _PARTS.values():
             yield f"{path}.{part}", tensor
         else:
-            held = waiting.setdefault(path, {})
-            held[part] = tensor
-            if len(held) == (4 if layers[path].has_length else 3):
+            parts = waiting.setdefault(path, {})
+            parts[part] = tensor
+            if len(parts) == (4 if layers[path].has_length else 3):
                 yield f"{path}.weight", _merged(waiting.pop(path), layers[path])
     assert not waiting, f"adapters of which a part did not come: {sorted(waiting)[:3]}"
 
@@ -119,12 +119,12 @@ def split_name(name: str, layers: dict[str, MergeFacts]) -> tuple[str | None, st
     for end, part in _PARTS.items():
         if name.endswith(f".{end}") and (path := name[: -len(end) - 1]) in layers:
             return path, part
-    path, found, rest = name.rpartition(".base_layer.")
-    return (path, rest) if found and path in layers else (None, name)
+    path, separator, rest = name.rpartition(".base_layer.")
+    return (path, rest) if separator and path in layers else (None, name)
 
 
 def is_adapter_tensor(name: str, layers: dict[str, MergeFacts]) -> bool:
-    """Whether a tensor belongs to an adapter and not to the model."""
+    """Return true where a tensor belongs to an adapter and not to the model."""
     return split_name(name, layers)[1] in ("down", "up", "length")
 
 

@@ -56,12 +56,12 @@ def four_bit_arguments(device: torch.device | str, dtype: torch.dtype) -> dict[s
 
 
 def is_quantized(model: Any) -> bool:
-    """Whether some of a transformers model's weights are held in few bits."""
+    """Return true where some of a transformers model's weights are quantized."""
     return getattr(model, "hf_quantizer", None) is not None
 
 
 def state_of(model: Any) -> dict[str, Tensor]:
-    """A model's state; what is held in few bits as the numbers that it stands for."""
+    """Return a model's state, with quantized weights dequantized."""
     if not is_quantized(model):
         return model.state_dict()
     return {name: to_plain_tensor(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
@@ -69,7 +69,7 @@ def state_of(model: Any) -> dict[str, Tensor]:
 
 @contextmanager
 def saved_as_numbers(model: Any) -> Iterator[None]:
-    """Let `save_pretrained` write the state that it is given, and a configuration that does not speak of bits."""
+    """Make `save_pretrained` write the state passed to it, and a configuration without quantization."""
     if not is_quantized(model):
         yield
         return

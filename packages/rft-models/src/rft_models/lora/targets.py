@@ -1,4 +1,4 @@
-"""Which layers get an adapter: all linear ones, or those whose names end as a person says."""
+"""Target modules of adapters: all linear layers, or those with given ends of names."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def target_modules(layers: Sequence[str], asked: Sequence[str], modules: Sequenc
 
 
 def ends_with(name: str, end: str) -> bool:
-    """Whether a module's name is `end`, or ends with it from a dot on."""
+    """Return true where a module's name is `end`, or ends with it from a dot on."""
     return name == end or name.endswith(f".{end}")
 
 
@@ -72,7 +72,7 @@ def _refusal(end: str, unfit: Sequence[str], layers: Sequence[str], where: str) 
 
 
 def near_names(end: str, layers: Sequence[str]) -> list[str]:
-    """Ends of layers' names that a person may have meant, the likeliest first."""
+    """Return ends of layers' names that may have been meant, the likeliest first."""
     ends = sorted({name.rpartition(".")[2] for name in layers})
     alike = difflib.get_close_matches(end.rpartition(".")[2], ends, n=_NEAR, cutoff=0.3)
     inside = [name.rpartition(".")[2] for name in layers if end in name]

@@ -48,7 +48,7 @@ Batch = tuple[Tensor, Tensor, Tensor, Tensor, "MediaInputs | None"]
 
 
 class ForwardWrapper(Protocol):
-    """Calls a function; what stands around the call is its own."""
+    """Callable that runs a function, with work of its own before and after the call."""
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any: ...
 
@@ -60,7 +60,7 @@ def call_directly(function: Callable[..., Any], *arguments: Any) -> Any:
 class CausalPolicy:
     """A transformers causal language model, its tokenizer, and the way its packed forward is computed.
 
-    `packed` and `kernel` say which, see `Backbone`; all ways are exact.
+    `packed` and `kernel` select the way, see `Backbone`; all ways are exact.
     `head_chunk_size` is the number of rows whose logits are formed at a time; None picks by size.
     """
 
@@ -79,25 +79,27 @@ class CausalPolicy:
         self.head_chunk_size = head_chunk_size
         self.where = where
         self.head = head_of(model, where)
-        self._vocab_size = self.head.weight.shape[0]  # read here: a weight that lies in parts may be empty later
+        self._vocab_size = self.head.weight.shape[0]  # read here: a sharded weight may be empty later
         self.tower = vision_tower_of(model)
-        """Gives the features of images; None: the model takes none."""
+        """Computes the features of images; None: the model takes none."""
         self._backbone = Backbone(model.get_decoder(), packed=packed, kernel=kernel, tower=self.tower)
         self._trained_rows = TrainableRows()
         self.adapters: Adapters | None = None
-        """What is trained beside the weights, which then are not; None = none."""
+        """Adapters trained in place of the weights, which are then frozen; None = no adapters."""
         self._compute: ForwardWrapper = call_directly
         self.unread: WeightFiles | PendingLoraWeights | None = None
-        """Where the parameters are that have no memory yet (`meta_load`); None = they are all here."""
+        """Values of the parameters that have no memory yet (`load_on_meta`); None = all parameters have memory."""
 
     def compute_through(self, compute: ForwardWrapper) -> None:
-        """Let every forward run inside `compute(function, *arguments)`, for weights that have to be gathered first."""
+        """Run every forward inside `compute(function, *arguments)`, for weights that have to be gathered first."""
         self._compute = compute
         if self.tower is not None:
             self.tower.runs_always = True
 
     def split_sequences(self, ranks: SequenceRanks, mode: SequenceMode = "auto") -> None:
-        """Compute every packed row together with other ranks, which must make the same calls, see `sequence_split`.
+        """Compute every packed row together with other ranks, which must make the same calls.
+
+        The ways to share a row are in `attention.sequence_parallel`.
 
         Raises:
             OptionsError: the model's own attention is used, which needs whole rows; or a ring would drop out.
@@ -111,7 +113,7 @@ class CausalPolicy:
 
     @property
     def packed(self) -> bool:
-        """Whether the backbone runs once on all tokens, with segment-wise attention."""
+        """Return true where the backbone runs once on all tokens, with segment-wise attention."""
         return self._backbone.packed
 
     def token_logprobs(
@@ -126,7 +128,7 @@ class CausalPolicy:
         entropy_gradient: bool = False,
         mm_inputs: MediaInputs | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """log p(token t | earlier tokens of its segment) at logits / temperature, where wanted.
+        """Compute log p(token t | earlier tokens of its segment) at logits / temperature, where wanted.
 
         Args:
             token_ids_T: int64 ids of segments laid one after another.
@@ -160,7 +162,7 @@ class CausalPolicy:
         return self._head_logprobs(hidden_RD, token_ids_T, tokens_R, temperature, with_entropy, entropy_gradient)
 
     def prefers_fused_loss(self, num_rows: int) -> bool:
-        """Whether `fused_loss` is the cheaper way for so many wanted tokens.
+        """Return true where `fused_loss` is cheaper than `token_logprobs` for this number of wanted tokens.
 
         Where their logits are kept anyway it saves nothing. In float32 on a CPU, where the gradient of the matrix is
         added up chunk after chunk of rows, it saves 4 to 7 % at twice the memory (2048 x 512 x 32000; in bfloat16
@@ -180,7 +182,7 @@ class CausalPolicy:
         temperature: float = 1.0,
         mm_inputs: MediaInputs | None = None,
     ) -> LossOutputs:
-        """The sum of an objective of single tokens at three products with the output matrix in place of four.
+        """Sum an objective of single tokens at three products with the output matrix in place of four.
 
         Equal to the objective applied to `token_logprobs` with its entropies, see `rft_models.logprobs.fused_loss`.
 
@@ -199,16 +201,16 @@ class CausalPolicy:
         token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs = batch
         states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs=mm_inputs)
         tokens_R, hidden_RD = self._predicting(segment_ids_T, wanted_T, states)
-        found = self.head.loss(
+        outputs = self.head.loss(
             hidden_RD,
             token_ids_T.index_select(0, tokens_R),
             lambda logprobs_N, entropy_N, rows_N: objective(logprobs_N, entropy_N, tokens_R[rows_N]),
             temperature=temperature,
             chunk_size=self.head_chunk_size,
         )
-        zeros_T = torch.zeros(token_ids_T.shape[0], dtype=found.logprobs.dtype, device=found.logprobs.device)
-        spread = [self._merged(zeros_T.index_copy(0, tokens_R, values)) for values in (found.logprobs, found.entropy)]
-        return found.loss, *spread
+        zeros_T = torch.zeros(token_ids_T.shape[0], dtype=outputs.logprobs.dtype, device=outputs.logprobs.device)
+        per_row = (outputs.logprobs, outputs.entropy)
+        return outputs.loss, *(self._merged(zeros_T.index_copy(0, tokens_R, values)) for values in per_row)
 
     def token_logprobs_and_balance(
         self,
@@ -222,7 +224,7 @@ class CausalPolicy:
         with_entropy: bool = False,
         entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor | None, AuxLossShare]:
-        """`token_logprobs`, and from the same forward this batch's part of the routers' loss, see `router`.
+        """Compute `token_logprobs`, and from the same forward this batch's part of the routers' loss, see `router`.
 
         `expert_counts_E` are the counts of the whole step (`expert_counts`, summed); None: this batch is the step.
         """
@@ -248,8 +250,8 @@ class CausalPolicy:
         logprobs_T, entropy_T = self._head_logprobs(
             hidden_RD, token_ids_T, tokens_R, temperature, with_entropy, entropy_gradient
         )
-        found = load_balancing_loss(logits, rows_R, router, expert_counts_E)
-        return logprobs_T, entropy_T, found.share, found.max_load
+        aux_loss = load_balancing_loss(logits, rows_R, router, expert_counts_E)
+        return logprobs_T, entropy_T, aux_loss.share, aux_loss.max_load
 
     @torch.no_grad()
     def expert_counts(
@@ -266,25 +268,25 @@ class CausalPolicy:
 
     @cached_property
     def router(self) -> Router:
-        """What the model's routers have in common.
+        """Settings that all routers of the model share.
 
         Raises:
             OptionsError: it has none that are known here.
             PreflightError: its own load-balancing loss is another one.
         """
         config = self.model.config.get_text_config(decoder=True)
-        found = router_of(self.model.config.model_type, config.to_dict(), self.where)
+        router = router_of(self.model.config.model_type, config.to_dict(), self.where)
         with native_attention_mode(self.model, packed=self.packed):
-            verify_router(self.model, found, self.where)
-        return found
+            verify_router(self.model, router, self.where)
+        return router
 
     @property
     def num_experts(self) -> int:
-        """Of each layer of a mixture of experts."""
+        """Number of experts in each layer of a mixture of experts."""
         return self.router.num_experts
 
     def _predicting(self, segment_ids_T: Tensor, wanted_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
-        """([R] wanted tokens, [R, D] the states that predict them): all, or an even share of what ranks hold."""
+        """Return ([R] wanted tokens, [R, D] states that predict them): all, or this rank's even share of them."""
         tokens_R, rows_R = _all_predictions(segment_ids_T, wanted_T, states)
         if self._backbone.split is None or states.here is None:
             return tokens_R, states.hidden_KD.index_select(0, rows_R)
@@ -312,7 +314,7 @@ class CausalPolicy:
         return self._merged(zeros_T.index_copy(0, tokens_R, logprobs_R)), entropy_T
 
     def _merged(self, values_T: Tensor) -> Tensor:
-        """With the places that other ranks computed."""
+        """Return the [T] values with those that other ranks computed merged in."""
         return values_T if self._backbone.split is None else self._backbone.split.merge(values_T)
 
     def hidden_states(
@@ -340,16 +342,16 @@ class CausalPolicy:
         """
         training = self.model.training
         self.model.eval()
-        place = device or self.device
-        probes: list[tuple[Probe, MediaInputs]] = [(Probe.of(self._vocab_size, place), (None, None))]
+        probe_device = device or self.device
+        probes: list[tuple[Probe, MediaInputs]] = [(Probe.of(self._vocab_size, probe_device), (None, None))]
         if self.tower is not None:
-            probes.append(media_probe(self.tower, self._vocab_size, place))
+            probes.append(media_probe(self.tower, self._vocab_size, probe_device))
         for probe, media in probes:
             with torch.no_grad():
                 expected = torch.cat([self._native_logits(*pair) for pair in zip(probe.segments, media, strict=True)])
-                found = self._compute(self._packed_logits, probe, media)
+                packed_logits = self._compute(self._packed_logits, probe, media)
             what = f"logits of {type(self.model).__name__}" + (" with images" if any(media) else "")
-            require_equal_logits(expected, found, of=what, dtype=dtype or self.dtype, where=self.where)
+            require_equal_logits(expected, packed_logits, of=what, dtype=dtype or self.dtype, where=self.where)
         self.model.train(training)
 
     def _packed_logits(self, probe: Probe, media: MediaInputs) -> Tensor:
@@ -357,12 +359,12 @@ class CausalPolicy:
         return self.head.logits(self._backbone.hidden_states(*row, mm_inputs=media))
 
     def _native_logits(self, tokens: Tensor, media: Media | None = None) -> Tensor:
-        given = {} if media is None or self.tower is None else self.tower.own_inputs(tokens, media)
+        image_inputs = {} if media is None or self.tower is None else self.tower.own_inputs(tokens, media)
         with native_attention_mode(self.model, packed=self.packed):
-            return self.model(input_ids=tokens[None], use_cache=False, **given).logits[0].float()
+            return self.model(input_ids=tokens[None], use_cache=False, **image_inputs).logits[0].float()
 
     def accepts(self, argument: str) -> bool:
-        """Whether the backbone's forward has an argument of this name."""
+        """Return true where the backbone's forward has an argument of this name."""
         return self._backbone.accepts(argument)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -376,8 +378,8 @@ class CausalPolicy:
             OptionsError: a prefix that no parameter has, rows beyond the vocabulary, or nothing left to train.
         """
         assert not self._trained_rows.rows, "rows were chosen already"
-        found, self._trained_rows = freeze(self.model, rules, self.where)
-        return found
+        report, self._trained_rows = freeze(self.model, rules, self.where)
+        return report
 
     def adapt(self, rules: AdapterRules, *, seed: int, base: str | Path | None = None) -> Adapters:
         """Put adapters around linear layers, once and before an optimizer is made; nothing else is trained then.
@@ -389,7 +391,7 @@ class CausalPolicy:
         files = self.unread
         self.adapters = add_lora(self.model, rules, seed=seed, where=where, packed=self.packed, files=files)
         self.unread = None if files is None else PendingLoraWeights(files, self.adapters.waiting)
-        self._backbone.look_for_dropout()
+        self._backbone.look_for_dropout()  # the adapters may bring dropout modules of their own
         return self.adapters
 
     def served(self, named: Iterable[tuple[str, Tensor]] | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -397,8 +399,8 @@ class CausalPolicy:
 
         `named`: the whole tensors, as the model names them; None = its parameters are whole.
         """
-        given = self.named_parameters() if named is None else named
-        yield from given if self.adapters is None else self.adapters.merged(given)
+        parameters = self.named_parameters() if named is None else named
+        yield from parameters if self.adapters is None else self.adapters.merged(parameters)
 
     def base_parameters(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters without those of adapters, under the names that files have."""
@@ -408,7 +410,7 @@ class CausalPolicy:
             yield from self.model.named_parameters(remove_duplicate=remove_duplicate)
 
     def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What an optimizer takes: parameters that require a gradient, and of a matrix with trained rows those rows."""
+        """Yield the optimizer's parameters: those with a gradient; of a matrix with trained rows, those rows."""
         for name, parameter in self.named_parameters():
             if parameter.requires_grad:
                 yield self._trained_rows.replace(name, parameter)
@@ -427,7 +429,7 @@ class CausalPolicy:
         self._save_codec(directory)
 
     def _save_codec(self, directory: str | Path) -> None:
-        """Tokenizer, and what an image processor needs, whether this run has read it or not."""
+        """Save the tokenizer and the files of the image processor, whether this run has read these or not."""
         if self.codec is not None:
             self.codec.save_pretrained(directory)
         if self.tower is not None:
@@ -453,7 +455,7 @@ class CausalPolicy:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.head.weight.device
 
     @property
@@ -462,7 +464,7 @@ class CausalPolicy:
         return self.head.weight.dtype
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode: dropout as configured, gradient checkpointing if it was asked for."""
+        """Training mode: dropout as configured, gradient checkpointing if it was requested."""
         self.model.train(mode)
         return self
 
@@ -480,4 +482,5 @@ def _predictions(segment_ids_T: Tensor, wanted_T: Tensor, states: States) -> tup
 def _all_predictions(segment_ids_T: Tensor, wanted_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
     """([R] wanted tokens that something predicts, [R] the rows that do, as the ranks hold them one after another)."""
     tokens_R = (wanted_T.to(torch.bool) & has_predecessor(segment_ids_T)).nonzero()[:, 0]
+    # the state of token t - 1 predicts token t
     return tokens_R, tokens_R - 1 if states.place_T is None else states.place_T[tokens_R - 1]

@@ -1,7 +1,7 @@
-"""Which weights are trained: parts frozen by name, or nothing but the rows of some tokens.
+"""Partial training: parts of the weights frozen by name, or all but the rows of some tokens frozen.
 
 A frozen tensor requires no gradient, so that it is in no optimizer: neither a step nor weight decay reaches it.
-Rows are trained through parameters of their own that share the matrix's memory. The matrix itself is given to no
+Rows are trained through parameters of their own that share the matrix's memory. The matrix itself is in no
 optimizer; its gradient is cut down to the rows when it arrives. So the other rows have no moments, no decay, and the
 same bits for ever, and every path that reads the matrix (embedding, head, engine, saving) sees the trained rows.
 """
@@ -29,7 +29,7 @@ _NEAR = 5
 
 @dataclass(frozen=True, slots=True)
 class FreezeRules:
-    """What a person asks for; the default freezes nothing.
+    """Configuration of the frozen and the trained parts; the default freezes nothing.
 
     Example: `FreezeRules(prefixes=("model.embed_tokens", "model.layers.0"))`.
     """
@@ -52,19 +52,19 @@ class FreezeRules:
 
     @classmethod
     def of(cls, prefixes: str, train_only_tokens_from: int = -1) -> FreezeRules:
-        """With prefixes joined by commas."""
+        """Parse prefixes joined by commas."""
         parts = (part.strip() for part in prefixes.split(","))
         return cls(tuple(part for part in parts if part), train_only_tokens_from)
 
     @property
     def freezes(self) -> bool:
-        """Whether anything is asked for."""
+        """Return true where these rules freeze anything."""
         return bool(self.prefixes) or self.train_only_tokens_from >= 0
 
 
 @dataclass(frozen=True, slots=True)
 class FreezeReport:
-    """What a model's training leaves alone."""
+    """Frozen tensors and trained rows of a model, with their numbers of weights."""
 
     tensors: dict[str, int]
     """Number of weights of each wholly frozen tensor, by name."""
@@ -76,12 +76,12 @@ class FreezeReport:
     """Weights of the model, tied matrices counted once."""
 
     def lines(self) -> list[str]:
-        """For people: how much is trained, and the name of everything that is not."""
+        """Return readable lines: how much is trained, and the name of everything that is not."""
         frozen = self.num_weights - self.num_trained
-        told = [f"{self.num_trained:,} of {self.num_weights:,} weights are trained; {frozen:,} are frozen:"]
+        lines = [f"{self.num_trained:,} of {self.num_weights:,} weights are trained; {frozen:,} are frozen:"]
         for name, (first, num_rows, width) in self.rows.items():
-            told.append(f"{name} rows 0 to {first - 1:,} ({first * width:,}); trained from row {first:,} ({num_rows})")
-        return told + [f"{name} ({count:,})" for name, count in _by_pattern(self.tensors).items()]
+            lines.append(f"{name} rows 0 to {first - 1:,} ({first * width:,}); trained from row {first:,} ({num_rows})")
+        return lines + [f"{name} ({count:,})" for name, count in _by_pattern(self.tensors).items()]
 
 
 @dataclass(slots=True)
@@ -96,11 +96,11 @@ class TrainableRows:
         """Train the rows of `weight` from `first` on; its gradients go there and are dropped elsewhere."""
         self.first = first
         self.rows[name] = nn.Parameter(weight.detach()[first:])
-        weight.requires_grad_(True)
+        weight.requires_grad_(True)  # autograd must reach the matrix; the hook keeps the gradient of the rows only
         weight.register_post_accumulate_grad_hook(partial(_move_gradient, self.rows[name], first))
 
     def replace(self, name: str, parameter: nn.Parameter) -> tuple[str, nn.Parameter]:
-        """What an optimizer takes for a parameter: itself, or its rows as "name[first:]"."""
+        """Return the optimizer's (name, parameter): the parameter itself, or its trained rows as "name[first:]"."""
         return (f"{name}[{self.first}:]", self.rows[name]) if name in self.rows else (name, parameter)
 
 
@@ -115,20 +115,20 @@ def freeze(model: Any, rules: FreezeRules, where: str = "model") -> tuple[Freeze
         _freeze_all_but_rows(model, rules.train_only_tokens_from, rows, where)
     for parameter in _matching(model, rules.prefixes, where):
         parameter.requires_grad_(False)
-    found = _describe(model, rows)
-    if found.num_trained == 0:
+    report = _describe(model, rows)
+    if report.num_trained == 0:
         raise OptionsError(
             code="freezing.nothing_trained",
-            what=f"nothing to train: 0 of {found.num_weights:,} weights require gradients",
+            what=f"nothing to train: 0 of {report.num_weights:,} weights require gradients",
             where=where,
-            why=f"freeze_prefix {','.join(rules.prefixes)} covers all {len(found.tensors)} tensors",
+            why=f"freeze_prefix {','.join(rules.prefixes)} covers all {len(report.tensors)} tensors",
             do="--freeze_prefix with fewer names",
         )
-    return found, rows
+    return report, rows
 
 
 def preview(directory: str | Path, rules: FreezeRules) -> FreezeReport:
-    """What `freeze` would do with the model in a directory, from its configuration and without its weights."""
+    """Report what `freeze` would do with the model in a directory, from its configuration and without its weights."""
     return freeze(model_without_weights(directory), rules, where=str(directory))[0]
 
 
@@ -154,8 +154,8 @@ def _matching(model: Any, prefixes: Sequence[str], where: str) -> Iterator[nn.Pa
     named = dict(model.named_parameters(remove_duplicate=False))
     for prefix in prefixes:
         stem = prefix.rstrip(".")
-        found = next((found for name in names_of(stem) if (found := _below(name, named))), [])
-        if not found:
+        matches = next((below for name in names_of(stem) if (below := _below(name, named))), [])
+        if not matches:
             raise OptionsError(
                 code="freezing.no_such_parameter",
                 what=f"freeze_prefix {prefix!r} matches none of the {len(named)} parameter names",
@@ -163,7 +163,7 @@ def _matching(model: Any, prefixes: Sequence[str], where: str) -> Iterator[nn.Pa
                 why="the names are those of the model as it is loaded; near ones: " + ", ".join(_near(stem, named)),
                 do=f"--freeze_prefix {_near(stem, named)[0]}",
             )
-        yield from found
+        yield from matches
 
 
 def names_of(stem: str) -> list[str]:
@@ -179,7 +179,7 @@ def _below(stem: str, named: dict[str, nn.Parameter]) -> list[nn.Parameter]:
 
 
 def _near(prefix: str, names: Sequence[str] | dict[str, Any]) -> list[str]:
-    """Names and beginnings of names that a person may have meant, the likeliest first."""
+    """Return names and beginnings of names that may have been meant, the likeliest first."""
     known = dict.fromkeys(".".join(parts[:end]) for parts in (n.split(".") for n in names) for end in range(1, 9))
     wanted = prefix.split(".")[-1]
     inside = [name for name in known if name.split(".")[-1] == wanted]
@@ -203,7 +203,7 @@ def _move_gradient(rows: nn.Parameter, first: int, weight: Tensor) -> None:
     assert weight.grad is not None
     part = weight.grad[first:]
     rows.grad = part.clone() if rows.grad is None else rows.grad.add_(part)
-    weight.grad = None
+    weight.grad = None  # no optimizer has the matrix, and its gradient would hold memory for every row
 
 
 def _by_pattern(tensors: dict[str, int]) -> dict[str, int]:

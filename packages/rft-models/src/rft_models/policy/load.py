@@ -51,11 +51,11 @@ def load_policy(
         gradient_checkpointing: what is computed again in the backward pass (in `train()` mode); true = every layer.
         attention: "packed" attends inside packed segments, "native" pads segments and uses the
             model's own attention, "auto" takes packed for the families that are known to be exact.
-        flash_attn: use the flash-attn package where it can run, see `attention_choice`.
+        flash_attn: use the flash-attn package where it can run, see `attention.kernels`.
         freeze: what is left untrained, see `CausalPolicy.freeze`.
         head_chunk_size: rows whose logits are formed at a time, never whole in memory; None picks by size.
         codec: a tokenizer that was loaded already (of a model that takes images an `HfProcessor`).
-        load_in_4bit: hold the weights in 4 bits, see `quantized`; adapters alone can then be trained.
+        load_in_4bit: hold the weights in 4 bits, see `lora.quantization`; adapters alone can then be trained.
 
     Raises:
         DataError: directory, configuration, weights or tokenizer absent, damaged or of another kind.

@@ -1,4 +1,4 @@
-"""A model whose parameters have shapes and no memory, until each rank reads the blocks that it keeps.
+"""A model whose parameters have shapes and no memory, until each rank reads its shards.
 
 What is not a parameter (the frequencies of rotary positions) is computed as in a model that is loaded.
 """
@@ -46,7 +46,7 @@ def load_on_meta(
     head_chunk_size: int | None = None,
     codec: HfTokenizer | None = None,
 ) -> CausalPolicy:
-    """`load_policy` without the weights: they are in `policy.unread`, for whoever gives the parameters memory.
+    """Load a policy without its weights: they are in `policy.unread`, for the code that allocates the parameters.
 
     `policy.verify()` is left to do when they have come. Arguments and errors are those of `load_policy`.
 
@@ -90,10 +90,10 @@ def _empty_model(path: Path, config: dict[str, Any], dtype: torch.dtype) -> Any:
     """The architecture of the directory as transformers makes it, with its settings of generation."""
     import transformers
 
-    found: Any = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+    hf_config: Any = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
     with MetaParameters():
         model: Any = getattr(transformers, auto_class_of(config)).from_config(
-            found, dtype=dtype, attn_implementation=native_attention(config), trust_remote_code=False
+            hf_config, dtype=dtype, attn_implementation=native_attention(config), trust_remote_code=False
         )
     if (path / "generation_config.json").is_file():
         model.generation_config = transformers.GenerationConfig.from_pretrained(str(path), local_files_only=True)
@@ -101,7 +101,7 @@ def _empty_model(path: Path, config: dict[str, Any], dtype: torch.dtype) -> Any:
 
 
 class MetaParameters(TorchFunctionMode):
-    """Tensors that are made to be filled later get no memory; those that are computed are as ever."""
+    """Torch mode in which `torch.empty` makes meta tensors; tensors that are computed keep their values."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = dict(kwargs or {})

@@ -1,7 +1,7 @@
-"""Which matrices of a decoder are cut over ranks that compute together, and how.
+"""Tensor-parallel plan of a decoder: the matrices that are sharded over the ranks, and how.
 
-transformers' classes say it themselves (`base_model_tp_plan` of their configurations); here that is read, held to the
-layers that this model has, and refused where ranks would compute something else.
+transformers' configurations contain the plan (`base_model_tp_plan`); here it is read, compared with the layers that
+this model has, and refused where ranks would compute something else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WHOLE = "whole"
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """Names in the model, in its order."""
+    """Names of the sharded layers and parameters, in the order of the model."""
 
     by_outputs: tuple[str, ...]
     """Linear layers of which each rank computes a part of the outputs."""
@@ -42,7 +42,7 @@ class TensorPlan:
 
 
 def tensor_plan(policy: CausalPolicy, num_ranks: int) -> TensorPlan:
-    """How the model is cut over so many ranks.
+    """Return the plan that shards the model over `num_ranks` ranks.
 
     Raises:
         OptionsError: heads or columns do not divide.
@@ -130,8 +130,8 @@ def _vocabulary(model: Any) -> tuple[str, ...]:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if type(embedding) is not nn.Embedding or not isinstance(head, nn.Linear):
         return ()
-    found = {module: name for name, module in model.named_modules() if module is embedding or module is head}
-    return found[embedding], found[head]
+    names = {module: name for name, module in model.named_modules() if module is embedding or module is head}
+    return names[embedding], names[head]
 
 
 def _not_cut(what: str, where: str) -> PreflightError:
@@ -147,14 +147,14 @@ def _not_cut(what: str, where: str) -> PreflightError:
 def apply_tensor_parallel(
     policy: CausalPolicy, cut: Callable[[], object], collectives: Collectives, *, shares_head: bool
 ) -> None:
-    """Cut a policy's model over ranks by `cut()`, and hold what it computes then to what it computed before.
+    """Cut a policy's model over ranks by `cut()`, and compare what it computes then with what it computed before.
 
     `shares_head`: the output matrix is cut by the vocabulary; the ranks meet through `collectives`.
 
     Raises:
         PreflightError: it computes something else.
     """
-    before = _probed(policy)
+    before = _probed(policy)  # while every rank still has the full model: the reference of the comparison
     cut()
     if shares_head:
         shard_output_head(policy, collectives)
@@ -178,6 +178,6 @@ def _probed(policy: CausalPolicy) -> Tensor:
     config = policy.model.config.get_text_config(decoder=True)
     probe = Probe.of(int(config.vocab_size), policy.device)
     wanted_T = torch.ones_like(probe.token_ids_T, dtype=torch.bool)
-    found, _ = policy.token_logprobs(probe.token_ids_T, probe.positions_T, probe.segment_ids_T, wanted_T)
+    logprobs_T, _ = policy.token_logprobs(probe.token_ids_T, probe.positions_T, probe.segment_ids_T, wanted_T)
     policy.train(training)
-    return found
+    return logprobs_T

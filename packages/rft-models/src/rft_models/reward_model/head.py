@@ -1,4 +1,4 @@
-"""From the states of packed texts to scores: pooling, then one linear layer with a row a head. All in float32."""
+"""Score head on the states of packed texts: pooling, then one linear layer with a row a head, all in float32."""
 
 from __future__ import annotations
 
@@ -76,28 +76,28 @@ def new_head(spec: RewardSpec, width: int, *, seed: int) -> ScoreHead:
 
 
 def segment_softmax(logits_TH: Tensor, segment_T: Tensor, num_segments: int) -> Tensor:
-    """[T, H]: of each column, softmax over the tokens of one segment."""
+    """Compute [T, H]: of each column, the softmax over the tokens of one segment."""
     index_TH = segment_T[:, None].expand_as(logits_TH)
-    most_SH = logits_TH.new_full((num_segments, logits_TH.shape[1]), -math.inf)
-    most_SH = most_SH.scatter_reduce(0, index_TH, logits_TH.detach(), "amax")
-    powers_TH = (logits_TH - most_SH[segment_T]).exp()
-    sums_SH = torch.zeros_like(most_SH).index_add(0, segment_T, powers_TH)
+    max_SH = logits_TH.new_full((num_segments, logits_TH.shape[1]), -math.inf)
+    max_SH = max_SH.scatter_reduce(0, index_TH, logits_TH.detach(), "amax")
+    powers_TH = (logits_TH - max_SH[segment_T]).exp()
+    sums_SH = torch.zeros_like(max_SH).index_add(0, segment_T, powers_TH)
     return powers_TH / sums_SH[segment_T]
 
 
 def last_tokens(token_ids_T: Tensor, segment_T: Tensor, num_segments: int, pad_id: int | None) -> Tensor:
-    """[S] place of each segment's last token that is not `pad_id`; its first token where all are.
+    """Return [S] indices of each segment's last token that is not `pad_id`; its first token where all are.
 
-    transformers' classifiers read the same one: where the end token is the padding token too, that is the
+    transformers' classifiers read the same token: where the end token is the padding token too, that is the
     token before it.
     """
-    places_T = torch.arange(len(token_ids_T), device=token_ids_T.device)
+    index_T = torch.arange(len(token_ids_T), device=token_ids_T.device)
     real_T = torch.ones_like(token_ids_T, dtype=torch.bool) if pad_id is None else token_ids_T != pad_id
-    first_S = places_T.new_full((num_segments,), len(places_T)).scatter_reduce(0, segment_T, places_T, "amin")
-    last_S = places_T.new_full((num_segments,), -1).scatter_reduce(0, segment_T, places_T.where(real_T, -1), "amax")
+    first_S = index_T.new_full((num_segments,), len(index_T)).scatter_reduce(0, segment_T, index_T, "amin")
+    last_S = index_T.new_full((num_segments,), -1).scatter_reduce(0, segment_T, index_T.where(real_T, -1), "amax")
     return torch.where(last_S < 0, first_S, last_S)
 
 
 def _drawn(shape: tuple[int, ...], seed: int, name: str) -> Tensor:
-    """From N(0, 1 / inputs)."""
+    """Draw a matrix from N(0, 1 / inputs), a function of seed and name."""
     return keyed_normal(shape, derive_key(seed, f"reward-pooling:{name}")) / math.sqrt(shape[-1])

@@ -56,7 +56,7 @@ def load_reward_model(
 
     Raises:
         DataError: directory, configuration, weights or tokenizer absent, damaged or of another kind; no head.
-        PreflightError: the architecture computes something that is not known here, or looks ahead.
+        PreflightError: the architecture computes something that is not known here, or its states see later tokens.
     """
     path, config = checked_model_directory(source)
     spec = spec_in_files(path, config)
@@ -122,7 +122,7 @@ def make_reward_model(
 
 
 def spec_in_files(path: Path, config: dict[str, Any]) -> RewardSpec:
-    """What the head in a checked directory computes; needs no transformers where the spec was written here.
+    """Read the spec of the head in a checked directory; needs no transformers where the spec was written here.
 
     Raises:
         DataError: there is no head for scores.
@@ -146,7 +146,7 @@ def spec_in_files(path: Path, config: dict[str, Any]) -> RewardSpec:
 def weighted_head(path: Path, config: dict[str, Any]) -> Tensor | None:
     """[1, D]: the one row whose product with the last state is the reward, where several plain heads make it up.
 
-    None where the files hold no such heads, or do not say what each counts.
+    None where the files hold no such heads, or no weight of each.
     """
     spec = stored_spec(config, path)
     if spec is None or not spec.is_classifier or spec.weights is None:
@@ -198,9 +198,9 @@ def _stored_head(path: Path, spec: RewardSpec) -> ScoreHead:
 
 
 def _required(path: Path, name: str) -> Tensor:
-    found = stored_tensor(path, name)
-    if found is not None:
-        return found
+    tensor = stored_tensor(path, name)
+    if tensor is not None:
+        return tensor
     raise DataError(
         code="models.missing_weights",
         what=f"the head's tensor {name} is not in the files",

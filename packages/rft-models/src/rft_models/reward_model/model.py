@@ -1,4 +1,4 @@
-"""A causal decoder with scalar heads: packed texts in, scores by head out. Loading and saving: `reward_files`."""
+"""A causal decoder with scalar heads: packed texts in, scores by head out. Loading and saving: `loading`, `saving`."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ class RewardModel:
         self.codec = codec
         self.where = where
         self.tower = vision_tower_of(model)
-        """Gives the features of images; None: the model takes none."""
+        """Computes the features of images; None: the model takes none."""
         decoder = model if self.tower is None else model.get_decoder()
         self._backbone = Backbone(decoder, packed=packed, kernel=kernel, tower=self.tower)
         self._pad_id: int | None = getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
 
     @property
     def spec(self) -> RewardSpec:
-        """What the head computes."""
+        """Specification of what the head computes."""
         return self.head.spec
 
     @property
     def packed(self) -> bool:
-        """Whether the decoder runs once on all tokens, with segment-wise attention."""
+        """Return true where the decoder runs once on all tokens, with segment-wise attention."""
         return self._backbone.packed
 
     def scores(
@@ -69,7 +69,7 @@ class RewardModel:
         *,
         mm_inputs: MediaInputs | None = None,
     ) -> dict[str, Tensor]:
-        """Scores of texts, whatever they are packed with.
+        """Compute the scores of packed texts; what a text is packed with changes none of them.
 
         Args:
             token_ids_T: int64 ids of segments laid one after another, a segment a text.
@@ -95,7 +95,7 @@ class RewardModel:
         return dict(zip(self.spec.heads, scores_SK.unbind(1), strict=True))
 
     def _pooled(self, states: States, token_ids_T: Tensor, segment_T: Tensor, num_segments: int) -> Tensor:
-        """[S, D] in the head's type."""
+        """Pool the states of each segment to [S, D], in the head's type."""
         dtype = self.head.score.weight.dtype
         if self.head.pooling is None:
             rows_S = last_tokens(token_ids_T, segment_T, num_segments, self._pad_id)
@@ -118,13 +118,13 @@ class RewardModel:
         yield from self.head.named_parameters(self.spec.tensor_prefix.rstrip("."))
 
     def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What an optimizer takes."""
+        """Return the optimizer's parameters: those that require a gradient."""
         return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
 
     def saved_name(self, name: str) -> str:
-        """Of the decoder inside a model with a head, as the files of causal language models have it.
+        """Return the name in files of a decoder's parameter: with the prefix that causal language models' files have.
 
-        A model of images stands alone: transformers has no classifier around one.
+        The decoder of a vision-language model has no prefix: transformers has no classifier around one.
         """
         prefix = self.model.base_model_prefix if self.tower is None else ""
         return f"{prefix}.{name}" if prefix and self.spec.is_classifier else name
@@ -148,7 +148,7 @@ class RewardModel:
 
     @property
     def num_parameters(self) -> int:
-        """Number of weights."""
+        """Number of weights of decoder and head."""
         return sum(parameter.numel() for _, parameter in self.named_parameters())
 
     @property
@@ -159,7 +159,7 @@ class RewardModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.head.score.weight.device
 
     @property
@@ -168,13 +168,13 @@ class RewardModel:
         return next(self.model.parameters()).dtype
 
     def to(self, device: torch.device | str) -> Self:
-        """Move the weights."""
+        """Move decoder and head to a device."""
         self.model.to(device)
         self.head.to(device)
         return self
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode: dropout as configured, gradient checkpointing if it was asked for, the learned scale."""
+        """Training mode: dropout as configured, gradient checkpointing if it was requested, the learned scale."""
         self.model.train(mode)
         self.head.train(mode)
         return self

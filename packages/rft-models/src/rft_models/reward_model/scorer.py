@@ -2,8 +2,8 @@
 
 The policy's tokens mean nothing here: two tokenizers share no ids, and a template's turns are what the reward model
 was trained on. A text always ends as the reward model's training texts do (the end of the assistant's turn, or the
-end token), also where the policy was cut off: a score is read at the end of a text, and a state that never was one
-in training says nothing. A text that is longer than the model places has no score; it is never cut.
+end token), also where the policy was cut off: a score is read at the end of a text, and a state that no
+training text ended with has no meaning. A text that is longer than the model places has no score; it is never cut.
 
 A reward model that takes images sees those of the prompt through its own processor; a response has none.
 """
@@ -30,7 +30,8 @@ class RewardTextScorer:
     """Scores of prompt and response pairs, packed up to `max_tokens` a forward."""
 
     def __init__(self, model: RewardModel, *, max_tokens: int = 8192) -> None:
-        """
+        """Set up scoring by one reward model.
+
         Args:
             model: in eval mode, with a tokenizer.
             max_tokens: tokens of a forward; a longer text runs alone.
@@ -54,7 +55,7 @@ class RewardTextScorer:
         responses: Sequence[str],
         images: Sequence[Images] | None = None,
     ) -> list[dict[str, float] | str]:
-        """One score a head for each pair, or the reason why there is none.
+        """Compute one score a head for each pair, or return the reason why there is none.
 
         Args:
             prompts: the prompts as the policy saw them, used where the tokenizer has no chat template.
@@ -64,14 +65,14 @@ class RewardTextScorer:
         """
         seen = images if images is not None else [()] * len(prompts)
         rows = [self._encoded(*row) for row in zip(prompts, messages, responses, seen, strict=True)]
-        found: list[dict[str, float] | str] = [row if isinstance(row, str) else {} for row in rows]
-        texts = {place: row for place, row in enumerate(rows) if not isinstance(row, str)}
-        for places in self._batches({place: ids for place, (ids, _) in texts.items()}):
-            asked = [(prompts[place], seen[place]) for place in places]
-            shared = shared_lengths([texts[place][0] for place in places], asked)
-            for place, scores in zip(places, self._forward([texts[place] for place in places], shared), strict=True):
-                found[place] = scores
-        return found
+        results: list[dict[str, float] | str] = [row if isinstance(row, str) else {} for row in rows]
+        texts = {index: row for index, row in enumerate(rows) if not isinstance(row, str)}
+        for batch in self._batches({index: ids for index, (ids, _) in texts.items()}):
+            asked = [(prompts[index], seen[index]) for index in batch]
+            shared = shared_lengths([texts[index][0] for index in batch], asked)
+            for index, scores in zip(batch, self._forward([texts[index] for index in batch], shared), strict=True):
+                results[index] = scores
+        return results
 
     def token_ids(self, prompt: str, messages: Messages, response: str) -> list[int]:
         """The pair as the reward model reads it, of a prompt without images.
@@ -122,14 +123,14 @@ class RewardTextScorer:
         return (ids, media) if ids else "the text has no tokens"
 
     def _batches(self, tokens: Mapping[int, Sequence[int]]) -> list[list[int]]:
-        """Places in order, as many a forward as fit."""
+        """Group indices in order, as many a forward as fit into `max_tokens`."""
         batches: list[list[int]] = []
         room = 0
-        for place, ids in tokens.items():
+        for index, ids in tokens.items():
             if not batches or len(ids) > room:
                 batches.append([])
                 room = self._max_tokens
-            batches[-1].append(place)
+            batches[-1].append(index)
             room -= len(ids)
         return batches
 
@@ -154,10 +155,11 @@ class RewardTextScorer:
 
 
 def shared_lengths(rows: Sequence[Sequence[int]], prompts: Sequence[object]) -> list[int]:
-    """For each row how many tokens at its start the neighbours with its prompt have too; below its own length."""
+    """Count for each row the first tokens that neighbours with its prompt share; below its own length."""
     shared: list[int] = []
     for _, run in groupby(zip(prompts, rows, strict=True), key=lambda pair: pair[0]):
         listed = [row for _, row in run]
+        # one token at least stays the row's own
         limit = min(len(row) for row in listed) - 1 if len(listed) > 1 else 0
         first = listed[0]
         common = next((i for i in range(limit) if any(row[i] != first[i] for row in listed)), limit)

@@ -1,4 +1,4 @@
-"""Several texts about the same images, whose images are prepared once: what a reward model reads of a prompt's samples.
+"""Preparation of images once for several texts about them, as a reward model reads the samples of a prompt.
 
 A response takes no image, whatever it spells: markers in it are read as text.
 """
@@ -12,7 +12,7 @@ from rft_models.vision.media import Media
 from rft_models.vision.processor import MARKER, HfProcessor
 
 OTHER_MARKER = "(image)"
-"""What stands in a response in place of a marker."""
+"""Text that replaces a marker in a response."""
 
 
 class SharedImages(HfProcessor):
@@ -29,7 +29,7 @@ class SharedImages(HfProcessor):
         self._last: tuple[tuple[bytes, ...], Media] | None = None
 
     def encode_shared(self, text: str, images: tuple[bytes, ...]) -> tuple[list[int], Media | None]:
-        """As `encode_media`."""
+        """Encode as `encode_media`, with the last text's images where they are the same files."""
         collapsed = self._as_processor_does(self._with_own_markers(text))
         same = self._last is not None and (self._last[0] is images or self._last[0] == images)
         if not images or not same or collapsed.count(self.image_token_id) != len(images):
@@ -37,7 +37,7 @@ class SharedImages(HfProcessor):
             self._last = (images, media) if media is not None else None
             return token_ids, media
         assert self._last is not None
-        return _expanded(collapsed, self._last[1])
+        return _expanded(collapsed, self._last[1])  # pixel values of the last text: nothing is prepared again
 
     def of_response(self, text: str) -> str:
         """A text without any word that this model reads as the place of an image."""
@@ -47,7 +47,7 @@ class SharedImages(HfProcessor):
 
 
 def shared_images_of(codec: HfTokenizer) -> SharedImages | None:
-    """For a tokenizer with an image processor; None for one of text."""
+    """Return the shared preparation for a tokenizer with an image processor; None for one of text."""
     return SharedImages(codec) if isinstance(codec, HfProcessor) else None
 
 

@@ -1,4 +1,4 @@
-"""What a reward model computes on top of its decoder, as its config.json says it. No torch is imported here."""
+"""Specification of a reward model's head on its decoder, as in config.json. No torch is imported here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNNAMED = re.compile(r"LABEL_\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardSpec:
-    """Which state is read, how the states of a text become one, and the heads on it.
+    """Specification of the layer that is read, the pooling of a text's states, and the heads on it.
 
     Example: `RewardSpec(heads=("helpful", "safe"), weights=(1.0, 0.5), pooling="attention", layer=12)`.
     """
@@ -30,7 +30,7 @@ class RewardSpec:
     heads: tuple[str, ...] = ("score",)
     """Their names, each a linear layer without bias from the pooled state to one number."""
     weights: tuple[float, ...] | None = (1.0,)
-    """What each counts in the reward; None where the files do not say it."""
+    """Weight of each head in the reward; None where the files do not contain it."""
     pooling: Pooling = "last"
     """"last": the state of the last token that is no padding; "attention": a mean that a learned query weights."""
     layer: int | None = None
@@ -70,16 +70,16 @@ class RewardSpec:
 
     @property
     def is_classifier(self) -> bool:
-        """Whether a sequence classifier of transformers computes the same."""
+        """Return true where a sequence classifier of transformers computes the same."""
         return self.pooling == "last" and self.layer is None and not self.scale_for_train
 
     @property
     def tensor_prefix(self) -> str:
-        """What the names of the head's tensors begin with; "" for those that transformers knows."""
+        """Prefix of the names of the head's tensors; "" for those that transformers knows."""
         return "" if self.is_classifier else f"{RECORD}."
 
     def as_record(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the fields as plain JSON."""
         return asdict(self)
 
 
@@ -108,7 +108,7 @@ def stored_spec(config: Mapping[str, Any], path: Path) -> RewardSpec | None:
 
 
 def spec_of_classifier(config: Mapping[str, Any], num_labels: int) -> RewardSpec:
-    """What a sequence classifier of transformers with so many labels computes; a label's name is a head's."""
+    """Return the spec of a sequence classifier of transformers with `num_labels` labels; a label names a head."""
     named = cast("Mapping[str, Any]", config.get("id2label") or {})
     names = [str(named.get(str(number), f"LABEL_{number}")) for number in range(num_labels)]
     names = [re.sub(r"[^\w.-]+", "_", name) for name in names]

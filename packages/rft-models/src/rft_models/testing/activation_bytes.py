@@ -21,12 +21,12 @@ def held_for_backward(forward: Callable[[], Tensor], known: Iterable[Tensor]) ->
     """
     with _NewMemory(known) as memory:
         result = forward()
-    gc.collect()
+    gc.collect()  # tensors in reference cycles would count as alive otherwise
     return result, memory.num_bytes
 
 
 class _NewMemory(TorchDispatchMode):
-    """Sees the memory of every tensor that an operation gives."""
+    """Dispatch mode that records the memory of every tensor that an operation returns."""
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         super().__init__()
@@ -35,11 +35,11 @@ class _NewMemory(TorchDispatchMode):
 
     @property
     def num_bytes(self) -> int:
-        """Of what is alive."""
+        """Bytes of the new memory that is alive."""
         return sum(size for reference, size in self._seen.values() if not reference.expired())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Computes as without it."""
+        """Run the operation unchanged and record its results."""
         del types
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):

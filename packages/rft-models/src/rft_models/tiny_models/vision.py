@@ -1,7 +1,7 @@
 """Small vision-language models made on the spot, written as complete Hugging Face directories.
 
 Weights are a function of the seed and each parameter's name, as in `rft_models.tiny_models.text`. Image processor,
-tokenizer with the family's special tokens and chat template lie beside them, so that `AutoProcessor` reads the
+tokenizer with the family's special tokens and chat template are beside them, so that `AutoProcessor` reads the
 directory.
 """
 
@@ -32,7 +32,7 @@ _LLAVA_TOKENS = ("<image>",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionSizes:
-    """Of decoder and vision tower; the defaults make a model of about 300,000 weights."""
+    """Sizes of decoder and vision tower; the defaults make a model of about 300,000 weights."""
 
     hidden: int = 64
     layers: int = 2
@@ -201,9 +201,9 @@ def _qwen_tower(model_type: str, sizes: VisionSizes) -> dict[str, Any]:
         return shared | {"embed_dim": sizes.vision_hidden, "hidden_size": sizes.hidden, "mlp_ratio": ratio}
     if model_type == "qwen2_5_vl":
         return shared | wide | {"window_size": sizes.window_size, "fullatt_block_indexes": [sizes.vision_layers - 1]}
-    places = (sizes.image_size // sizes.patch_size) ** 2
+    num_positions = (sizes.image_size // sizes.patch_size) ** 2
     deep = list(range(min(sizes.vision_layers, sizes.layers, 2)))
-    return shared | wide | {"num_position_embeddings": places, "deepstack_visual_indexes": deep}
+    return shared | wide | {"num_position_embeddings": num_positions, "deepstack_visual_indexes": deep}
 
 
 def _llava_config(tokenizer: Any, sizes: VisionSizes) -> Any:

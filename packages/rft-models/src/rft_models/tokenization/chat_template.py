@@ -11,7 +11,7 @@ renderings of a short conversation with a mark in the policy's place:
 This is right where the template only ever adds to what it has written: the rendering of a conversation and one message
 more begins with that of the conversation. A template that does otherwise is refused, with the first place that
 differs. One difference is known and kept: templates that leave earlier thinking out of a rendering (Qwen3) would make
-the policy's own words disappear; here they stay in its context.
+the policy's own tokens disappear; here they stay in its context.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ class ChatTurnTemplate:
 
     A message of the role "tool" becomes the user's, between <tool_response> tags, where the template has no such role;
     special tokens in a message's content, and words that stand for an image, are broken up, so that no tool can end a
-    turn, speak as somebody else or leave a place for an image that is not there. Several threads may ask.
+    turn, write a turn of another role or leave a placeholder of an absent image. Several threads may use it.
     """
 
     def __init__(self, codec: HfTokenizer) -> None:
-        """
+        """Check the template and read the texts around a turn from it.
+
         Raises:
             DataError: no chat template, or one that changes what it has written, or whose turns end with no token that
                 ends a response.
@@ -58,15 +59,15 @@ class ChatTurnTemplate:
         self._end_of_asked = asked[asked.rindex(_ASKED) + len(_ASKED) :]
         self.has_tool_role = self._takes_tools()
         self.drops_thinking = self._leaves_thinking_out()
-        """Whether the template would leave the thinking of earlier turns out; here it stays."""
+        """True where the template would leave the thinking of earlier turns out; here it stays."""
         self._check_growth(speaking, "user")
         if self.has_tool_role:
             self._check_growth(speaking, "tool")
         self.generation_ids = tuple(codec.encode(speaking.removeprefix(asked)))
-        """The words that open the assistant's turn, with which a rendered prompt ends."""
+        """Tokens that open the assistant's turn, with which a rendered prompt ends."""
 
     def opening(self, messages: Messages) -> tuple[int, ...]:
-        """From the end of a prompt's last message (the user's) to where the policy speaks, `messages` between.
+        """Return the tokens from the end of a prompt's last (user's) message to the policy's turn, `messages` between.
 
         Raises:
             DataError: the template refuses these messages there.
@@ -76,7 +77,7 @@ class ChatTurnTemplate:
         return self._cached("opening", messages)
 
     def observation(self, messages: Messages) -> tuple[int, ...]:
-        """From behind the token that ended the policy's turn to where it speaks again.
+        """Return the tokens between the end token of the policy's turn and the start of its next turn.
 
         Raises:
             DataError: the template refuses these messages there.
@@ -86,13 +87,13 @@ class ChatTurnTemplate:
     def _cached(self, kind: str, messages: Messages) -> tuple[int, ...]:
         key = json.dumps([kind, *map(dict, messages)], sort_keys=True)
         with self._one_at_a_time:
-            found = self._cache.get(key)
-            if found is None:
+            tokens = self._cache.get(key)
+            if tokens is None:
                 text = self.opening_text(messages) if kind == "opening" else self.observation_text(messages)
                 if len(self._cache) >= _CACHED:
                     self._cache.clear()
-                found = self._cache[key] = tuple(self._codec.encode(text))
-            return found
+                tokens = self._cache[key] = tuple(self._codec.encode(text))
+            return tokens
 
     def opening_text(self, messages: Messages) -> str:
         """`opening` before it is tokenised."""
@@ -102,8 +103,8 @@ class ChatTurnTemplate:
 
     def observation_text(self, messages: Messages) -> str:
         """`observation` before it is tokenised."""
-        spoken = [_user(_ASKED), {"role": "assistant", "content": _MARK}]
-        text = self._text([*spoken, *self._harmless(messages)], speaks=True)
+        history = [_user(_ASKED), {"role": "assistant", "content": _MARK}]
+        text = self._text([*history, *self._harmless(messages)], speaks=True)
         behind = text[text.rindex(_MARK) + len(_MARK) :]
         return behind[self._end_of_turn(behind) :]
 
@@ -134,18 +135,18 @@ class ChatTurnTemplate:
         return kept
 
     def _takes_tools(self) -> bool:
-        """Whether a tool's message stands behind a plain turn and is written with its words."""
-        spoken = [_user(_ASKED), {"role": "assistant", "content": _MARK}]
+        """Return true where the template renders a tool's message behind a plain turn, with its content."""
+        history = [_user(_ASKED), {"role": "assistant", "content": _MARK}]
         try:
-            text = self._text([*spoken, {"role": "tool", "content": _TOLD}], speaks=True)
+            text = self._text([*history, {"role": "tool", "content": _TOLD}], speaks=True)
         except DataError:
             return False
-        return _TOLD in text and text != self._as_assistant(spoken)
+        return _TOLD in text and text != self._as_assistant(history)
 
-    def _as_assistant(self, spoken: Messages) -> str:
-        """A template without the role may take what is not the user's for the assistant's."""
+    def _as_assistant(self, history: Messages) -> str:
+        """Render the message as the assistant's, which a template without the tool role may do with it."""
         try:
-            return self._text([*spoken, {"role": "assistant", "content": _TOLD}], speaks=True)
+            return self._text([*history, {"role": "assistant", "content": _TOLD}], speaks=True)
         except DataError:
             return ""
 
@@ -155,26 +156,26 @@ class ChatTurnTemplate:
         return _SECOND_MARK not in self._text(messages, speaks=True)
 
     def _check_growth(self, speaking: str, role: str) -> None:
-        """Two turns and two observations: each rendering begins with the one before it."""
+        """Check on two turns and two observations that each rendering begins with the one before it."""
         first = [_user(_ASKED), {"role": "assistant", "content": _MARK}, {"role": role, "content": _TOLD}]
         one = self._text(first, speaks=True)
-        found = one.find(_MARK, len(speaking)) if one.startswith(speaking) else -1
-        if found < 0 or one[len(speaking) : found].strip():
+        index = one.find(_MARK, len(speaking)) if one.startswith(speaking) else -1
+        if index < 0 or one[len(speaking) : index].strip():
             self._require_prefix(speaking + _MARK, one, "the assistant's first turn")
         second = [{"role": "assistant", "content": _SECOND_MARK}, {"role": role, "content": _TOLD}]
         two = self._text([*first, *second], speaks=True)
-        found = two.find(_SECOND_MARK, len(one)) if two.startswith(one) else -1
-        if found < 0 or two[len(one) : found].strip():
+        index = two.find(_SECOND_MARK, len(one)) if two.startswith(one) else -1
+        if index < 0 or two[len(one) : index].strip():
             self._require_prefix(one + _SECOND_MARK, two, "the assistant's second turn")
         self._end_of_turn(one[one.rindex(_MARK) + len(_MARK) :])
 
     def _require_prefix(self, before: str, after: str, added: str) -> None:
         if after.startswith(before):
             return
-        place = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
+        index = next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
         raise self._refused(
-            f"with {added} added it writes {after[place : place + 24]!r} at character {place}, "
-            f"where it had written {before[place : place + 24]!r}",
+            f"with {added} added it writes {after[index : index + 24]!r} at character {index}, "
+            f"where it had written {before[index : index + 24]!r}",
             "turns are put behind one another as tokens, so a template may only add to what it has written",
             "put a template that keeps earlier turns as they are into chat_template.jinja of the model's directory",
         )

@@ -26,7 +26,7 @@ class HfTokenizer:
         self.tokenizer = tokenizer
         self.where = where
         self.tools: Sequence[Mapping[str, Any]] = ()
-        """JSON schemas of the tools that `render_chat` tells the model of."""
+        """JSON schemas of the tools that `render_chat` describes to the model."""
         own = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys([*own, *eos_ids]))
         self.vocab_size = len(tokenizer)
@@ -41,7 +41,7 @@ class HfTokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `render_chat` can be used."""
+        """Return true where `render_chat` can be used."""
         return bool(self.tokenizer.chat_template)
 
     @property
@@ -53,7 +53,7 @@ class HfTokenizer:
         """Token ids of `text`.
 
         Raises:
-            DataError: the tokenizer knows a fixed set of characters and `text` has another one.
+            DataError: the tokenizer has a fixed set of characters and `text` has another one.
         """
         if self._closed_alphabet is not None:
             self._refuse_unknown_characters(text, self._closed_alphabet)
@@ -73,7 +73,7 @@ class HfTokenizer:
         return backend.decode_batch([list(ids) for ids in batch], skip_special_tokens=True)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
-        """`messages` (role and content each) as one text, ending where the assistant speaks if asked.
+        """Render `messages` (role and content each) as one text, with the start of the assistant's turn on request.
 
         The result holds the template's special tokens; encode it with `add_special_tokens=False`.
 

@@ -1,4 +1,4 @@
-"""Whether two models read the same prompt and the same prepared images: what one codec encoded goes to both."""
+"""Check that two models read the same prompt and images alike: what one codec encoded goes to both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts with images as a decode forward reads them: embeddings, positions, and what later tokens are shifted by."""
+"""Inputs of a decode forward for prompts with images: embeddings, positions and the shift of later positions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rft_models.vision.tower import VisionTower
 
 @dataclass(slots=True)
 class MultimodalPrompts:
-    """Prompts laid one after another; embedding them says where the features are."""
+    """Concatenated prompts; embedding them records the rows of the features."""
 
     row: RowInputs
     offsets_P: Tensor
@@ -27,7 +27,7 @@ class MultimodalPrompts:
 
     @property
     def axes_3T(self) -> Tensor | None:
-        """Positions on three axes; None where one number says them all."""
+        """Positions on three axes; None where one number a token is enough."""
         return self.row.positions_3K
 
     def embedded(self, embedding_VD: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def prepare_multimodal(
 
     Raises:
         PreflightError: images for a model without a tower.
-        DataError: see `rows.place`.
+        DataError: see `packed_rows.place`.
     """
     nothing_P = torch.zeros(len(lengths), dtype=torch.int64)
     if media is None or not any(one is not None for one in media):

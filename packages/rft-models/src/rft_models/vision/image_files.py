@@ -1,4 +1,4 @@
-"""Image files -> RGB images of a bounded size. What the file's header says is checked before anything is decoded.
+"""Image files -> RGB images of a bounded size. The header of a file is checked before anything is decoded.
 
 A file of 20 KiB can hold 13,000 x 13,000 pixels, half a gigabyte once decoded. No file is decoded that states more
 pixels than `PixelRules.max_decoded`; one with more than `max_pixels` is refused on request, or scaled down by the
@@ -25,17 +25,17 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 
 _DATA_URI = "data:"
 _ORIENTATION = 0x0112
-"""The EXIF tag that says how a camera was held; 1 is upright."""
+"""EXIF tag of the orientation of the camera; 1 is upright."""
 
 
 @dataclass(frozen=True, slots=True)
 class PixelRules:
-    """How large images may be."""
+    """Limits of the sizes of images, in pixels."""
 
     max_pixels: int | None = None
-    """Pixels that the model sees of an image at most; None = what the model's processor says."""
+    """Largest size of an image as the model reads it, in pixels; None = the limit of the model's processor."""
     min_pixels: int | None = None
-    """Pixels that smaller images are enlarged to; None = what the model's processor says."""
+    """Pixels that smaller images are enlarged to; None = the limit of the model's processor."""
     oversize: Literal["downscale", "refuse"] = "downscale"
     """What becomes of an image with more than `max_pixels`."""
     max_decoded: int = 32 * 1024 * 1024
@@ -62,7 +62,7 @@ class OpenedImage:
 
 
 def open_image(source: ImageSource, rules: PixelRules | None = None, *, where: str = "image") -> OpenedImage:
-    """Read an image.
+    """Read an image as upright RGB of a checked size.
 
     Raises:
         DataError: no file, no image, of a format that is not read, damaged, or of more pixels than allowed.
@@ -82,7 +82,7 @@ def open_image(source: ImageSource, rules: PixelRules | None = None, *, where: s
 
 
 def require_pillow() -> Any:
-    """PIL's `Image`, or one error that says how to get it."""
+    """Return PIL's `Image`, or raise an error with the command that installs it."""
     try:
         from PIL import Image
     except ImportError as error:
@@ -91,7 +91,7 @@ def require_pillow() -> Any:
 
 
 def require_image_packages() -> None:
-    """Everything that images need is installed.
+    """Check that every package that images need is installed.
 
     Raises:
         OptionsError: pillow or torchvision is not.
@@ -102,7 +102,7 @@ def require_image_packages() -> None:
 
 
 def missing_extra(package: str) -> OptionsError:
-    """Images need packages that the base install does not have."""
+    """Return the error for a package that images need and the base install lacks."""
     return OptionsError(
         code="vision.not_installed",
         what=f"{package} is not installed",
@@ -144,7 +144,7 @@ def _opened(file: bytes, rules: PixelRules, where: str) -> Any:
     """The decoded image of a file whose header is good; its first frame where it has several."""
     from PIL import Image, UnidentifiedImageError
 
-    own_limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # ours comes first, with its own words
+    own_limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # our own check comes first, with its own error
     try:
         image = Image.open(io.BytesIO(file), formats=FORMATS)
         _check_header(image.size, rules, where)
@@ -160,7 +160,7 @@ def _opened(file: bytes, rules: PixelRules, where: str) -> Any:
 
 
 def _check_header(size: tuple[int, int], rules: PixelRules, where: str) -> None:
-    """Before anything is decoded."""
+    """Check the size that the header states, before anything is decoded."""
     width, height = size
     pixels = width * height
     if pixels < 1:
@@ -186,7 +186,7 @@ def _check_header(size: tuple[int, int], rules: PixelRules, where: str) -> None:
 
 
 def _upright_rgb(image: Any, where: str) -> Any:
-    """Turned as its EXIF data say, on white where it is transparent, 16-bit gray brought to 8."""
+    """Turn an image as its EXIF data state, put transparency on white and convert 16-bit gray to 8."""
     from PIL import Image, ImageOps
 
     try:
@@ -202,13 +202,13 @@ def _upright_rgb(image: Any, where: str) -> Any:
 
 
 def _is_plain(image: Any, upright: Any) -> bool:
-    """Whether an engine that opens the file and makes it RGB sees the same pixels."""
+    """Return true where an engine that opens the file and converts it to RGB gets the same pixels."""
     one = getattr(image, "n_frames", 1) == 1 and image.getexif().get(_ORIENTATION, 1) == 1
     return one and image.mode in ("RGB", "L") and image.size == upright.size and "transparency" not in image.info
 
 
 def _png(image: Any) -> bytes:
-    """The file anew, where another program would see another image in it."""
+    """Encode the image as PNG, for files in which another program would see another image."""
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
     return buffer.getvalue()

@@ -1,7 +1,7 @@
-"""What a prompt's images become: the inputs of the model's own forward, and where their features stand.
+"""Prepared images of a prompt: the inputs of the model's own forward, and the positions of their features.
 
-`Media` is made by `HfProcessor.encode_media` and travels beside the token ids of its prompt; nobody but the model
-and the engine looks inside.
+`Media` is made by `HfProcessor.encode_media` and passed along with the token ids of its prompt; only the model and
+the engine read its contents.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class ImageInputs:
 
     @classmethod
     def of(cls, pixel_values: Tensor, grid: tuple[int, int, int] | None, num_tokens: int) -> ImageInputs:
-        """With its digest."""
+        """Make the inputs of one image with their digest."""
         values = pixel_values.contiguous()
-        found = hashlib.sha256(repr((tuple(values.shape), str(values.dtype), grid, num_tokens)).encode())
-        found.update(values.numpy().tobytes())
-        return cls(values, grid, num_tokens, found.hexdigest())
+        digest = hashlib.sha256(repr((tuple(values.shape), str(values.dtype), grid, num_tokens)).encode())
+        digest.update(values.numpy().tobytes())
+        return cls(values, grid, num_tokens, digest.hexdigest())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ImageInputs) and self.digest == other.digest
@@ -58,7 +58,7 @@ class Media:
     files: tuple[bytes, ...] = ()
     """The images as files (PNG, JPEG, ...) of the size that was given to the processor, for engines with their own."""
     processor_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What the image processor was told beside its own configuration."""
+    """Options passed to the image processor beside its own configuration."""
 
     def __post_init__(self) -> None:
         assert self.images, "media of a prompt without images is None"
@@ -83,7 +83,7 @@ class Media:
 
     @property
     def digest(self) -> str:
-        """Of all images in order, for hashes of the data."""
+        """Digest of all images in order, for hashes of the data."""
         return hashlib.sha256("".join(image.digest for image in self.images).encode()).hexdigest()
 
     def pil_images(self) -> list[Any]:
@@ -94,5 +94,5 @@ class Media:
 
     def collapsed(self, token_ids: Sequence[int]) -> list[int]:
         """The prompt with one placeholder an image, for an engine that expands them itself."""
-        dropped = {first + place for first, number in self.spans for place in range(1, number)}
-        return [token for place, token in enumerate(token_ids) if place not in dropped]
+        dropped = {first + offset for first, number in self.spans for offset in range(1, number)}
+        return [token for index, token in enumerate(token_ids) if index not in dropped]

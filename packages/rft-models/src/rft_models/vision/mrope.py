@@ -27,8 +27,8 @@ def positions_of(length: int, media: Media, merge: int) -> Tensor:
         parts.append(_text(first - begin, next_position))
         next_position += first - begin
         frames, rows, columns = image.grid[0], image.grid[1] // merge, image.grid[2] // merge
-        places = torch.cartesian_prod(torch.arange(frames), torch.arange(rows), torch.arange(columns))
-        parts.append(places.view(-1, 3).T + next_position)
+        coordinates = torch.cartesian_prod(torch.arange(frames), torch.arange(rows), torch.arange(columns))
+        parts.append(coordinates.view(-1, 3).T + next_position)
         next_position += max(rows, columns)
         begin = first + number
     parts.append(_text(length - begin, next_position))
@@ -36,7 +36,7 @@ def positions_of(length: int, media: Media, merge: int) -> Tensor:
 
 
 def position_offset(media: Media | None, merge: int | None) -> int:
-    """What the position of every token behind the images differs by from its place in the sequence; 0 or below."""
+    """Return position minus index of every token behind the images; 0 or below."""
     if media is None or merge is None:
         return 0
     shift = 0

@@ -1,4 +1,4 @@
-"""Where the features of images stand in a packed row, and what a decoder is given of such a row."""
+"""Placement of image features in a packed row, and the decoder's inputs for such a row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MediaInputs = Sequence[Media | None]
 
 
 class Features(NamedTuple):
-    """What the vision tower gives for several images, one after another."""
+    """Features that the vision tower computes for several images, one after another."""
 
     main_FD: Tensor
     """In place of embeddings."""
@@ -28,7 +28,7 @@ class Features(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which feature stands at which token of a row."""
+    """Assignment of features to the tokens of a row."""
 
     images: tuple[ImageInputs, ...]
     """The distinct images of the row; their features are numbered through."""
@@ -40,7 +40,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class RowInputs:
-    """What a decoder reads of the tokens of a row."""
+    """Inputs of a decoder for the tokens of a row."""
 
     token_ids_K: Tensor
     positions_K: Tensor
@@ -70,18 +70,18 @@ class RowInputs:
     def arguments(self, shape: tuple[int, int], embed: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         """Arguments of the decoder's forward for these tokens laid into rows of `shape`; `embed` is its embedding."""
         axes = self.positions_3K
-        given: dict[str, Any] = {
+        inputs: dict[str, Any] = {
             "position_ids": self.positions_K.view(shape) if axes is None else axes.view(3, *shape),
         }
         if self.features is None:
-            return given | {"input_ids": self.token_ids_K.view(shape)}
+            return inputs | {"input_ids": self.token_ids_K.view(shape)}
         embedded_KD, rows_F, features = self.embedded(embed)
-        given["inputs_embeds"] = embedded_KD.view(*shape, -1)
+        inputs["inputs_embeds"] = embedded_KD.view(*shape, -1)
         if features.deep:
             is_feature_K = torch.zeros_like(self.token_ids_K, dtype=torch.bool)
             is_feature_K[rows_F] = True
-            given |= {"visual_pos_masks": is_feature_K.view(shape), "deepstack_visual_embeds": list(features.deep)}
-        return given
+            inputs |= {"visual_pos_masks": is_feature_K.view(shape), "deepstack_visual_embeds": list(features.deep)}
+        return inputs
 
     def embedded(self, embed: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Features]:
         """([K, D] embeddings with features in their places, [F] these places ascending, the features there)."""
@@ -190,7 +190,7 @@ def _check_placeholders(token_ids_T: Tensor, source_T: Tensor, media: Media) -> 
 
 
 def no_tower(name: str) -> PreflightError:
-    """Images for a model that takes none."""
+    """Return the error for images given to a model that takes none."""
     return PreflightError(
         code="vision.no_tower",
         what=f"images for {name}, which has no vision tower",

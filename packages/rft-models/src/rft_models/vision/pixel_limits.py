@@ -1,4 +1,4 @@
-"""Pixels that an image may have, from what a person says and what the model's own processor says.
+"""Pixel range of images, from the user's settings and the model's own processor.
 
 Either bound alone keeps the processor's other one. Where the two then cross, or the range holds no image, nothing
 would be done with the given one: that is an error with both numbers.
@@ -14,7 +14,7 @@ from rft_models.vision.image_files import PixelRules
 
 
 def pixel_range(rules: PixelRules, family: VisionFamily, image_processor: Any) -> tuple[int, int] | None:
-    """(fewest, most) pixels that the processor is told; None: it is told nothing.
+    """Return the (fewest, most) pixels passed to the processor; None: nothing is passed.
 
     Qwen's processors scale to a range of pixels; LLaVA's to one size, so that nothing is left to choose.
 
@@ -30,13 +30,13 @@ def pixel_range(rules: PixelRules, family: VisionFamily, image_processor: Any) -
         return None
     own_least, own_most = int(image_processor.size["shortest_edge"]), int(image_processor.size["longest_edge"])
     least = own_least if rules.min_pixels is None else rules.min_pixels
-    most = own_most if rules.max_pixels is None else rules.max_pixels
+    largest = own_most if rules.max_pixels is None else rules.max_pixels
     side = int(image_processor.patch_size) * int(image_processor.merge_size)
-    if most < side**2:
-        raise _below_one_feature(most, side)
-    if least > most:
+    if largest < side**2:
+        raise _below_one_feature(largest, side)
+    if least > largest:
         raise _crossing(rules, own_least, own_most, side)
-    return least, most
+    return least, largest
 
 
 def _fixed_size(family: VisionFamily) -> OptionsError:
@@ -60,7 +60,7 @@ def _below_one_feature(most: int, side: int) -> OptionsError:
 
 
 def _crossing(rules: PixelRules, own_least: int, own_most: int, side: int) -> OptionsError:
-    """One bound was given, and lies beyond the processor's other one."""
+    """Return the error for a single given bound that is beyond the processor's other one."""
     if rules.max_pixels is None:
         assert rules.min_pixels is not None
         return OptionsError(

@@ -15,7 +15,7 @@ from rft_models.vision.media import ImageInputs, Media
 from rft_models.vision.pixel_limits import pixel_range
 
 MARKER = "<image>"
-"""Where an image stands in plain text and in the text of a message, whatever the model."""
+"""Placeholder of an image in plain text and in the text of a message, for every model."""
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -47,7 +47,7 @@ class HfProcessor(HfTokenizer):
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether `render_chat` can be used."""
+        """Return true where `render_chat` can be used."""
         return bool(self._template)
 
     @property
@@ -60,7 +60,7 @@ class HfProcessor(HfTokenizer):
         return self.processor.chat_template or self.tokenizer.chat_template
 
     def render_chat(self, messages: Messages, *, add_generation_prompt: bool) -> str:
-        """As of text; a content may be a list of parts, and "<image>" in its text is an image part.
+        """Render messages as one text; a content may be a list of parts, and "<image>" in its text is an image part.
 
         Raises:
             DataError: no chat template, or the template refuses these messages.
@@ -68,8 +68,8 @@ class HfProcessor(HfTokenizer):
         own = self.tokenizer.chat_template
         self.tokenizer.chat_template = self._template
         try:
-            told = [_in_parts(message) for message in messages]
-            return super().render_chat(told, add_generation_prompt=add_generation_prompt)
+            with_parts = [_in_parts(message) for message in messages]
+            return super().render_chat(with_parts, add_generation_prompt=add_generation_prompt)
         finally:
             self.tokenizer.chat_template = own
 
@@ -88,7 +88,7 @@ class HfProcessor(HfTokenizer):
         Args:
             prompt: text with "<image>" (or the model's own placeholder) where the images stand, or messages.
             images: in the order of the placeholders: paths, bytes of files, data URIs, PIL images.
-            add_generation_prompt: of messages, end where the assistant speaks.
+            add_generation_prompt: of messages, end with the start of the assistant's turn.
             where: what an error names.
 
         Returns:
@@ -127,16 +127,16 @@ class HfProcessor(HfTokenizer):
     def _as_processor_does(self, text: str) -> list[int]:
         """Token ids with the tokens that the tokenizer puts around a text (LLaVA's "<s>"), unless it has the first.
 
-        What a processor of transformers gives for messages, and for a text that does not begin with that token.
+        The same as a processor of transformers for messages, and for a text that does not begin with that token.
         """
         first = self.tokenizer.bos_token
         return self.encode(text, add_special_tokens=first is None or not text.startswith(first))
 
     def _inputs(self, image: Any, where: str) -> ImageInputs:
-        """What the vision tower gets of one image."""
+        """Prepare the vision tower's inputs of one image."""
         try:
-            found = self.processor.image_processor(images=[image], return_tensors="pt", **self._options)
-            number = self.processor.replace_image_token(found, image_idx=0).count(self.processor.image_token)
+            prepared = self.processor.image_processor(images=[image], return_tensors="pt", **self._options)
+            number = self.processor.replace_image_token(prepared, image_idx=0).count(self.processor.image_token)
         except (ValueError, ZeroDivisionError, TypeError) as error:
             raise DataError(
                 code="images.refused_by_processor",
@@ -145,8 +145,8 @@ class HfProcessor(HfTokenizer):
                 why="each architecture takes images of certain shapes",
                 do="cut the image to a shape that is less long, or leave its row out",
             ) from error
-        grid = found.get("image_grid_thw")
-        pixels = found["pixel_values"]
+        grid = prepared.get("image_grid_thw")
+        pixels = prepared["pixel_values"]
         if grid is None:
             return ImageInputs.of(pixels[0], None, number)
         frames, rows, columns = (int(size) for size in grid[0])
@@ -154,7 +154,7 @@ class HfProcessor(HfTokenizer):
 
     @property
     def _options(self) -> dict[str, Any]:
-        """What the image processor is told of `pixels`."""
+        """Options of the image processor that follow from `pixels`."""
         size = self._size_options
         if not size:
             return {}

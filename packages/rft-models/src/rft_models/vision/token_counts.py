@@ -1,4 +1,4 @@
-"""How many tokens prompts with images come to, by the sizes of the images alone: for plans, which decode nothing."""
+"""Token counts of prompts with images, from the sizes of the images alone: for plans, which decode nothing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rft_models.vision.processor import HfProcessor
 
 
 class PlannedImages(HfProcessor):
-    """A codec that counts.
+    """Processor that counts the tokens of images without reading them.
 
     Example: `PlannedImages(codec).image_tokens(4032, 3024, most_pixels=200_704)`.
     """
@@ -17,7 +17,7 @@ class PlannedImages(HfProcessor):
 
     @property
     def scales(self) -> bool:
-        """Whether a cap on pixels changes the number of features: LLaVA's processor makes every image one size."""
+        """Return true where a cap on pixels changes the number of features; LLaVA scales all images to one size."""
         return self.family.three_axes
 
     @property
@@ -52,10 +52,10 @@ class PlannedImages(HfProcessor):
             return self.num_image_tokens(width, height)
         processor = self.processor.image_processor
         own = (int(processor.size["shortest_edge"]), int(processor.size["longest_edge"]))
-        least, most = self._range or own
-        least, most = (least, most) if most_pixels is None else (min(least, most_pixels), most_pixels)
+        lower, upper = self._range or own
+        lower, upper = (lower, upper) if most_pixels is None else (min(lower, most_pixels), most_pixels)
         try:
-            patches = processor.get_number_of_image_patches(height, width, {"min_pixels": least, "max_pixels": most})
+            patches = processor.get_number_of_image_patches(height, width, {"min_pixels": lower, "max_pixels": upper})
         except (ValueError, ZeroDivisionError):
             return None
         return int(patches) // int(processor.merge_size) ** 2

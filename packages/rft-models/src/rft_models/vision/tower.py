@@ -14,7 +14,7 @@ from rft_models.vision.packed_rows import Features, MediaInputs, RowInputs, chec
 
 
 class VisionTower:
-    """Of one of `VISION_FAMILIES`; shares the model's weights.
+    """Vision tower of one of `VISION_FAMILIES`; shares the model's weights.
 
     A row's distinct images run once, in one call, however many samples of a prompt the row has.
     """
@@ -30,18 +30,18 @@ class VisionTower:
         if VISION_FAMILIES[model.config.model_type].three_axes:
             self.merge = int(self._vision.spatial_merge_size)
         self.runs_always = False
-        """Whether also rows without images run the tower: ranks that gather weights together must all use them."""
+        """True where also rows without images run the tower: ranks that gather weights together must all use them."""
 
     def features(self, images: Sequence[ImageInputs]) -> Features:
-        """Of all images, one after another.
+        """Compute the features of all images, one after another.
 
         Raises:
             DataError: the tower gives another number of features of an image than it has placeholders.
         """
-        found = self._inner.get_image_features(**self._arguments(images), return_dict=True)
-        check_counts([len(part) for part in found.pooler_output], images)
-        deep = getattr(found, "deepstack_features", None) or ()
-        return Features(torch.cat(list(found.pooler_output)), tuple(torch.cat(list(layer)) for layer in deep))
+        output = self._inner.get_image_features(**self._arguments(images), return_dict=True)
+        check_counts([len(part) for part in output.pooler_output], images)
+        deep = getattr(output, "deepstack_features", None) or ()
+        return Features(torch.cat(list(output.pooler_output)), tuple(torch.cat(list(layer)) for layer in deep))
 
     def row(
         self, mm_inputs: MediaInputs | None, lengths: Sequence[int], token_ids_T: Tensor, positions_T: Tensor
@@ -49,7 +49,7 @@ class VisionTower:
         """The row of these segments, with the features of their images.
 
         Raises:
-            DataError: see `rows.place`.
+            DataError: see `packed_rows.place`.
         """
         placed = None
         if mm_inputs is not None:
@@ -60,6 +60,7 @@ class VisionTower:
         if not self.runs_always:
             return RowInputs(token_ids_T, positions_T)
         nowhere_T = torch.full_like(token_ids_T, -1)
+        # the smallest image runs and its features stand at no token, so that no rank waits for the others
         return RowInputs(token_ids_T, positions_T, nowhere_T, None, self.features([self.smallest()]))
 
     def smallest(self, seed: int = 0) -> ImageInputs:
@@ -88,15 +89,18 @@ class VisionTower:
     def own_arguments(
         self, images: Sequence[ImageInputs], spans: Sequence[tuple[int, int, int]], shape: tuple[int, int]
     ) -> dict[str, Any]:
-        """Of rows of `shape` with these images; `spans` are (row, first column, number of placeholders) of each."""
+        """Return the model's arguments for rows of `shape` with these images.
+
+        `spans` are (row, first column, number of placeholders) of each image.
+        """
         device, _ = self._device_and_dtype()
-        given = self._arguments(images)
+        arguments = self._arguments(images)
         if self.merge is not None:
             kinds_BL = torch.zeros(shape, dtype=torch.int64, device=device)
             for row, first, number in spans:
                 kinds_BL[row, first : first + number] = 1
-            given["mm_token_type_ids"] = kinds_BL
-        return given
+            arguments["mm_token_type_ids"] = kinds_BL
+        return arguments
 
     def _arguments(self, images: Sequence[ImageInputs]) -> dict[str, Any]:
         device, dtype = self._device_and_dtype()
@@ -107,7 +111,7 @@ class VisionTower:
         return {"pixel_values": torch.cat(pixels), "image_grid_thw": grids}
 
     def _features_of_fixed(self, side: int) -> int:
-        """Of an image of the one size of a LLaVA model's tower."""
+        """Return the features of an image of the one size of a LLaVA model's tower."""
         patches = (side // int(self._vision.patch_size)) ** 2
         has_class_token = self._vision.model_type == "clip_vision_model"
         dropped = self._model.config.vision_feature_select_strategy == "default"

@@ -1,4 +1,4 @@
-"""The rollout thread: what is drawn next, with which version of the weights, and until when."""
+"""The rollout thread: chooses what is sampled next, with which weight version, and until when."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ANSWERED_SHARE = 4  # a draw ends for samples that were answered when they are 
 
 @dataclass(slots=True)
 class WorkItem:
-    """What the rollout thread does next."""
+    """Next piece of work of the rollout thread: groups to sample, or a request of the trainer."""
 
     version: int
     generation: int
@@ -29,13 +29,13 @@ class WorkItem:
 
 
 class GenerationLoop:
-    """Serves versions, draws samples and runs errands, one after another."""
+    """Loop of the rollout thread: serves weight versions, samples, and runs the trainer's requests, one at a time."""
 
     def __init__(self, board: SharedState, engine: AheadEngine, sampling: Sampling, *, deterministic: bool) -> None:
         self._board, self._engine, self._sampling, self._deterministic = board, engine, sampling, deterministic
 
     def run(self) -> None:
-        """Until the board closes."""
+        """Run until the shared state closes."""
         while (turn := self._next_turn()) is not None:
             noted = self._board.noted
             if self._engine.weight_version != turn.version:
@@ -49,7 +49,7 @@ class GenerationLoop:
                     self._draw(turn)
 
     def _next_turn(self) -> WorkItem | None:
-        """Waits for work; None at the end."""
+        """Wait for work and return it; None at the end."""
         board = self._board
         with board.changed:
             while not board.is_closing:
@@ -60,78 +60,80 @@ class GenerationLoop:
         return None
 
     def _choose(self) -> WorkItem | None:
-        """What comes first: in a deterministic run older versions, elsewhere whoever waits in the trainer's thread."""
+        """Choose the next work: older versions first in a deterministic run, else a waiting trainer's request first."""
         board = self._board
-        open_groups = [held for held in board.groups.values() if not held.is_whole]
+        open_groups = [group for group in board.groups.values() if not group.is_whole]
         if self._deterministic:
             return self._choose_in_order(open_groups)
-        if board.errands:
+        if board.errands:  # the trainer's thread waits for these
             return WorkItem(board.version, board.generation, errand=board.errands.popleft())
-        ready = [held for held in open_groups if any(draft.can_draw for draft in held.drafts)]
+        ready = [group for group in open_groups if any(draft.can_draw for draft in group.drafts)]
         return WorkItem(board.version, board.generation, ready) if ready else None
 
     def _choose_in_order(self, open_groups: Sequence[PartialGroup]) -> WorkItem | None:
-        """Nothing depends on the clock: a batch alone, and its next draw when all who ask are answered."""
+        """Choose work independently of the clock: one batch alone, continued when all its samples are answered."""
         board = self._board
-        first = min(open_groups, key=lambda held: (held.version, held.batch), default=None)
+        first = min(open_groups, key=lambda group: (group.version, group.batch), default=None)
         if board.errands and (first is None or first.version >= board.errands[0].version):
-            errand = board.errands.popleft()
-            return WorkItem(errand.version, board.generation, errand=errand)
+            request = board.errands.popleft()
+            return WorkItem(request.version, board.generation, errand=request)
         if first is None:
             return None
-        batch = [held for held in open_groups if held.batch == first.batch]
-        if any(draft.can_ask for held in batch for draft in held.drafts):
+        batch = [group for group in open_groups if group.batch == first.batch]
+        # not before every answer is there: which ones came first depends on the clock
+        if any(draft.can_ask for group in batch for draft in group.drafts):
             return None
         return WorkItem(first.version, board.generation, batch)
 
-    def _carry_out(self, errand: TrainerRequest) -> None:
+    def _carry_out(self, request: TrainerRequest) -> None:
         try:
-            errand.result = errand.run()
+            request.result = request.run()
         except Exception as error:  # noqa: BLE001 - raised in the thread that asked
-            errand.error = error
+            request.error = error
         with self._board.changed:
-            errand.is_done = True
+            request.is_done = True
             self._board.moved()
 
     def _draw(self, turn: WorkItem) -> None:
-        """All samples of the groups that can be drawn on, until they have ended or something changed."""
-        board, given = self._board, self._sampling
-        owners = [(held, draft) for held in turn.groups for draft in held.drafts if draft.can_draw]
-        requests = [draft.request(held.prompt) for held, draft in owners]
+        """Sample all groups of a work item that can continue, until they have ended or something changed."""
+        board, sampling = self._board, self._sampling
+        owners = [(group, draft) for group in turn.groups for draft in group.drafts if draft.can_draw]
+        requests = [draft.request(group.prompt) for group, draft in owners]
         left = [len(owners)]
         for one in self._engine.draw(
             [asked.prefix for asked in requests],
             [asked.key for asked in requests],
             [asked.start for asked in requests],
             [asked.budget for asked in requests],
-            temperature=given.temperature,
-            top_p=given.top_p,
-            top_k=given.top_k,
-            min_p=given.min_p,
-            min_new_tokens=given.min_new_tokens,
-            stop_token_ids=given.stop_token_ids,
-            first_token_temperature=given.first_token_temperature,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            min_new_tokens=sampling.min_new_tokens,
+            stop_token_ids=sampling.stop_token_ids,
+            first_token_temperature=sampling.first_token_temperature,
             stop=self._stop(turn, left),
-            **_media_arguments([held.prompt for held, _ in owners]),
+            **_media_arguments([group.prompt for group, _ in owners]),
         ):
-            held, draft = owners[one.request]
+            group, draft = owners[one.request]
+            # the lock is held only to record the tokens, never while the engine generates
             with board.changed:
                 draft.add(one)
                 left[0] -= 1
-                self._note(held, draft)
-                is_whole = held.is_whole
-            if is_whole:
+                self._note(group, draft)
+                is_complete = group.is_whole
+            if is_complete:
                 fault_point(POINT_GROUP_DRAWN)
                 with board.changed:
-                    board.queue_if_whole(held)
+                    board.queue_if_whole(group)
 
-    def _note(self, held: PartialGroup, draft: PartialRollout) -> None:
+    def _note(self, group: PartialGroup, draft: PartialRollout) -> None:
         self._board.touch()
         if draft.can_ask:
             self._board.changed.notify_all()
 
     def _stop(self, turn: WorkItem, left: Sequence[int]) -> Callable[[], bool]:
-        """Whether a draw ends before its samples do; `left[0]` of them have not been handed out."""
+        """Return the predicate that interrupts a draw early; `left[0]` of its samples have not been handed out."""
         board = self._board
         if self._deterministic:
             return lambda: board.is_closing
@@ -143,7 +145,7 @@ class GenerationLoop:
 
 
 def _media_arguments(prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """What an engine is told of images: nothing where there are none, so that an engine of text needs no word."""
+    """Return the engine's `media` argument; empty for text-only prompts, so text engines need no such parameter."""
     if all(prompt.media is None for prompt in prompts):
         return {}
     loaded = {id(prompt): load_media(prompt.media) for prompt in {id(prompt): prompt for prompt in prompts}.values()}

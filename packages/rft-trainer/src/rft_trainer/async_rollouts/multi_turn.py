@@ -1,4 +1,4 @@
-"""Conversations as samples of the queue: their environments answer in threads of their own while others are drawn.
+"""Multi-turn samples of the queue: environments answer in their own threads while other samples are generated.
 
 Every answering thread has environments of its own (a lane); a conversation stays in one lane, so a tool that takes
 long holds up the conversations of its lane alone, and none that is being drawn. What an environment answers depends on
@@ -26,16 +26,17 @@ Put = Callable[[], None]
 
 
 class ConversationSamples:
-    """A `RolloutType`."""
+    """The `RolloutType` of conversations with an environment."""
 
     def __init__(
         self, decoder: ResponseDecoder, lanes: Sequence[EpisodeRunner], taking: ConversationStepper, max_new_tokens: int
     ) -> None:
-        """
+        """Store the environments and the turn logic.
+
         Args:
             decoder: from a turn's tokens to its text.
-            lanes: who carries the episodes on, one a thread; closed with `close`.
-            taking: how turns follow one another.
+            lanes: runners of the episodes, one a thread; closed with `close`.
+            taking: turn logic of a conversation.
             max_new_tokens: all tokens after the prompt.
         """
         self._decoder, self._lanes, self._taking, self._most = decoder, tuple(lanes), taking, max_new_tokens
@@ -46,100 +47,101 @@ class ConversationSamples:
         self._places = itertools.count()
 
     def begin(self, prompt: Prompt, keys: Sequence[int]) -> list[PartialRollout]:
-        """See `RolloutType`."""
+        """Begin one conversation a key, as `RolloutType.begin`."""
         return list(self._begun(prompt, keys))
 
     def restore(self, prompt: Prompt, keys: Sequence[int], states: Sequence[Mapping[str, Any]]) -> list[PartialRollout]:
-        """See `RolloutType`."""
+        """Restore conversations from their states, as `RolloutType.restore`."""
         drafts = self._begun(prompt, keys)
         for draft, state in zip(drafts, states, strict=True):
             draft.take(state)
         return list(drafts)
 
     def answer(self, drafts: Sequence[PartialRollout]) -> Put:
-        """See `RolloutType`; all drafts of one lane."""
+        """Answer drafts that all belong to one lane, as `RolloutType.answer`."""
         own = [draft for draft in drafts if isinstance(draft, ConversationDraft)]
-        [lane] = {draft.lane for draft in own}
+        [worker_index] = {draft.lane for draft in own}
         puts = [
-            self._reopened(lane, [draft for draft in own if draft.stage is Stage.RESTORED]),
-            self._opened(lane, [draft for draft in own if draft.stage is Stage.OPENING]),
-            self._told(lane, [draft for draft in own if draft.stage is Stage.ASKING]),
+            self._reopened(worker_index, [draft for draft in own if draft.stage is Stage.RESTORED]),
+            self._opened(worker_index, [draft for draft in own if draft.stage is Stage.OPENING]),
+            self._told(worker_index, [draft for draft in own if draft.stage is Stage.ASKING]),
         ]
 
         def put() -> None:
             for one in puts:
                 one()
-            self._going[lane] -= {draft.talk.episode.number for draft in own if draft.is_whole}
+            self._going[worker_index] -= {draft.talk.episode.number for draft in own if draft.is_whole}
 
         return put
 
     def rollouts(self, groups: Sequence[tuple[Prompt, Sequence[PartialRollout]]]) -> list[list[Rollout]]:
-        """See `RolloutType`; the environments have given the rewards."""
+        """Return the rollouts of whole drafts; their rewards are the environments'."""
         return [
             [draft.talk.rollout() for draft in drafts if isinstance(draft, ConversationDraft)] for _, drafts in groups
         ]
 
     def close(self) -> None:
-        """End the environments."""
+        """Close the environments of all lanes."""
         for runner in self._lanes:
             runner.close()
 
     def _begun(self, prompt: Prompt, keys: Sequence[int]) -> list[ConversationDraft]:
-        lanes = [next(self._places) % len(self._lanes) for _ in keys]
-        pairs = enumerate(zip(keys, lanes, strict=True))
+        worker_indices = [next(self._places) % len(self._lanes) for _ in keys]
+        pairs = enumerate(zip(keys, worker_indices, strict=True))
         return [
-            ConversationDraft(Conversation.about(prompt, index, key, next(self._numbers[lane])), lane)
-            for index, (key, lane) in pairs
+            ConversationDraft(Conversation.about(prompt, index, key, next(self._numbers[worker_index])), worker_index)
+            for index, (key, worker_index) in pairs
         ]
 
     # -- outside of the lock; what is returned is called under it
 
-    def _reset(self, lane: int, drafts: Sequence[ConversationDraft]) -> list[Reply]:
+    def _reset(self, worker_index: int, drafts: Sequence[ConversationDraft]) -> list[Reply]:
         if not drafts:
             return []
         episodes = [replace(draft.talk.episode, turns=[], seconds=0.0) for draft in drafts]
-        self._going[lane] |= {episode.number for episode in episodes}
-        return self._lanes[lane].reset(episodes, min(self._going[lane]))
+        self._going[worker_index] |= {episode.number for episode in episodes}
+        return self._lanes[worker_index].reset(episodes, min(self._going[worker_index]))
 
-    def _opened(self, lane: int, drafts: Sequence[ConversationDraft]) -> Put:
-        replies = self._reset(lane, drafts)
+    def _opened(self, worker_index: int, drafts: Sequence[ConversationDraft]) -> Put:
+        replies = self._reset(worker_index, drafts)
+        # copies: outside of the lock the drafts themselves may not change
         talks = [draft.talk.copy() for draft in drafts]
         for talk, reply in zip(talks, replies, strict=True):
             self._taking.open(talk, reply, self._most)
         return self._further(drafts, talks, [[recorded(reply)] for reply in replies])
 
-    def _told(self, lane: int, drafts: Sequence[ConversationDraft]) -> Put:
-        """What the environments say of turns that are over."""
-        spoken = [draft.spoken for draft in drafts]
-        texts = self._decoder.decode_batch([turn.token_ids for turn in spoken])
+    def _told(self, worker_index: int, drafts: Sequence[ConversationDraft]) -> Put:
+        """Step the environments on completed turns; return the function that records their answers."""
+        turns = [draft.spoken for draft in drafts]
+        texts = self._decoder.decode_batch([turn.token_ids for turn in turns])
         parsed = [self._taking.parse(text) for text in texts]
         talks = [draft.talk.copy() for draft in drafts]
-        asked = [place for place, one in enumerate(parsed) if not one.problems]
-        for place in asked:
-            turn = AssistantTurn(texts[place], parsed[place].calls, spoken[place].finish_reason)
-            talks[place].episode.turns.append(turn)
-        told = self._lanes[lane].step([talks[place].episode for place in asked]) if asked else []
-        replies = dict(zip(asked, told, strict=True))
-        for place, (talk, turn) in enumerate(zip(talks, spoken, strict=True)):
-            reply = replies.get(place) or malformed_call_reply(parsed[place])
-            self._taking.take(talk, turn, turn.spans, texts[place], parsed[place], reply, self._most)
+        asked = [index for index, one in enumerate(parsed) if not one.problems]
+        for index in asked:
+            turn = AssistantTurn(texts[index], parsed[index].calls, turns[index].finish_reason)
+            talks[index].episode.turns.append(turn)
+        answers = self._lanes[worker_index].step([talks[index].episode for index in asked]) if asked else []
+        replies = dict(zip(asked, answers, strict=True))
+        for index, (talk, turn) in enumerate(zip(talks, turns, strict=True)):
+            reply = replies.get(index) or malformed_call_reply(parsed[index])
+            self._taking.take(talk, turn, turn.spans, texts[index], parsed[index], reply, self._most)
         return self._further(
-            drafts, talks, [[recorded(replies[place])] if place in replies else [] for place in range(len(drafts))]
+            drafts, talks, [[recorded(replies[index])] if index in replies else [] for index in range(len(drafts))]
         )
 
     def _further(
-        self, drafts: Sequence[ConversationDraft], talks: Sequence[Conversation], told: Sequence[Sequence[Recorded]]
+        self, drafts: Sequence[ConversationDraft], talks: Sequence[Conversation], recorded_answers: Sequence[Sequence[Recorded]]
     ) -> Put:
         def put() -> None:
-            for draft, talk, more in zip(drafts, talks, told, strict=True):
+            for draft, talk, more in zip(drafts, talks, recorded_answers, strict=True):
                 draft.recorded += more
                 draft.begin_turn(talk, self._taking.budget(talk, self._most))
 
         return put
 
-    def _reopened(self, lane: int, drafts: Sequence[ConversationDraft]) -> Put:
-        """Environments walked through the recorded turns; one that answers otherwise than it did begins again."""
-        replies = self._reset(lane, drafts)
+    def _reopened(self, worker_index: int, drafts: Sequence[ConversationDraft]) -> Put:
+        """Replay the recorded turns in new environments; a conversation that is answered differently restarts."""
+        replies = self._reset(worker_index, drafts)
         going = [draft for draft, reply in zip(drafts, replies, strict=True) if _is_same(reply, draft.recorded[0])]
         for number in itertools.count(1):
             asked = [draft for draft in going if len(draft.recorded) > number]
@@ -148,8 +150,8 @@ class ConversationSamples:
             episodes = [
                 replace(draft.talk.episode, turns=draft.talk.episode.turns[:number], seconds=0.0) for draft in asked
             ]
-            told = zip(asked, self._lanes[lane].step(episodes), strict=True)
-            other = [id(draft) for draft, reply in told if not _is_same(reply, draft.recorded[number])]
+            replayed = zip(asked, self._lanes[worker_index].step(episodes), strict=True)
+            other = [id(draft) for draft, reply in replayed if not _is_same(reply, draft.recorded[number])]
             going = [draft for draft in going if id(draft) not in other]
         same = {id(draft) for draft in going}
 
@@ -158,14 +160,14 @@ class ConversationSamples:
                 if id(draft) in same:
                     draft.go_on()
                 else:
-                    self._going[lane].discard(draft.talk.episode.number)
-                    draft.begin_again(next(self._numbers[lane]))
+                    self._going[worker_index].discard(draft.talk.episode.number)
+                    draft.begin_again(next(self._numbers[worker_index]))
 
         return put
 
 
 def recorded(reply: Reply) -> Recorded:
-    """What is kept of an answer."""
+    """Return the part of an answer that is recorded for the comparison after a resume."""
     if reply.answer is None:
         return Recorded([])
     assert not any(isinstance(message, str) for message in reply.answer.messages), "a runner gives messages with roles"

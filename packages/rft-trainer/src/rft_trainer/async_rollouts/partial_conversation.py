@@ -1,4 +1,4 @@
-"""A conversation on its way: its turns so far, the one that is being drawn, and how a checkpoint holds both.
+"""A conversation in progress: its turns so far, the turn that is being sampled, and their checkpoint form.
 
 ```
   opening ──answer──► drawing ──turn ends──► asking ──answer──► drawing ──► ... ──► whole
@@ -8,7 +8,7 @@
 ```
 
 What is sampled of a turn is a `PartialSample` under the turn's key, so that it goes on under new weights as single
-responses do. Everything here is called under the queue's lock; `conversation_samples` asks environments outside of it.
+responses do. Everything here is called under the queue's lock; `async_rollouts.multi_turn` calls environments outside of it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from rft_trainer.rollouts.conversation import Conversation
 
 
 class Stage(StrEnum):
-    """What a conversation waits for."""
+    """Stage of a conversation: the event that it waits for."""
 
     OPENING = "opening"
-    """The environment's first words."""
+    """The environment's opening messages."""
     RESTORED = "restored"
-    """An environment that has heard what is recorded."""
+    """An environment to which the recorded turns were replayed."""
     DRAWING = "drawing"
     """The policy's turn, or more of it."""
     ASKING = "asking"
@@ -43,7 +43,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What an environment said, for the comparison after a resume."""
+    """An environment's recorded answer, for the comparison after a resume."""
 
     messages: Sequence[Mapping[str, Any]]
     """As JSON gives them back."""
@@ -52,11 +52,11 @@ class Recorded:
 
 @dataclass(slots=True)
 class ConversationDraft:
-    """A `PartialRollout`."""
+    """The `PartialRollout` of a conversation with an environment."""
 
     talk: Conversation
     lane: int
-    """Which of the answering threads it belongs to."""
+    """Index of the answering thread that it belongs to."""
     stage: Stage = Stage.OPENING
     turn: PartialSample | None = None
     recorded: list[Recorded] = field(default_factory=list[Recorded])
@@ -64,27 +64,27 @@ class ConversationDraft:
 
     @property
     def can_draw(self) -> bool:
-        """Whether the policy speaks."""
+        """Return whether a turn of the policy is being sampled."""
         return self.stage is Stage.DRAWING
 
     @property
     def can_ask(self) -> bool:
-        """Whether the environment has something to do."""
+        """Return whether the environment has something to do."""
         return self.stage in (Stage.OPENING, Stage.RESTORED, Stage.ASKING)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the conversation is over."""
+        """Return whether the conversation is over."""
         return self.stage is Stage.WHOLE
 
     @property
     def spoken(self) -> PartialSample:
-        """The policy's turn that is being drawn or answered."""
+        """The policy's turn that is being sampled or answered."""
         assert self.turn is not None, f"a conversation that is {self.stage} has no turn"
         return self.turn
 
     def begin_turn(self, talk: Conversation, budget: int) -> None:
-        """Nobody speaks next where the conversation is over; else the policy, at most `budget` tokens."""
+        """Begin the policy's next turn of at most `budget` tokens, or mark the conversation as whole if it is over."""
         self.talk = talk
         if talk.ended:
             self.stage, self.turn = Stage.WHOLE, None
@@ -92,20 +92,20 @@ class ConversationDraft:
             self.stage, self.turn = Stage.DRAWING, PartialSample(talk.turn_key, budget)
 
     def request(self, prompt: Prompt) -> DrawRequest:
-        """More of the turn, behind all that was said and what is drawn of it."""
+        """Return the request for the rest of the turn, after all earlier tokens and the turn's own so far."""
         del prompt
         turn = self.spoken
         return DrawRequest((*self.talk.context, *turn.token_ids), turn.key, len(turn.token_ids), turn.left)
 
     def add(self, drawn: DrawnTokens) -> None:
-        """Take new tokens of the turn in; at its end the environment is asked."""
+        """Append new tokens of the turn; at its end the conversation waits for the environment."""
         turn = self.spoken
         turn.add(drawn)
         if turn.is_whole:
             self.stage = Stage.ASKING
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON; `spans` are those of all that was sampled."""
+        """Return plain JSON; `spans` are those of all sampled tokens."""
         talk = self.talk
         return {
             "conversation": {
@@ -122,16 +122,16 @@ class ConversationDraft:
         }
 
     def take(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()` after JSON; the environment is walked to where it was before anything is drawn."""
+        """Restore `state()` after JSON; the environment is replayed to its position before anything is sampled."""
         if not state["recorded"]:
             return  # nothing was said
-        talk, held = self.talk, state["conversation"]
+        talk, stored = self.talk, state["conversation"]
         for name in ("token_ids", "logprobs", "log_kept_mass"):
-            setattr(talk, name, list(held[name]))
-        talk.spans = [(int(version), int(number)) for version, number in held["spans"]]
-        talk.turns = list(turns_from_json(held["turns"]))
-        talk.num_spoken, talk.ended, talk.detail = int(held["num_spoken"]), held["ended"], held["detail"]
-        talk.status, talk.parts = RewardStatus(held["status"]), dict(held["parts"])
+            setattr(talk, name, list(stored[name]))
+        talk.spans = [(int(version), int(number)) for version, number in stored["spans"]]
+        talk.turns = list(turns_from_json(stored["turns"]))
+        talk.num_spoken, talk.ended, talk.detail = int(stored["num_spoken"]), stored["ended"], stored["detail"]
+        talk.status, talk.parts = RewardStatus(stored["status"]), dict(stored["parts"])
         talk.episode.turns = [_turn(row) for row in state["heard"]]
         talk.episode.seconds = float(state["seconds"])
         self.recorded = [Recorded(row["messages"], float(row["reward"])) for row in state["recorded"]]
@@ -139,11 +139,11 @@ class ConversationDraft:
         self.stage = Stage.WHOLE if talk.ended else Stage.RESTORED
 
     def go_on(self) -> None:
-        """The environment is where it was: draw on, or ask about the turn that was just over."""
+        """Resume after the replay: continue sampling, or step the environment on the turn that was complete."""
         self.stage = Stage.ASKING if self.spoken.is_whole else Stage.DRAWING
 
     def begin_again(self, number: int) -> None:
-        """Forget all that was said: the environment is not what it was. `number` is that of the new episode."""
+        """Restart the conversation, because its environment answers differently. `number` is that of the new episode."""
         talk = self.talk
         self.talk = Conversation.about(talk.prompt, talk.index, talk.key, number)
         self.stage, self.turn, self.recorded = Stage.OPENING, None, []

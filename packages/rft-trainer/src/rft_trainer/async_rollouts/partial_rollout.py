@@ -1,4 +1,4 @@
-"""Samples and groups on their way: what is drawn by now, by which weights, and how a checkpoint holds it."""
+"""Samples and groups in progress: tokens so far, the weight versions that sampled them, the checkpoint form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LISTS = ("token_ids", "logprobs", "log_kept_mass")
 
 @dataclass(slots=True)
 class PartialSample:
-    """One sample as far as it is drawn."""
+    """One single-turn sample in progress, with its tokens so far."""
 
     key: int
     budget: int
@@ -32,35 +32,35 @@ class PartialSample:
 
     @property
     def left(self) -> int:
-        """Tokens that it may still have."""
+        """Number of tokens that the sample may still have."""
         return self.budget - len(self.token_ids)
 
     @property
     def can_draw(self) -> bool:
-        """Until it has ended."""
+        """Return whether the sample has not ended."""
         return not self.finish_reason
 
     @property
     def can_ask(self) -> bool:
-        """Never."""
+        """Return False: a single-turn sample has no environment."""
         return False
 
     @property
     def lane(self) -> int:
-        """The first, where nobody answers."""
+        """Worker index; single-turn samples have no environment, so always 0."""
         return 0
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has ended."""
+        """Return whether the sample has ended."""
         return bool(self.finish_reason)
 
     def request(self, prompt: Prompt) -> DrawRequest:
-        """The tokens that are left, behind the prompt and what is drawn."""
+        """Return the request for the remaining tokens, after the prompt and the tokens so far."""
         return DrawRequest((*prompt.token_ids, *self.token_ids), self.key, len(self.token_ids), self.left)
 
     def add(self, drawn: DrawnTokens) -> None:
-        """Take new tokens in."""
+        """Append new tokens, and record the end of the sample."""
         for name in _LISTS:
             getattr(self, name).extend(getattr(drawn, name))
         if num := len(drawn.token_ids):
@@ -72,7 +72,7 @@ class PartialSample:
             self.finish_reason = drawn.finish_reason
 
     def rollout(self, prompt: Prompt, index: int, text: str) -> Rollout:
-        """The sample as a rollout without a reward yet."""
+        """Return the sample as a rollout without a reward yet."""
         assert self.finish_reason, "the sample has not ended"
         return Rollout(
             prompt_id=prompt.prompt_id,
@@ -89,18 +89,18 @@ class PartialSample:
         )
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the sample as plain JSON."""
         return asdict(self)
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> PartialSample:
-        """From `state()` after JSON."""
+        """Build a sample from `state()` after JSON."""
         return cls(**{**state, "spans": [(int(version), int(num)) for version, num in state["spans"]]})
 
 
 @dataclass(slots=True)
 class PartialGroup:
-    """The samples of one prompt's turn."""
+    """The samples of one ledger entry, in progress."""
 
     entry: LedgerEntry
     prompt: Prompt
@@ -114,14 +114,15 @@ class PartialGroup:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every sample has ended."""
+        """Return whether every sample has ended."""
         return all(draft.is_whole for draft in self.drafts)
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON; the prompt is found again by its entry."""
+        """Return plain JSON; the prompt is looked up again by its entry."""
         bare = None if self.group is None else replace(self.group, prompt=replace(self.group.prompt, media=None))
         return {
             "entry": [self.entry.epoch, self.entry.position, self.entry.prompt_index],
+            # a scored group needs no drafts: its rollouts hold the tokens
             "drafts": [] if bare else [draft.state() for draft in self.drafts],
             "group": None if bare is None else asdict(bare),
         }
@@ -129,7 +130,7 @@ class PartialGroup:
     def take(
         self, state: Mapping[str, Any], restored: Callable[[Sequence[Mapping[str, Any]]], list[PartialRollout]]
     ) -> None:
-        """Go on from `state()` of the same entry after JSON; `restored` makes samples of their states."""
+        """Restore `state()` of the same entry after JSON; `restored` builds samples from their states."""
         if state["group"] is not None:
             self.group = replace(group_from_json(state["group"]), prompt=self.prompt)
             self.drafts = []
@@ -138,7 +139,7 @@ class PartialGroup:
 
 
 def oldest_version(state: Mapping[str, Any], otherwise: int) -> int:
-    """Of the weights that drew any token of a stored group; `otherwise` where none is drawn."""
+    """Return the oldest weight version that sampled a token of a stored group; `otherwise` where there is no token."""
     versions = [int(version) for draft in state["drafts"] for version, _ in draft["spans"]]
     versions += [int(rollout["weight_version"]) for rollout in (state["group"] or {"rollouts": ()})["rollouts"]]
     return min(versions, default=otherwise)

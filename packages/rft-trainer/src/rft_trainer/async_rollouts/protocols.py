@@ -1,6 +1,6 @@
-"""What the queue needs of an engine and of samples, as the queue sees them.
+"""Protocols of the rollout queue: the engine and the samples that it requires.
 
-`rft_trainer.testing.async_engine` has a double of the engine; `single_responses` has the plain kind of samples.
+`rft_trainer.testing.async_engine` has a double of the engine; `async_rollouts.single_turn` has single-turn samples.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rft_trainer.records.rollouts import Prompt, Rollout
 
 
 class DrawnTokens(Protocol):
-    """New tokens of one sample; the three sequences have one entry a token, none where it had no turn."""
+    """New tokens of one sample; the three sequences have one entry a token, and are empty where it was not reached."""
 
     @property
     def request(self) -> int: ...
@@ -26,7 +26,7 @@ class DrawnTokens(Protocol):
     def log_kept_mass(self) -> Sequence[float]: ...
     @property
     def finish_reason(self) -> str:
-        """stop, length, or interrupted: the sample goes on with another call."""
+        """Finish reason: stop, length, or interrupted (the sample continues with another call)."""
         ...
 
     @property
@@ -34,25 +34,25 @@ class DrawnTokens(Protocol):
 
 
 class AheadEngine(Engine, Protocol):
-    """Engines beside the trainer, with weights of their own.
+    """Engines that run beside the trainer with their own copy of the weights.
 
     `publish` belongs to the trainer's thread, everything else to one thread at a time.
     """
 
     @property
     def weight_version(self) -> int:
-        """Version that is drawn with."""
+        """Weight version that the engine samples with."""
         ...
 
     def publish(self, version: int) -> None:
-        """Keep the policy's present weights as `version`, without a word to what is being drawn.
+        """Snapshot the current weights as `version` without interrupting running generation.
 
-        All ranks call it at the same place of a step: where weights lie in blocks it is an exchange.
+        All ranks call it at the same point of a step: for sharded weights it is a collective operation.
         """
         ...
 
     def serve(self, version: int) -> None:
-        """Draw with a published version from the next draw on; none below it is asked for again."""
+        """Serve a published version from the next draw on; no older version is requested again."""
         ...
 
     def draw(
@@ -72,7 +72,7 @@ class AheadEngine(Engine, Protocol):
         media: Sequence[object | None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> Iterator[DrawnTokens]:
-        """Results as samples end, in any order; soon after `stop()` is true those that are left, as far as they are.
+        """Yield results as samples end, in any order; soon after `stop()` is true, the unfinished rest as it is.
 
         A prefix is a prompt with the `starts` tokens that were drawn already; `media` are the images of each, None
         where it has none; None: no prompt has any.
@@ -80,7 +80,7 @@ class AheadEngine(Engine, Protocol):
         ...
 
     def counters(self) -> Mapping[str, float]:
-        """Metrics since they were asked last."""
+        """Return the engine's metrics since the last call."""
         ...
 
     def close(self) -> None: ...
@@ -88,7 +88,7 @@ class AheadEngine(Engine, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DrawRequest:
-    """What an engine is asked to draw next of a sample."""
+    """Request for the next tokens of one sample."""
 
     prefix: tuple[int, ...]
     key: int
@@ -99,59 +99,59 @@ class DrawRequest:
 
 
 class PartialRollout(Protocol):
-    """One sample on its way. The queue calls these under its lock, so none of them waits or computes for long."""
+    """One sample in progress. The queue calls these under its lock, so none of them waits or computes for long."""
 
     @property
     def can_draw(self) -> bool:
-        """Whether an engine can draw on now."""
+        """Return whether an engine can continue the sample now."""
         ...
 
     @property
     def can_ask(self) -> bool:
-        """Whether it waits for `RolloutType.answer`; a single response never does."""
+        """Return whether it waits for `RolloutType.answer`; a single response never does."""
         ...
 
     @property
     def lane(self) -> int:
-        """Which of the answering threads it belongs to."""
+        """Index of the answering thread that it belongs to."""
         ...
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing more is drawn or asked of it."""
+        """Return whether it is complete: no tokens and no answers are outstanding."""
         ...
 
     def request(self, prompt: Prompt) -> DrawRequest:
-        """What is drawn next, where it can be drawn on."""
+        """Return the request for its next tokens, if an engine can continue it."""
         ...
 
     def add(self, drawn: DrawnTokens) -> None:
-        """Take new tokens of its last request in."""
+        """Append new tokens of its last request."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON with all that was drawn; `spans` are its (weight version, number of tokens)."""
+        """Return plain JSON with all sampled tokens; `spans` are its (weight version, number of tokens)."""
         ...
 
 
 class RolloutType(Protocol):
-    """What samples are: single responses, or conversations."""
+    """Type of the samples: single responses, or conversations."""
 
     answers: int
-    """Threads that call `answer`, each for the samples of one lane; 0 = samples ask nothing between their turns."""
+    """Threads that call `answer`, each for the samples of one lane; 0 = samples need no answers."""
 
     def begin(self, prompt: Prompt, keys: Sequence[int]) -> list[PartialRollout]:
-        """The samples of one prompt, with nothing drawn; under the lock."""
+        """Create the samples of one prompt, without tokens; called under the lock."""
         ...
 
     def restore(self, prompt: Prompt, keys: Sequence[int], states: Sequence[Mapping[str, Any]]) -> list[PartialRollout]:
-        """From `PartialRollout.state()` after JSON; under the lock."""
+        """Restore samples from `PartialRollout.state()` after JSON; called under the lock."""
         ...
 
     def answer(self, drafts: Sequence[PartialRollout]) -> Callable[[], None]:
-        """Answer samples of one lane that ask, outside of the lock; the result puts the answers in, under it."""
+        """Answer waiting samples of one lane, outside of the lock; the result records the answers under it."""
         ...
 
     def rollouts(self, groups: Sequence[tuple[Prompt, Sequence[PartialRollout]]]) -> list[list[Rollout]]:
-        """Whole samples with their rewards, group after group; in the scoring thread."""
+        """Return whole samples with their rewards, group after group; called in the scoring thread."""
         ...

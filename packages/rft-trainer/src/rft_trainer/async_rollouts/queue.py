@@ -1,4 +1,4 @@
-"""Rollouts of the steps to come, drawn while the trainer trains: `collect` and the engine of a loop in one.
+"""Asynchronous rollout queue: rollouts of later steps, sampled during training; collector and engine of a loop.
 
 Which prompts a step trains is fixed as in a synchronous run: the ledger's order. Step n may be drawn with
 weights of version n - K and newer, K = `max_staleness`; a version is the number of steps that are in it.
@@ -22,8 +22,8 @@ weights of version n - K and newer, K = `max_staleness`; a version is the number
      └─────────── its answers ◄───────────┘
 ```
 
-All of them share one board with one condition (`board`): every wait ends, and an error of the other threads is
-raised in the trainer's. Over several ranks each has such a queue for its share of the prompts (`ranks`); only the
+All of them share one state with one condition (`shared_state`): every wait ends, and an error of the other threads is
+raised in the trainer's. Over several ranks each has such a queue for its share of the prompts (`rank_share`); only the
 trainer's thread takes part in exchanges, where all ranks do: the groups of a step, its weights, a checkpoint.
 
 With `deterministic` a step is drawn whole, alone, with exactly the weights of version n - K (the first
@@ -60,7 +60,7 @@ _FORM = 1
 
 
 class RolloutQueue:
-    """The engine and the collector of a `RlLoop` whose rollouts run ahead.
+    """Engine and collector of an `RlLoop` whose rollouts run ahead.
 
     Example::
 
@@ -84,7 +84,8 @@ class RolloutQueue:
         collectives: Collectives | None = None,
         kind: RolloutType | None = None,
     ) -> None:
-        """
+        """Store the collaborators; threads start with the first entries.
+
         Args:
             engine: beside the trainer; it serves the weights that the run begins with as its present version.
             decoder, sampling: as of `RolloutCollector`.
@@ -110,7 +111,7 @@ class RolloutQueue:
     # -- the trainer's thread: what a loop asks of it
 
     def take(self, num: int) -> list[LedgerEntry]:
-        """The entries of the next step; those of the steps after it are handed to the engine."""
+        """Take the entries of the next step; those of the steps after it are submitted to the engine."""
         assert num == self._rules.prompts_per_step, f"{num} prompts a step, {self._rules.prompts_per_step} were planned"
         with self._board.changed:
             self._begun = True
@@ -120,7 +121,7 @@ class RolloutQueue:
     def collect(
         self, entries: Sequence[LedgerEntry], prompts: Sequence[Prompt], timer: PhaseTimer
     ) -> list[RolloutGroup]:
-        """Groups in the order of `entries`; those that nobody draws yet are drawn with the newest weights."""
+        """Collect groups in the order of `entries`; those not submitted yet are sampled with the newest weights."""
         board, own = self._board, [entry for entry in entries if self._ranks.owns(entry)]
         with timer.phase(Phase.ROLLOUT):
             with board.changed:
@@ -130,20 +131,21 @@ class RolloutQueue:
             try:
                 board.wait(lambda: all(board.groups[e].group is not None for e in own), "the rewards of a step")
             except Exception as error:
-                self._ranks.tell_error(error)
+                self._ranks.tell_error(error)  # the other ranks wait in the exchange of the groups
                 raise
-        found = [board.groups[entry].group for entry in own]
+        groups = [board.groups[entry].group for entry in own]
         with timer.phase(Phase.SYNC):
-            return self._ranks.everyones([group for group in found if group is not None], entries, prompts)
+            return self._ranks.everyones([group for group in groups if group is not None], entries, prompts)
 
     def load_weights(self, version: int) -> None:
-        """The policy's present weights are `version`: kept for the replicas, and one more step may be drawn."""
+        """Publish the policy's present weights as `version` to the replicas, and release one more step for sampling."""
         self._engine.publish(version)
         fault_point(POINT_PUBLISHED)
         board = self._board
         with board.changed:
             for entry in self._collected:
                 del board.groups[entry]
+            # before `_fill`, which counts steps from the newest version
             self._collected, board.version = [], version
             if self._begun:
                 self._fill()
@@ -154,24 +156,24 @@ class RolloutQueue:
     def generate(
         self, prompts: Sequence[Sequence[int]], sample_keys: Sequence[Sequence[int]], **options: Any
     ) -> Sequence[Sequence[SampledCompletion]]:
-        """Answers of the newest weights, between two draws."""
+        """Generate with the newest weights, between two draws."""
         return self._run_errand(lambda: self._engine.generate(prompts, sample_keys, **options))
 
     def sleep(self, level: int = 1) -> None:
-        """Nothing: engines that run ahead do not sleep."""
+        """Do nothing: engines that run ahead do not sleep."""
 
     def wake(self) -> None:
-        """Nothing."""
+        """Do nothing: engines that run ahead are always awake."""
 
     def metrics(self, groups: Sequence[RolloutGroup]) -> dict[str, float]:
-        """How old the samples of a step are when it is trained, and what the engines did since the last step."""
+        """Compute the staleness of a step's samples, and the engines' metrics since the last step."""
         lags: list[tuple[int, int]] = []
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         for rollout in rollouts:
             spans = rollout.version_spans or ((rollout.weight_version, rollout.num_sampled),)
             lags += [(self._board.version - version, num) for version, num in spans if num]
         with self._board.changed:
-            ahead = sum(held.group is not None for held in self._board.groups.values()) - len(self._collected)
+            ahead = sum(partial_group.group is not None for partial_group in self._board.groups.values()) - len(self._collected)
         num_tokens = sum(num for _, num in lags)
         return {
             "async/staleness_mean": sum(lag * num for lag, num in lags) / max(num_tokens, 1),
@@ -181,19 +183,19 @@ class RolloutQueue:
         }
 
     def close(self) -> None:
-        """End the threads and the engines. Does nothing the second time."""
+        """Stop the threads and the engines. Does nothing the second time."""
         self._board.close()
         self._engine.close()
 
     # -- checkpoints
 
     def gather(self) -> None:
-        """What all ranks do before `state()` is asked of the first one."""
+        """Gather the groups of all ranks on the first one; all ranks call it before `state()`."""
         rows = self._ranks.all_rows(self._rows())
         self._gathered = {"form": _FORM, "groups": rows} if self._ranks.is_first else None
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON: samples of entries in flight on all ranks, as far as they are drawn.
+        """Return plain JSON: samples of entries in flight on all ranks, with their tokens so far.
 
         A deterministic run waits for the steps that older weights draw; one that the newest draw is drawn again.
         """
@@ -204,7 +206,7 @@ class RolloutQueue:
         return state
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`; entries are found again when the ledger hands them out."""
+        """Restore `state()`; the stored samples are matched when the ledger hands their entries out again."""
         if state.get("form") != _FORM:
             raise CheckpointError(
                 code="checkpoint.rollouts_ahead",
@@ -213,25 +215,25 @@ class RolloutQueue:
                 why="samples that were drawn before the stop are trained after it",
                 do="resume with the version of the program that wrote it",
             )
-        found = {LedgerEntry(*(int(value) for value in row["entry"])): row for row in state["groups"]}
-        self._restored = {entry: row for entry, row in found.items() if self._ranks.owns(entry)}
+        rows = {LedgerEntry(*(int(value) for value in row["entry"])): row for row in state["groups"]}
+        self._restored = {entry: row for entry, row in rows.items() if self._ranks.owns(entry)}
 
     def _rows(self) -> list[dict[str, Any]]:
-        """The groups of this rank that a checkpoint holds."""
+        """Return the states of this rank's groups for a checkpoint."""
         board = self._board
         if self._rules.deterministic and self._begun:
             board.wait(self._older_are_whole, "the samples of older weights, for a checkpoint")
         with board.changed:
-            return [held.state() for held in board.groups.values() if self._is_kept(held)]
+            return [group.state() for group in board.groups.values() if self._is_kept(group)]
 
     def _older_are_whole(self) -> bool:
         board = self._board
-        return all(held.group is not None for held in board.groups.values() if held.version < board.version)
+        return all(group.group is not None for group in board.groups.values() if group.version < board.version)
 
-    def _is_kept(self, held: PartialGroup) -> bool:
+    def _is_kept(self, group: PartialGroup) -> bool:
         if not self._rules.deterministic:
             return True
-        batch = [other for other in self._board.groups.values() if other.batch == held.batch]
+        batch = [other for other in self._board.groups.values() if other.batch == group.batch]
         return all(other.group is not None for other in batch)  # drawn again as a whole, or not at all
 
     # -- under the lock
@@ -251,18 +253,18 @@ class RolloutQueue:
                 self._submit(own, version + len(self._ahead) - 1)
 
     def _submit(self, entries: Sequence[LedgerEntry], step: int) -> None:
-        """Hand entries to the rollout thread, to be drawn as those of a step are."""
+        """Submit entries to the rollout thread as those of one step."""
         self._num_batches += 1
         oldest = step - self._rules.max_staleness
         version = max(oldest, self._first_version)
         for entry in entries:
             prompt = self._prompts[entry.prompt_index]
             keys = sample_keys(self._rules.seed, entry, self._rules.group_size)
-            held = PartialGroup(entry, prompt, self._kind.begin(prompt, keys), self._num_batches, version)
+            group = PartialGroup(entry, prompt, self._kind.begin(prompt, keys), self._num_batches, version)
             if (saved := self._restored.pop(entry, None)) is not None and oldest_version(saved, version) >= oldest:
-                held.take(saved, partial(self._kind.restore, prompt, keys))
-            self._board.groups[entry] = held
-            self._board.queue_if_whole(held)
+                group.take(saved, partial(self._kind.restore, prompt, keys))
+            self._board.groups[entry] = group
+            self._board.queue_if_whole(group)
         self._board.tell()
         self._start()
 
@@ -271,26 +273,26 @@ class RolloutQueue:
             "rollouts": self._drawing.run,
             "scoring": partial(scoring_loop, self._board, self._kind),
         }
-        for lane in range(self._kind.answers):
+        for worker_index in range(self._kind.answers):
             drawn = partial(fault_point, POINT_GROUP_DRAWN)
-            loops[f"answering-{lane}"] = partial(answering_loop, self._board, self._kind, lane, drawn)
+            loops[f"answering-{worker_index}"] = partial(answering_loop, self._board, self._kind, worker_index, drawn)
         self._board.start(loops)
 
     def _run_errand(self, run: Callable[[], Any]) -> Any:
-        errand = TrainerRequest(run, self._board.version)
+        request = TrainerRequest(run, self._board.version)
         with self._board.changed:
-            self._board.errands.append(errand)
+            self._board.errands.append(request)
             self._board.tell()
             self._start()
-        self._board.wait(lambda: errand.is_done, "an evaluation")
-        if errand.error is not None:
-            raise errand.error
-        return errand.result
+        self._board.wait(lambda: request.is_done, "an evaluation")
+        if request.error is not None:
+            raise request.error
+        return request.result
 
 
 @dataclass(frozen=True, slots=True)
 class AsyncConfig:
-    """How far ahead, and how."""
+    """Settings of asynchronous rollouts: staleness, determinism, and the size of a step."""
 
     max_staleness: int
     deterministic: bool

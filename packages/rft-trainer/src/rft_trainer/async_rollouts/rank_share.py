@@ -1,7 +1,7 @@
-"""Several trainer ranks: which of them draws what, and how all come to know the whole.
+"""Partition of the prompts over trainer ranks, and the exchange of the groups of a step.
 
 Every rank has its own engines, threads and queue, for the prompts whose position in the epoch, modulo the number of
-ranks, is its own. The ledger goes the same way on all of them, so nobody has to be told what is drawn where; a step
+ranks, is its own. The ledger advances equally on all of them, so the assignment needs no communication; a step
 begins with the exchange of its groups. Only the trainer's thread exchanges anything.
 """
 
@@ -22,7 +22,7 @@ from rft_trainer.rollouts.collector import group_from_json
 
 
 class RankPartition:
-    """The part of this rank; without `collectives` there is one rank, and nothing is exchanged."""
+    """This rank's share of the prompts; without `collectives` there is one rank, and nothing is exchanged."""
 
     def __init__(self, collectives: Collectives | None) -> None:
         self._collectives = collectives
@@ -31,17 +31,17 @@ class RankPartition:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank writes what all hold."""
+        """Return whether this rank is the first, which writes the gathered state."""
         return self._rank == 0
 
     def owns(self, entry: LedgerEntry) -> bool:
-        """Whether this rank draws it; also after a resume on another number of ranks."""
+        """Return whether this rank samples `entry`; also valid after a resume on another number of ranks."""
         return entry.position % self._size == self._rank
 
     def everyones(
         self, groups: Sequence[RolloutGroup], entries: Sequence[LedgerEntry], prompts: Sequence[Prompt]
     ) -> list[RolloutGroup]:
-        """The groups of all ranks in the order of `entries`; images stay, a prompt is found by its place.
+        """Gather the groups of all ranks in the order of `entries`; images are not sent, prompts come from `prompts`.
 
         Raises:
             PeerError: another rank has no groups, but an error.
@@ -53,25 +53,25 @@ class RankPartition:
         for rank, part in enumerate(parts):
             if "error" in part:
                 raise _of_rank(rank, part["error"])
-        found = [group_from_json(row) for part in parts for row in part["groups"]]
-        by_place = {(group.epoch, group.position): group for group in found}
+        gathered = [group_from_json(row) for part in parts for row in part["groups"]]
+        by_position = {(group.epoch, group.position): group for group in gathered}
         pairs = zip(entries, prompts, strict=True)
-        return [replace(by_place[entry.epoch, entry.position], prompt=prompt) for entry, prompt in pairs]
+        return [replace(by_position[entry.epoch, entry.position], prompt=prompt) for entry, prompt in pairs]
 
     def tell_error(self, error: Exception) -> None:
-        """In the place of `everyones`: the others, who have their groups or will, learn why there are no more."""
+        """Send this rank's error instead of its groups, to the exchange in which the other ranks call `everyones`."""
         if self._size > 1:
-            with contextlib.suppress(PeerError):  # nobody is left to tell; this rank's own error is raised next
+            with contextlib.suppress(PeerError):  # no other rank is left; this rank's own error is raised next
                 self._gather({"error": _fields(error)})
 
     def all_rows(self, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The rows of all ranks."""
+        """Gather the rows of all ranks."""
         if self._size == 1:
             return list(rows)
         return [row for part in self._gather({"rows": list(rows)}) for row in part["rows"]]
 
     def totals(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """Sums over the ranks; of shares the mean."""
+        """Sum figures over the ranks; of shares (`..._share`) return the mean."""
         if self._size == 1:
             return dict(figures)
         parts = [part["figures"] for part in self._gather({"figures": dict(figures)})]

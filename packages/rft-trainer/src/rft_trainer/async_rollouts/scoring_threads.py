@@ -1,4 +1,4 @@
-"""The threads behind the engines: rewards of whole groups, and answers to samples that ask between their turns."""
+"""Threads behind the engines: rewards of whole groups, and environment answers between the turns of samples."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rft_trainer.records.scores import Reward, RewardItem, Score
 
 
 def scoring_loop(board: SharedState, kind: RolloutType) -> None:
-    """Rewards for every group whose samples have ended, until the board closes."""
+    """Score every group whose samples have ended, until the shared state closes."""
     while batch := _next_to_score(board):
-        scored = kind.rollouts([(held.prompt, held.drafts) for held in batch])
+        scored = kind.rollouts([(group.prompt, group.drafts) for group in batch])
         with board.changed:
-            for held, rollouts in zip(batch, scored, strict=True):
-                held.group = RolloutGroup(held.prompt, held.entry.epoch, held.entry.position, tuple(rollouts))
+            for group, rollouts in zip(batch, scored, strict=True):
+                group.group = RolloutGroup(group.prompt, group.entry.epoch, group.entry.position, tuple(rollouts))
             board.moved()
 
 
 def answering_loop(board: SharedState, kind: RolloutType, lane: int, drawn: Callable[[], None]) -> None:
-    """Answers for every sample of a lane that asks, while others are drawn, until the board closes.
+    """Answer every waiting sample of a lane while others are sampled, until the shared state closes.
 
     `drawn` is called where an answer has made a group whole, before its rewards.
     """
@@ -32,16 +32,16 @@ def answering_loop(board: SharedState, kind: RolloutType, lane: int, drawn: Call
         with board.changed:
             put()
             board.answered += sum(draft.can_draw for _, draft in asking)
-            ended = {held.entry: held for held, _ in asking if held.is_whole}
+            ended = {group.entry: group for group, _ in asking if group.is_whole}
             board.moved()
-        for held in ended.values():
+        for group in ended.values():
             drawn()
             with board.changed:
-                board.queue_if_whole(held)
+                board.queue_if_whole(group)
 
 
 def _next_to_score(board: SharedState) -> list[PartialGroup]:
-    """Every group that waits; nothing at the end."""
+    """Wait for groups to score and return them all; empty at the end."""
     with board.changed:
         while not board.to_score and not board.is_closing:
             board.changed.wait(LOOK_SECONDS)
@@ -50,28 +50,28 @@ def _next_to_score(board: SharedState) -> list[PartialGroup]:
         return batch
 
 
-def _next_to_answer(board: SharedState, lane: int) -> list[tuple[PartialGroup, PartialRollout]]:
-    """Every sample of the lane that asks; nothing at the end."""
+def _next_to_answer(board: SharedState, worker_index: int) -> list[tuple[PartialGroup, PartialRollout]]:
+    """Wait for samples of the lane that need an answer and return them all; empty at the end."""
     with board.changed:
         while not board.is_closing:
-            every = ((held, draft) for held in board.groups.values() for draft in held.drafts)
-            if asking := [(held, draft) for held, draft in every if draft.can_ask and draft.lane == lane]:
+            every = ((group, draft) for group in board.groups.values() for draft in group.drafts)
+            if asking := [(group, draft) for group, draft in every if draft.can_ask and draft.lane == worker_index]:
                 return asking
             board.changed.wait(LOOK_SECONDS)
     return []
 
 
 class ThreadSafeReward:
-    """The same scores; the scoring thread of a queue and an evaluation in the trainer's wait for each other."""
+    """A reward behind a lock, shared by the scoring thread of a queue and an evaluation in the trainer's thread."""
 
     def __init__(self, reward: Reward) -> None:
         self._reward, self._lock = reward, threading.Lock()
 
     def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
-        """Scores of the items."""
+        """Score the items while no other thread scores."""
         with self._lock:
             return self._reward(items)
 
     def close(self) -> None:
-        """As of the reward."""
+        """Close the wrapped reward."""
         self._reward.close()

@@ -1,4 +1,4 @@
-"""What the threads of a queue share, and the one lock that guards it.
+"""State that the threads of a queue share, and the one lock that guards it.
 
 Whoever changes something notifies; whoever waits looks again at least every half second, whether a thread has
 failed and whether anything has moved for `patience` seconds. So every wait ends, and an error of any thread is
@@ -24,7 +24,7 @@ LOOK_SECONDS = 0.5
 
 @dataclass(slots=True)
 class TrainerRequest:
-    """Something that the rollout thread does between two draws, for a thread that waits."""
+    """A function that the rollout thread runs between two draws for a waiting thread."""
 
     run: Callable[[], Any]
     version: int
@@ -34,7 +34,7 @@ class TrainerRequest:
 
 
 class SharedState:
-    """Groups on their way and what is known of them; everything is read and changed under `changed`."""
+    """Groups in progress and their counters; everything is read and changed under `changed`."""
 
     def __init__(self, patience: float) -> None:
         self.changed = threading.Condition()
@@ -42,40 +42,40 @@ class SharedState:
         self.to_score: deque[PartialGroup] = deque()
         self.errands: deque[TrainerRequest] = deque()
         self.version = 0
-        """Steps that are in the newest weights."""
+        """Number of steps in the newest weights: their version."""
         self.generation = 0
-        """Grows with every version and every prompt that is added: what is being drawn then is no longer all."""
+        """Grows with every version and every prompt that is added: a running draw then no longer covers all."""
         self.answered = 0
         """Samples that may be drawn on since the present draw began, because they were answered."""
         self.is_closing = False
         self.error: BaseException | None = None
         self.doing = "nothing yet"
-        """What the rollout thread does, for a person."""
+        """Activity of the rollout thread, for error messages."""
         self._patience, self._moved_at = patience, time.monotonic()
         self._threads: list[threading.Thread] = []
 
     def tell(self) -> None:
-        """Something was added: whoever waits looks, and a draw that may be interrupted is."""
+        """Notify of new work: wake all waiting threads, and interrupt a draw that may be interrupted."""
         self.generation += 1
         self.moved()
 
     def moved(self) -> None:
-        """Something went on: whoever waits looks."""
+        """Record progress and wake all waiting threads."""
         self._moved_at = time.monotonic()
         self.changed.notify_all()
 
     def touch(self) -> None:
-        """Something went on that nobody waits for."""
+        """Record progress for which no thread waits."""
         self._moved_at = time.monotonic()
 
     def queue_if_whole(self, held: PartialGroup) -> None:
-        """Hand a group whose last sample has ended to the scoring thread; it is handed over once."""
+        """Queue a group whose last sample has ended for the scoring thread; it is queued once."""
         if held.is_whole and held.group is None:
             self.to_score.append(held)
             self.moved()
 
     def start(self, loops: Mapping[str, Callable[[], None]]) -> None:
-        """One thread a loop, by name; does nothing when they run, or at the end."""
+        """Start one thread a loop, by name; does nothing when they run, or after `close`."""
         if self._threads or self.is_closing:
             return
         for name, loop in loops.items():
@@ -84,17 +84,17 @@ class SharedState:
             thread.start()
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop all threads of the queue."""
         with self.changed:
             self.is_closing = True
             self.tell()
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            if thread is not threading.current_thread():  # a thread cannot join itself
                 thread.join(timeout=10.0)
         self._threads = []
 
     def wait(self, holds: Callable[[], bool], what: str) -> None:
-        """Until `holds`, asked under the lock; raises what another thread raised, or who is late."""
+        """Wait until `holds()`, called under the lock; raise another thread's error, or `ServiceError` when late."""
         with self.changed:
             while not holds():
                 if self.error is not None:
@@ -106,28 +106,28 @@ class SharedState:
 
     @contextmanager
     def noted(self, doing: str) -> Iterator[None]:
-        """Say what the rollout thread does meanwhile; what it did when it failed stays."""
+        """Record the activity of the rollout thread while the block runs; after a failure the record stays."""
         self.doing = doing
-        yield
+        yield  # no `finally`: after an error the message says what was being done
         self.doing = "waits for work"
 
     def _guarded(self, loop: Callable[[], None]) -> None:
-        """A thread's life; what ends it early is the trainer's error."""
+        """Run a thread's loop; an error that ends it is raised in the trainer's thread."""
         try:
             loop()
         except BaseException as error:  # noqa: BLE001 - raised in the thread that trains
             error.add_note(f"in the thread {threading.current_thread().name}: {self.doing}")
             with self.changed:
-                self.error = self.error or error
+                self.error = self.error or error  # the first error; later ones follow from it
                 self.changed.notify_all()
 
     def _late(self, what: str, seconds: float) -> ServiceError:
-        missing = [held for held in self.groups.values() if held.group is None]
-        drawn = sum(held.is_whole for held in missing)
+        missing = [group for group in self.groups.values() if group.group is None]
+        num_complete = sum(group.is_whole for group in missing)
         return ServiceError(
             code="rollouts.late",
             what=f"nothing has moved for {seconds:.0f} s while the trainer waits for {what}: {len(missing)} groups are "
-            f"missing, of which {drawn} wait for their rewards; the rollout thread: {self.doing}",
+            f"missing, of which {num_complete} wait for their rewards; the rollout thread: {self.doing}",
             where=f"rollouts ahead of step {self.version + 1}",
             why=f"a wait is given up after {self._patience:g} s without a new sample, reward or version",
             state="no weight was changed by this step; the last checkpoint holds what was in flight then",

@@ -1,4 +1,4 @@
-"""The plain kind of samples: one response a prompt and key, scored by a reward."""
+"""Single-turn samples: one response a prompt and key, scored by a reward."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rft_trainer.rollouts.collector import RewardFunction, score_rollouts
 
 
 class SingleResponses:
-    """A `RolloutType` whose samples ask nothing."""
+    """The `RolloutType` of single-turn samples, which need no answers."""
 
     answers = 0
 
@@ -21,21 +21,21 @@ class SingleResponses:
         self._decoder, self._reward, self._budget = decoder, reward, max_new_tokens
 
     def begin(self, prompt: Prompt, keys: Sequence[int]) -> list[PartialRollout]:
-        """See `RolloutType`."""
+        """Begin one sample a key, as `RolloutType.begin`."""
         del prompt
         return [PartialSample(key, self._budget) for key in keys]
 
     def restore(self, prompt: Prompt, keys: Sequence[int], states: Sequence[Mapping[str, Any]]) -> list[PartialRollout]:
-        """See `RolloutType`; the keys are in the states."""
+        """Restore samples from their states, which hold the keys, as `RolloutType.restore`."""
         del prompt, keys
         return [PartialSample.of(state) for state in states]
 
     def answer(self, drafts: Sequence[PartialRollout]) -> Callable[[], None]:
-        """Never called: a response asks nothing."""
+        """Raise `AssertionError`: a single response needs no answer."""
         raise AssertionError(f"{len(drafts)} single responses ask")
 
     def rollouts(self, groups: Sequence[tuple[Prompt, Sequence[PartialRollout]]]) -> list[list[Rollout]]:
-        """See `RolloutType`."""
+        """Decode and score whole samples, as `RolloutType.rollouts`."""
         own = [[draft for draft in drafts if isinstance(draft, PartialSample)] for _, drafts in groups]
         texts = iter(self._decoder.decode_batch([draft.token_ids for drafts in own for draft in drafts]))
         prompts = [prompt for prompt, _ in groups]

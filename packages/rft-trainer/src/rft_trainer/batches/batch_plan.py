@@ -24,7 +24,7 @@ from rft_core.errors import OptionsError
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """The numbers that a person sets, as given."""
+    """The batch sizes of a run as the user set them."""
 
     rollout_batch_size: int
     n_samples_per_prompt: int
@@ -60,7 +60,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What a run will do, in counts; made by `plan_batches`."""
+    """Counts of prompts, rollouts, samples and updates of a run; made by `plan_batches`."""
 
     settings: BatchSettings
     prompts_given: int
@@ -119,16 +119,16 @@ class BatchPlan:
         return self.samples_per_episode * self.settings.num_episodes
 
     def cut(self, num_samples: int) -> list[range]:
-        """The updates, one pass, that `num_samples` collected samples are cut into; the last may be smaller."""
+        """Split `num_samples` collected samples into the updates of one pass; the last may be smaller."""
         size = self.settings.train_batch_size
         return [range(start, min(start + size, num_samples)) for start in range(0, num_samples, size)]
 
     def rollout_sizes(self) -> list[int]:
-        """Prompts of each rollout of an episode."""
+        """Return the number of prompts of each rollout of an episode."""
         return [self.settings.rollout_batch_size] * (self.rollouts_per_episode - 1) + [self.last_rollout_prompts]
 
     def updates(self) -> Iterator[Update]:
-        """Every optimizer step of one episode, in order."""
+        """Yield every optimizer step of one episode, in order."""
         sizes = self.rollout_sizes()
         for first in range(0, len(sizes), self.rollouts_per_update):
             rollouts = range(first, min(first + self.rollouts_per_update, len(sizes)))
@@ -138,7 +138,7 @@ class BatchPlan:
                     yield Update(rollouts, number, part.start, part.stop)
 
     def derivation(self) -> list[str]:
-        """The arithmetic as lines for a person, ending with whatever is partial or unusual."""
+        """Return the arithmetic as lines of text, ending with whatever is partial or unusual."""
         s = self.settings
         n, size = s.n_samples_per_prompt, s.samples_per_rollout
         last = self.last_rollout_prompts
@@ -155,7 +155,7 @@ class BatchPlan:
         return lines + self.notes()
 
     def notes(self) -> list[str]:
-        """What a person may not expect of these numbers; empty when there is nothing of that kind."""
+        """Return notes on consequences of these numbers that a user may not expect; empty when there are none."""
         s = self.settings
         notes: list[str] = []
         if self.num_prompts < self.prompts_given:
@@ -213,7 +213,7 @@ def plan_batches(
     max_samples: int | None = None,
     group_estimator: bool = False,
 ) -> BatchPlan:
-    """The plan for these numbers, or an `OptionsError` that says the product, the rule and what to change.
+    """Plan the batches of a run, or raise an `OptionsError` with the product, the rule and the change to make.
 
     Example: `plan_batches(7473, rollout_batch_size=64, n_samples_per_prompt=8, train_batch_size=256)`
     gives 117 rollouts and 234 optimizer steps.
@@ -240,12 +240,12 @@ def plan_batches(
 
 
 def is_accepted(settings: BatchSettings) -> bool:
-    """Whether a run with at least one prompt can be planned with these numbers."""
+    """Return whether a run with at least one prompt can be planned with these numbers."""
     return not _too_small(settings) and _fits(settings.train_batch_size, settings.samples_per_rollout)
 
 
 def single_changes(settings: BatchSettings) -> dict[str, int]:
-    """For numbers that break a rule: the nearest accepted value of each that can mend it alone.
+    """Return the nearest accepted value of each number that alone can repair a broken rule.
 
     Empty for accepted numbers, and where no single change is enough.
     """
@@ -274,7 +274,7 @@ def _fits(train_batch_size: int, samples_per_rollout: int) -> bool:
 
 
 def _nearest(start: int, least: int, accepted: Callable[[int], bool]) -> int:
-    """The accepted value of at least `least` next to `start`; of two equally near ones the smaller.
+    """Return the accepted value of at least `least` nearest to `start`; of two equally near ones the smaller.
 
     There is one: the train batch may be 1, and a rollout may be as large as the train batch.
     """
@@ -291,13 +291,13 @@ def _least_samples(settings: BatchSettings) -> int:
 
 
 def _counted(settings: BatchSettings) -> dict[str, int]:
-    """Every number that is given, by name."""
+    """Return every batch size that is set, by name."""
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     return {name: value for name, value in values.items() if value is not None and name != "group_estimator"}
 
 
 def _too_small(settings: BatchSettings) -> dict[str, int]:
-    """The least value of every number that is below it."""
+    """Return the least accepted value of every number that is below it."""
     least = {"n_samples_per_prompt": _least_samples(settings)}
     return {name: least.get(name, 1) for name, value in _counted(settings).items() if value < least.get(name, 1)}
 

@@ -1,4 +1,4 @@
-"""From samples to tensors: who trains what, in which micro-batch, laid end to end without padding.
+"""Packing of samples into tensors: assignment to ranks, micro-batches, concatenation without padding.
 
 Nothing here changes a result: losses take denominators counted over the whole optimizer step,
 so any cut and any assignment to ranks adds up to the same gradient.
@@ -19,18 +19,19 @@ from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
 
 
 def count(samples: Sequence[TrainingSample]) -> Counts:
-    """Denominators of one optimizer step: tokens in the loss, and sequences that have any."""
+    """Count the denominators of one optimizer step: tokens in the loss, and sequences that have any."""
     lengths = [sample.num_loss_tokens for sample in samples]
     return Counts(num_loss_tokens=sum(lengths), num_sequences=sum(length > 0 for length in lengths))
 
 
 def assign_to_ranks(num_tokens: Sequence[int], world_size: int) -> list[list[int]]:
-    """Indices of the samples of each rank, balanced by tokens: longest first to the lightest rank.
+    """Assign sample indices to ranks, balanced by tokens: longest first to the lightest rank.
 
     Deterministic, so every rank computes the same answer; within a rank the given order is kept.
     """
     ranks: list[list[int]] = [[] for _ in range(world_size)]
     loads = [0] * world_size
+    # ties by index and by rank: every rank must come to the same assignment
     for index in sorted(range(len(num_tokens)), key=lambda i: (-num_tokens[i], i)):
         lightest = min(range(world_size), key=lambda rank: (loads[rank], rank))
         ranks[lightest].append(index)
@@ -39,7 +40,7 @@ def assign_to_ranks(num_tokens: Sequence[int], world_size: int) -> list[list[int
 
 
 def split_in_order(num_tokens: Sequence[int], max_sequences: int, max_tokens: int) -> list[list[int]]:
-    """Micro-batches in the given order, closed when the next sample would pass either cap.
+    """Split samples into micro-batches in the given order, each closed when the next sample would exceed either cap.
 
     `max_tokens` 0 means no cap on tokens.
     """
@@ -57,7 +58,7 @@ def split_in_order(num_tokens: Sequence[int], max_sequences: int, max_tokens: in
 
 
 def split_by_tokens(num_tokens: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Micro-batches filled to `max_tokens`: longest first into the first one with room (first-fit decreasing)."""
+    """Split samples into micro-batches filled to `max_tokens`, by first-fit decreasing."""
     _check_fits(num_tokens, max_tokens)
     cuts: list[list[int]] = []
     room: list[int] = []
@@ -78,7 +79,7 @@ def rank_micro_batches(
     world_size: int,
     cut: Callable[[Sequence[int]], list[list[int]]],
 ) -> list[list[TrainingSample]]:
-    """The samples of one rank in its micro-batches; `cut` goes from numbers of tokens to indices."""
+    """Return the samples of one rank in its micro-batches; `cut` maps numbers of tokens to indices."""
     mine = assign_to_ranks([sample.num_tokens for sample in samples], world_size)[rank]
     share = [samples[index] for index in mine]
     return [[share[i] for i in indices] for indices in cut([sample.num_tokens for sample in share])]
@@ -87,10 +88,10 @@ def rank_micro_batches(
 def num_idle_turns(
     num_tokens: Sequence[int], rank: int, world_size: int, cut: Callable[[Sequence[int]], list[list[int]]]
 ) -> int:
-    """How many micro-batches fewer this rank has than the one that has most; every rank computes it by itself."""
+    """Return how many micro-batches this rank has fewer than the rank with the most; computed without communication."""
     shares = assign_to_ranks(num_tokens, world_size)
-    turns = [len(cut([num_tokens[index] for index in share])) for share in shares]
-    return max(turns) - turns[rank]
+    num_batches = [len(cut([num_tokens[index] for index in share])) for share in shares]
+    return max(num_batches) - num_batches[rank]
 
 
 def filler_batches(
@@ -99,11 +100,11 @@ def filler_batches(
     cut: Callable[[Sequence[int]], list[list[int]]],
     device: torch.device | str,
 ) -> list[TokenBatch]:
-    """A short batch for every micro-batch that another rank has more, for forwards that are exchanges."""
+    """Return a short batch for every micro-batch that this rank lacks, where forwards are collective operations."""
     if not samples:
         return []
-    turns = num_idle_turns([sample.num_tokens for sample in samples], ranks.rank, ranks.world_size, cut)
-    return [pack([min(samples, key=lambda sample: sample.num_tokens)], device)] * turns
+    num_batches = num_idle_turns([sample.num_tokens for sample in samples], ranks.rank, ranks.world_size, cut)
+    return [pack([min(samples, key=lambda sample: sample.num_tokens)], device)] * num_batches
 
 
 def _check_fits(num_tokens: Sequence[int], max_tokens: int) -> None:
@@ -122,7 +123,7 @@ def _check_fits(num_tokens: Sequence[int], max_tokens: int) -> None:
 def pack(
     samples: Sequence[TrainingSample], device: torch.device | str = "cpu", *, pin_memory: bool = False
 ) -> TokenBatch:
-    """Lay samples end to end. Response-only lists are placed at the response, zeros at the prompt.
+    """Concatenate samples to one packed batch. Response-only lists stand at the response, zeros at the prompt.
 
     `pin_memory` copies from page-locked memory, so that the host does not wait; on a CPU there is no copy.
     """
@@ -132,6 +133,7 @@ def pack(
         return tensor.pin_memory().to(device, non_blocking=True) if pinned else tensor.to(device)
 
     lengths = torch.tensor([sample.num_tokens for sample in samples])
+    # at least 1: the first token of a sequence has nothing before it and cannot be predicted
     prompt_lengths = torch.tensor([max(sample.prompt_length, 1) for sample in samples])
     starts = lengths.cumsum(0) - lengths
     segment_ids = torch.repeat_interleave(torch.arange(len(samples)), lengths)
@@ -154,7 +156,7 @@ def pack(
 
 
 def _learned(samples: Sequence[TrainingSample], response_T: torch.Tensor) -> torch.Tensor:
-    """[T] bool: the response tokens without those that samples leave out."""
+    """Return [T] bool: the response tokens without those that the samples' loss masks leave out."""
     kept_T = _spread(samples, "loss_mask", torch.Tensor.bool, otherwise=1.0)
     return response_T if kept_T is None else response_T & kept_T
 
@@ -171,7 +173,7 @@ def _marks(samples: Sequence[TrainingSample], place: Callable[[torch.Tensor], to
 
 
 def _advantages(samples: Sequence[TrainingSample], segment_ids_T: torch.Tensor) -> torch.Tensor:
-    """[T] float32: a sample's one number at all its tokens, or 0 at the prompt and a number a response token."""
+    """Return [T] float32 advantages: one number for a whole sample, or 0 at the prompt and one a response token."""
     if not any(sample.token_advantages for sample in samples):
         return torch.tensor([sample.advantage for sample in samples], dtype=torch.float32)[segment_ids_T]
     rows = (
@@ -190,9 +192,9 @@ def _spread(
     *,
     otherwise: float | None = None,
 ) -> torch.Tensor | None:
-    """[T] float32 of a response-only field, or None when no sample carries it.
+    """Return a response-only field as [T] float32, or None when no sample carries it.
 
-    `otherwise` stands at the responses of samples that do not carry it beside some that do.
+    `otherwise` fills the responses of samples that do not carry it beside some that do.
     """
     if not any(getattr(sample, name) for sample in samples):
         return None

@@ -1,4 +1,4 @@
-"""Which prompt has been trained on: every prompt exactly once an epoch, across kills and resumes.
+"""Ledger of the prompts trained on: every prompt exactly once an epoch, across kills and resumes.
 
 A prompt's turn in an epoch is an entry. It is reserved when a rollout is planned for it, then
 generated, scored and trained. A checkpoint stores the ledger beside the weights; what was in
@@ -20,7 +20,7 @@ _VERSION = 1
 
 
 class EntryState(StrEnum):
-    """Where an entry stands; `DROPPED` is final like `TRAINED`: used up without an update, with a reason."""
+    """State of a ledger entry; `DROPPED` is final like `TRAINED`: used up without an update, with a reason."""
 
     RESERVED = "reserved"
     GENERATED = "generated"
@@ -46,7 +46,7 @@ class LedgerEntry:
 
 
 class Ledger:
-    """Hands out prompts and follows each until it is trained on.
+    """Ledger that hands out prompts and tracks each until it is trained on.
 
     Args:
         num_prompts: prompts of an epoch.
@@ -92,12 +92,12 @@ class Ledger:
 
     @property
     def finished(self) -> bool:
-        """Whether every entry of every episode is trained or dropped."""
+        """Return whether every entry of every episode is trained or dropped."""
         return not self._states and not self._waiting and self._next[0] >= self.num_episodes
 
     @property
     def exhausted(self) -> bool:
-        """Whether `reserve` has nothing more to give, though entries may still be in flight."""
+        """Return whether `reserve` has no entries left, though some may still be in flight."""
         return not self._waiting and self._next[0] >= self.num_episodes
 
     @property
@@ -107,7 +107,7 @@ class Ledger:
         return min([*open_epochs, self._next[0]])
 
     def reserve(self, num: int) -> list[LedgerEntry]:
-        """Up to `num` entries, all of one epoch: those that came back first, then new ones in order.
+        """Reserve up to `num` entries, all of one epoch: returned ones first, then new ones in order.
 
         Shorter at the end of an epoch, empty when everything has been handed out.
         """
@@ -122,12 +122,13 @@ class Ledger:
         return entries
 
     def advance(self, entries: Iterable[LedgerEntry], state: EntryState) -> None:
-        """Move entries one state on: to generated, scored or trained. A skipped state is a `ValueError`."""
+        """Advance entries by one state: to generated, scored or trained. A skipped state is a `ValueError`."""
         entries = list(entries)
+        # all are checked before any moves, so that an error leaves the ledger unchanged
         for entry in entries:
-            held = self._held(entry)
-            if _NEXT[held] is not state:
-                raise ValueError(f"{entry} is {held}: the next state is {_NEXT[held]}, not {state}")
+            current = self._held(entry)
+            if _NEXT[current] is not state:
+                raise ValueError(f"{entry} is {current}: the next state is {_NEXT[current]}, not {state}")
         for entry in entries:
             if state is EntryState.TRAINED:
                 del self._states[entry]
@@ -153,20 +154,20 @@ class Ledger:
         self._waiting.sort()
 
     def counts(self) -> dict[str, int]:
-        """Entries in each state so far; those that wait to be handed out again count as reserved."""
-        held = Counter(self._states.values())
-        counts = {str(state): held[state] for state in EntryState}
+        """Count the entries in each state so far; those that wait to be handed out again count as reserved."""
+        by_state = Counter(self._states.values())
+        counts = {str(state): by_state[state] for state in EntryState}
         counts[EntryState.RESERVED] += len(self._waiting)
         counts[EntryState.TRAINED] = self._num_trained
         counts[EntryState.DROPPED] = sum(self._dropped.values())
         return counts
 
     def dropped(self) -> dict[str, int]:
-        """Entries used up without training, by reason."""
+        """Return the number of entries used up without training, by reason."""
         return dict(self._dropped)
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON: everything before `next` that is not listed under `in_flight` is used up."""
+        """Return plain JSON: everything before `next` that is not listed under `in_flight` is used up."""
         return {
             "version": _VERSION,
             "data_hash": self.data_hash,
@@ -214,7 +215,7 @@ class Ledger:
         order = self._order_of(epoch)
         stop = min(position + num, self.num_prompts)
         self._next = (epoch, stop) if stop < self.num_prompts else (epoch + 1, 0)
-        return [LedgerEntry(epoch, place, int(order[place])) for place in range(position, stop)]
+        return [LedgerEntry(epoch, index, int(order[index])) for index in range(position, stop)]
 
     def _order_of(self, epoch: int) -> Sequence[int]:
         if epoch not in self._orders:

@@ -1,1 +1,1 @@
-"""Environments: what answers the turns of a conversation, runs the tools that they call, and says what they earn."""
+"""Environments, which answer the turns of a conversation, run the tools that they call, and give the rewards."""

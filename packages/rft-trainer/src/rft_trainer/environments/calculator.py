@@ -1,4 +1,4 @@
-"""Questions whose answer is a number, and a calculator to ask on the way."""
+"""Calculator environment: questions whose answer is a number, with a calculator as a tool."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ SCHEMA = {
 
 
 class Calculator:
-    """A turn with calls is answered with their results; one without is the answer, 1 for the right number, else 0."""
+    """Environment that answers calls with their results; a turn without calls earns 1 for the right number, else 0."""
 
     tools = (SCHEMA,)
 
     def reset(self, prompt: EnvironmentPrompt, key: int) -> Sequence[Message | str]:
-        """The label is the right number."""
+        """Begin an episode; the prompt's label is the right number."""
         self._label = prompt.label or ""
         return ()
 
     def step(self, turn: AssistantTurn) -> Answer:
-        """Results of the calls, or the verdict."""
+        """Return the results of the calls, or the reward of a turn without calls."""
         if turn.calls:
             return Answer(messages=[_result(call) for call in turn.calls])
         right = _last_number(turn.text) is not None and _last_number(turn.text) == _last_number(self._label)
@@ -59,7 +59,7 @@ def _result(call: ToolCall) -> str:
 
 
 def evaluate(expression: str) -> Fraction:
-    """The exact value of an expression of decimal numbers, + - * / and parentheses.
+    """Evaluate an expression of decimal numbers, + - * / and parentheses exactly.
 
     Raises:
         ValueError: something else, or longer, deeper or with larger numbers than is computed here.
@@ -75,7 +75,7 @@ def evaluate(expression: str) -> Fraction:
 
 
 def shown(value: Fraction) -> str:
-    """A whole number, a decimal where it ends, else numerator/denominator."""
+    """Format a value as a whole number, a decimal where it terminates, else numerator/denominator."""
     if value.denominator == 1:
         return str(value.numerator)
     digits = 0
@@ -91,7 +91,7 @@ def shown(value: Fraction) -> str:
 
 
 class _Parser:
-    """Recursive descent; every level is bounded."""
+    """Recursive-descent parser with bounded depth and bounded numbers."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens, self._at = tokens, 0
@@ -153,8 +153,8 @@ def _bounded(value: Fraction) -> Fraction:
 
 
 def _last_number(text: str) -> Fraction | None:
-    found = _NUMBER.findall(text)
-    if not found or len(found[-1]) > _MAX_DIGITS:
+    numbers = _NUMBER.findall(text)
+    if not numbers or len(numbers[-1]) > _MAX_DIGITS:
         return None
-    whole, _, below = found[-1].partition("/")
-    return None if below and not int(below) else Fraction(whole) / int(below or 1)
+    numerator, _, denominator = numbers[-1].partition("/")
+    return None if denominator and not int(denominator) else Fraction(numerator) / int(denominator or 1)

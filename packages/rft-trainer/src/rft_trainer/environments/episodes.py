@@ -1,4 +1,4 @@
-"""Episodes under way, and who carries them on: this process for our own environments, others for yours."""
+"""Episodes and their runners: built-in environments in this process, those of users in processes of their own."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from rft_trainer.records.scores import RewardStatus
 
 @dataclass(slots=True)
 class Episode:
-    """One conversation as its environment sees it."""
+    """One episode: the state of a conversation on the environment's side."""
 
     number: int
-    """Its own among those of a runner; where episodes are forgotten by number, later ones have larger ones."""
+    """Unique among the episodes of a runner; later episodes have larger numbers, since older ones are dropped by number."""
     prompt: EnvironmentPrompt
     key: int
     turns: list[AssistantTurn] = field(default_factory=list[AssistantTurn])
-    """All that the environment was asked to answer; the last one is the one to be answered now."""
+    """All turns of the policy; the last one is to be answered now."""
     seconds: float = 0.0
-    """Spent by the environment so far."""
+    """Seconds spent by the environment so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the environment said: messages with status ok, or why there are none."""
+    """Reply of an environment: messages with status ok, or the reason why there are none."""
 
     status: RewardStatus
     answer: Answer | None = None
@@ -44,36 +44,36 @@ class Reply:
 
 
 class EpisodeRunner(Protocol):
-    """Carries episodes on; the order of its replies is that of the episodes."""
+    """Runner of episodes; the order of its replies is that of the episodes."""
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """JSON schemas for the chat template."""
+        """JSON schemas of the tools, for the chat template."""
         ...
 
     def reset(self, episodes: Sequence[Episode], oldest: int | None = None) -> list[Reply]:
-        """Begin; an answer's messages are those that open the conversation.
+        """Begin episodes; the messages of an answer open the conversation.
 
         Episodes with numbers below `oldest` (None: the first of this call) are forgotten, however they ended.
         """
         ...
 
     def step(self, episodes: Sequence[Episode]) -> list[Reply]:
-        """Answer the last turn of each."""
+        """Answer the last turn of each episode."""
         ...
 
     def close(self) -> None:
-        """End its processes, if it has any."""
+        """Stop the runner's processes, if it has any."""
         ...
 
 
 def oldest_kept(episodes: Sequence[Episode], oldest: int | None) -> int:
-    """The number below which episodes are forgotten when these are begun."""
+    """Return the number below which episodes are dropped when these are begun."""
     return min((episode.number for episode in episodes), default=0) if oldest is None else oldest
 
 
 class BuiltinEpisodes:
-    """Environments of this package, called where they stand: they are bounded and cannot hang."""
+    """Runner of this package's environments in this process: they are bounded and cannot hang."""
 
     def __init__(self, make: Callable[[], Environment]) -> None:
         self._make = make
@@ -81,17 +81,17 @@ class BuiltinEpisodes:
         self.tools: Sequence[Mapping[str, Any]] = tuple(getattr(make, "tools", ()))
 
     def reset(self, episodes: Sequence[Episode], oldest: int | None = None) -> list[Reply]:
-        """See `EpisodeRunner`."""
+        """Begin episodes in new environments, as `EpisodeRunner.reset`."""
         first = oldest_kept(episodes, oldest)
         self._open = {number: kept for number, kept in self._open.items() if number >= first}
         return [self._reset(episode) for episode in episodes]
 
     def step(self, episodes: Sequence[Episode]) -> list[Reply]:
-        """See `EpisodeRunner`."""
+        """Answer the last turn of each episode, as `EpisodeRunner.step`."""
         return [self._step(episode) for episode in episodes]
 
     def close(self) -> None:
-        """Forget all episodes."""
+        """Drop all open episodes."""
         self._open.clear()
 
     def _reset(self, episode: Episode) -> Reply:

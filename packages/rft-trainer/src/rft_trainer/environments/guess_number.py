@@ -1,4 +1,4 @@
-"""A number to be guessed, with "higher" and "lower" on the way."""
+"""Guessing game environment: a number to be guessed, with "higher" and "lower" as hints."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _RANGE = re.compile(r"(\d{1,6}) to (\d{1,6})")
 
 
 class GuessNumber:
-    """1 for the number itself, which ends the episode; else a hint.
+    """Environment that rewards the right guess with 1 and ends; a wrong guess gets a hint.
 
     The number is the label, or drawn by the key from the range that the prompt names ("from 23 to 29").
     """
 
     def reset(self, prompt: EnvironmentPrompt, key: int) -> Sequence[Message | str]:
-        """Think of a number."""
+        """Begin an episode: choose the number to be guessed."""
         label = prompt.label or ""
         named = _RANGE.search(prompt.text)
         low, high = (int(named[1]), int(named[2])) if named else (_LOWEST, _HIGHEST)
@@ -30,7 +30,7 @@ class GuessNumber:
         return ()
 
     def step(self, turn: AssistantTurn) -> Answer:
-        """Right, higher, lower, or that no number was said."""
+        """Answer a guess: reward and end, "higher", "lower", or "no number"."""
         said = _NUMBER.findall(turn.text)
         if not said:
             return Answer(messages=["no number"])

@@ -1,4 +1,4 @@
-"""Controls: environments whose answers say nothing. Who still succeeds here did not need to listen."""
+"""Control environments with uninformative answers: success in them does not come from the answers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rft_trainer.environments.protocol import Answer, AssistantTurn, Environment
 
 
 class NoisyCalculator(Calculator):
-    """Calls are answered with any number of four digits; the verdict is as ever."""
+    """Calculator control that answers calls with random four-digit numbers; the reward is unchanged."""
 
     def reset(self, prompt: EnvironmentPrompt, key: int) -> Sequence[Message | str]:
-        """As the calculator's."""
+        """Begin an episode as the calculator does, with the key of the noise."""
         self._key, self._count = key, 0
         return super().reset(prompt, key)
 
     def step(self, turn: AssistantTurn) -> Answer:
-        """As many numbers as there are calls, or the verdict."""
+        """Return one random number a call, or the reward of a turn without calls."""
         answer = super().step(turn)
         self._count += 1
         drawn = integers(derive_key(self._key, "noise", self._count), max(len(answer.messages), 1), 1_000, 10_000)
@@ -28,15 +28,15 @@ class NoisyCalculator(Calculator):
 
 
 class NoisyHints(GuessNumber):
-    """Higher or lower by a coin; the number itself still wins."""
+    """Guessing game control with random hints; the right number still wins."""
 
     def reset(self, prompt: EnvironmentPrompt, key: int) -> Sequence[Message | str]:
-        """As the guessing game's."""
+        """Begin an episode as the guessing game does, with the key of the noise."""
         self._key, self._count = key, 0
         return super().reset(prompt, key)
 
     def step(self, turn: AssistantTurn) -> Answer:
-        """Won, or a hint that says nothing."""
+        """Answer a guess: reward and end, or a random hint."""
         answer = super().step(turn)
         self._count += 1
         coin = int(integers(derive_key(self._key, "noise", self._count), 1, 0, 2))

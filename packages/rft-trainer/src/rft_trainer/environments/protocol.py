@@ -1,4 +1,4 @@
-"""What an environment is given and what it answers.
+"""Protocol of an environment: its prompt, the policy's turns, and its answers.
 
 ```python
 class Guess:                                         # in a file of your own: --environment guess.py:Guess
@@ -30,7 +30,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentPrompt:
-    """The row of the data that an episode is about."""
+    """The data row of an episode: prompt id, text and label."""
 
     prompt_id: str
     text: str
@@ -47,7 +47,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class AssistantTurn:
-    """What the policy said, with the calls in it."""
+    """One turn of the policy, with the tool calls in it."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
@@ -57,7 +57,7 @@ class AssistantTurn:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a turn.
+    """An environment's answer to a turn: messages, reward, and whether the episode ends.
 
     A message may be a plain text: it then is a tool's where the turn called one, else the user's.
     """
@@ -71,26 +71,26 @@ class Answer:
 
 
 class Environment(Protocol):
-    """One episode at a time; a class of your own needs these two methods and a constructor without arguments.
+    """Environment of one episode at a time; a user's class needs these two methods and no constructor arguments.
 
     `tools`, where the class has it, is a list of JSON schemas that goes to the chat template.
     """
 
     def reset(self, prompt: EnvironmentPrompt, key: int) -> Sequence[Message | str] | None:
-        """Begin; `key` is the episode's own number for all that is random in it."""
+        """Begin an episode; `key` seeds all that is random in it."""
         ...
 
     def step(self, turn: AssistantTurn) -> Answer:
-        """Answer a turn. What it raises ends the conversation with a status and no reward."""
+        """Answer a turn. An exception ends the conversation with a status and no reward."""
         ...
 
 
 class ImageMessageError(TypeError):
-    """An environment's message brings an image: those of a conversation are the prompt's."""
+    """Error of an environment's message with an image: the images of a conversation are those of the prompt."""
 
 
 def as_messages(given: object, role: str) -> list[dict[str, Any]]:
-    """Messages as dictionaries; texts get `role`.
+    """Convert messages to dictionaries; texts get `role`.
 
     Raises:
         ImageMessageError: a part of a content is an image.
@@ -118,7 +118,7 @@ def _has_image(content: object) -> bool:
 
 
 def as_answer(given: object, turn: AssistantTurn) -> Answer:
-    """What `step` returned with its messages in one form.
+    """Check the return value of `step`, and convert its messages to dictionaries.
 
     Raises:
         TypeError: it is no `Answer`, or a field has another type.

@@ -1,4 +1,4 @@
-"""Environments by name, or from a file of the user's own; no torch is imported until one is made."""
+"""Registry of environments by name or from a user's file; torch is not imported until one is built."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ WHAT_THERE_IS = f"an environment is one of {', '.join(NAMES)}, or a class of you
 
 
 def environment_names() -> tuple[str, ...]:
-    """The environments that need no file."""
+    """Return the names of the environments that need no file."""
     return NAMES
 
 
 def environment_by_name(
     name: str, *, num_workers: int = 1, tool_timeout: float = 10.0, rollout_timeout: float = 60.0
 ) -> EpisodeRunner:
-    """The environment called `name`, or the class of a file given as `path/to/file.py:Class`.
+    """Build the runner of the environment `name`, or of a class given as `path/to/file.py:Class`.
 
     Args:
         name: one of `environment_names()`, or file.py:Class (the last colon separates the two).
@@ -47,12 +47,12 @@ def environment_by_name(
     from rft_trainer.environments.user_environment import UserEpisodes
 
     if name in _CLASSES:
-        module, _, found = _CLASSES[name].partition(":")
-        return BuiltinEpisodes(getattr(importlib.import_module(module), found))
+        module, _, class_name = _CLASSES[name].partition(":")
+        return BuiltinEpisodes(getattr(importlib.import_module(module), class_name))
     if has_processes(name):
-        path, _, found = name.rpartition(":")
+        path, _, class_name = name.rpartition(":")
         return UserEpisodes(
-            path, found, num_workers=num_workers, tool_timeout=tool_timeout, rollout_timeout=rollout_timeout
+            path, class_name, num_workers=num_workers, tool_timeout=tool_timeout, rollout_timeout=rollout_timeout
         )
     raise OptionsError(
         code="environment.unknown",
@@ -65,18 +65,18 @@ def environment_by_name(
 
 
 def has_processes(name: str) -> bool:
-    """Whether it is a class of a person's file, as file.py:Class; it runs in processes that can be killed."""
-    path, colon, found = name.rpartition(":")
-    return bool(colon and path and found)
+    """Return whether `name` is a user's class, as file.py:Class, which runs in processes that can be killed."""
+    path, colon, class_name = name.rpartition(":")
+    return bool(colon and path and class_name)
 
 
 def is_known(name: str) -> bool:
-    """Whether it is written as an environment is."""
+    """Return whether `name` is a built-in environment or has the form file.py:Class."""
     return name in NAMES or has_processes(name)
 
 
 def nearest_name(name: str) -> str:
-    """What was probably meant."""
+    """Return the known name that is most similar to `name`."""
     if name.endswith(".py"):
         return f"{name}:Environment"
     return next(iter(difflib.get_close_matches(name, NAMES, n=1)), NAMES[0])

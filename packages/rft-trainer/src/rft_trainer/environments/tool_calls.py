@@ -1,4 +1,4 @@
-"""Tool calls in what a model wrote. Its text is data: it is searched and read as JSON, nothing of it is run."""
+"""Parser of tool calls in a model's text. The text is data: it is searched and read as JSON, never run."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ MAX_CALLS = 16
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """The well-formed calls of a turn, and what is wrong with each of the others."""
+    """Well-formed calls of a turn, and the problem of each malformed one."""
 
     calls: tuple[ToolCall, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
     def is_attempt(self) -> bool:
-        """Whether the turn calls anything, well-formed or not."""
+        """Return whether the turn has any call, well-formed or not."""
         return bool(self.calls or self.problems)
 
 
 class ToolCallFormat:
-    """How calls are written: JSON between `OPEN` and `CLOSE`, or a pattern.
+    """Format of tool calls: JSON between `OPEN` and `CLOSE`, or a regular expression.
 
     A pattern is a regular expression with the groups `arguments` and, where there are several tools, `name`; a group
     `malformed` may name what is a call gone wrong. Arguments that are a JSON object are read as such, others are
@@ -43,35 +43,36 @@ class ToolCallFormat:
     """
 
     def __init__(self, pattern: str = "") -> None:
-        """
+        """Compile the pattern; an empty one means JSON between tags.
+
         Raises:
             OptionsError: a pattern that is none, or lacks the group `arguments`.
         """
         self._pattern = _compiled(pattern) if pattern else None
 
     def parse(self, text: str) -> ParsedTurn:
-        """The calls of a turn, in order."""
-        found = _between_tags(text) if self._pattern is None else _matches(self._pattern, text)
-        if len(found) > MAX_CALLS:
-            return ParsedTurn(problems=(f"{len(found)} calls in one turn, at most {MAX_CALLS}",))
+        """Parse the calls of a turn, in order."""
+        parsed = _between_tags(text) if self._pattern is None else _matches(self._pattern, text)
+        if len(parsed) > MAX_CALLS:
+            return ParsedTurn(problems=(f"{len(parsed)} calls in one turn, at most {MAX_CALLS}",))
         return ParsedTurn(
-            tuple(one for one in found if isinstance(one, ToolCall)),
-            tuple(one for one in found if isinstance(one, str)),
+            tuple(one for one in parsed if isinstance(one, ToolCall)),
+            tuple(one for one in parsed if isinstance(one, str)),
         )
 
 
 def _between_tags(text: str) -> list[ToolCall | str]:
-    found: list[ToolCall | str] = []
+    parsed: list[ToolCall | str] = []
     position = text.find(OPEN)
     while position >= 0:
         end = text.find(CLOSE, position)
         following = text.find(OPEN, position + len(OPEN))
         if end < 0 or 0 <= following < end:
-            found.append(f"{OPEN} without {CLOSE}")
+            parsed.append(f"{OPEN} without {CLOSE}")
         else:
-            found.append(_read_call(text[position + len(OPEN) : end]))
+            parsed.append(_read_call(text[position + len(OPEN) : end]))
         position = following
-    return found
+    return parsed
 
 
 def _read_call(body: str) -> ToolCall | str:
@@ -92,14 +93,14 @@ def _read_call(body: str) -> ToolCall | str:
 
 
 def _matches(pattern: re.Pattern[str], text: str) -> list[ToolCall | str]:
-    found: list[ToolCall | str] = []
+    parsed: list[ToolCall | str] = []
     for match in pattern.finditer(text):
         groups = match.groupdict()
         if groups.get("malformed") is not None:
-            found.append(f"not a call: {groups['malformed'][:80]!r}")
+            parsed.append(f"not a call: {groups['malformed'][:80]!r}")
         elif groups["arguments"] is not None:
-            found.append(ToolCall(groups.get("name") or "", _arguments(groups["arguments"])))
-    return found
+            parsed.append(ToolCall(groups.get("name") or "", _arguments(groups["arguments"])))
+    return parsed
 
 
 def _arguments(text: str) -> dict[str, Any]:

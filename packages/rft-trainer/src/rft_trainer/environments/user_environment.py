@@ -1,4 +1,4 @@
-"""A person's environment in processes that can be killed, with a deadline for every turn and every conversation."""
+"""Runner of a user's environment in processes that can be killed, with deadlines for turns and conversations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rft_trainer.workers.pool import Job, Outcome, WorkerPool
 
 
 class UserEpisodes:
-    """Runs a class of a file; an episode stays with one process, which a hung or dying tool ends.
+    """Runner of a class in a user's file; an episode stays with one process, which a hung or dying tool ends.
 
     The other episodes of a process that was killed go on in a new one, which walks their environments through the
     turns they had; a tool that acts on the world acts again then.
@@ -28,7 +28,7 @@ class UserEpisodes:
 
         Args:
             path: a Python file.
-            name: a class in it; see `records.Environment`.
+            name: a class in it; see `protocol.Environment`.
             num_workers: processes, each of which imports the file.
             tool_timeout: seconds for each tool call of a turn (one for a turn without calls), and for a reset.
             rollout_timeout: seconds of the environment in a whole conversation.
@@ -48,35 +48,36 @@ class UserEpisodes:
         self.tools: Sequence[Mapping[str, Any]] = tuple(result["tools"]) if isinstance(result, dict) else ()
 
     def reset(self, episodes: Sequence[Episode], oldest: int | None = None) -> list[Reply]:
-        """See `EpisodeRunner`."""
+        """Begin episodes in their processes, as `EpisodeRunner.reset`."""
         first = oldest_kept(episodes, oldest)
         jobs = [Job(_request("reset", e) | {"first": first}, self._tool_timeout) for e in episodes]
         return self._run(episodes, jobs)
 
     def step(self, episodes: Sequence[Episode]) -> list[Reply]:
-        """See `EpisodeRunner`; an episode that has used up its seconds has timed out without being asked."""
+        """Answer the last turns; an episode that has used up its seconds times out without a call."""
         late = [episode.seconds >= self._rollout_timeout for episode in episodes]
         asked = [episode for episode, is_late in zip(episodes, late, strict=True) if not is_late]
         jobs = [Job(_request("step", e) | {"turns": [asdict(t) for t in e.turns]}, self._allowed(e)) for e in asked]
         replies = iter(self._run(asked, jobs))
-        told = Reply(RewardStatus.TIMEOUT, detail=f"the environment took over {self._rollout_timeout:g} s in all")
-        return [told if is_late else next(replies) for is_late in late]
+        timeout = Reply(RewardStatus.TIMEOUT, detail=f"the environment took over {self._rollout_timeout:g} s in all")
+        return [timeout if is_late else next(replies) for is_late in late]
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the worker processes."""
         for pool in self._pools:
             pool.close()
 
     def _allowed(self, episode: Episode) -> float:
-        """Seconds for the turn, and where its process was killed since for the earlier ones too."""
+        """Return the seconds allowed for the turn, plus those of the earlier turns if its process was killed since."""
         left = self._rollout_timeout - episode.seconds
-        place = episode.number % len(self._pools)
+        index = episode.number % len(self._pools)
         seconds = min(self._tool_timeout * max(1, len(episode.turns[-1].calls)), left)
-        again = self._pools[place].process_ids != self._holders[place]
+        again = self._pools[index].process_ids != self._holders[index]
+        # a new process has to replay the earlier turns first
         return seconds + (self._tool_timeout * len(episode.turns) if again else 0.0)
 
     def _run(self, episodes: Sequence[Episode], jobs: Sequence[Job]) -> list[Reply]:
-        """Each job in the process of its episode, the processes beside one another."""
+        """Run each job in the process of its episode, the processes in parallel."""
         shares: list[list[int]] = [[] for _ in self._pools]
         for index, episode in enumerate(episodes):
             shares[episode.number % len(shares)].append(index)
@@ -87,10 +88,10 @@ class UserEpisodes:
                 work = zip(self._pools, shares, strict=True)
                 done = list(threads.map(lambda one: one[0].run([jobs[i] for i in one[1]]), work))
         self._holders = [pool.process_ids for pool in self._pools]
-        found = {
+        outcomes = {
             i: outcome for share, part in zip(shares, done, strict=True) for i, outcome in zip(share, part, strict=True)
         }
-        return [_reply(found[index], job) for index, job in enumerate(jobs)]
+        return [_reply(outcomes[index], job) for index, job in enumerate(jobs)]
 
 
 def _request(kind: str, episode: Episode) -> dict[str, object]:
@@ -112,10 +113,10 @@ def _reply(outcome: Outcome, job: Job) -> Reply:
     return Reply(RewardStatus.OK, answer, float(result["seconds"]))
 
 
-def _image_in_message(told: str) -> DataError:
+def _image_in_message(message: str) -> DataError:
     return DataError(
         code="environment.image",
-        what=f"the environment answered with an image: {told}",
+        what=f"the environment answered with an image: {message}",
         where="--environment",
         why="images of a conversation are those of its prompt: an observation is text, which the chat template renders",
         state="the conversations of this step are not used",

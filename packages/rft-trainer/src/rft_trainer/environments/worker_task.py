@@ -1,4 +1,4 @@
-"""A person's environment in a process that can be killed: the task of `rft_trainer.workers.main`.
+"""User's environment in a process that can be killed: a task of `rft_trainer.workers.main`.
 
 Requests name an episode and hold all its turns; the process keeps the environments of open episodes, and makes one
 anew, walking it through the earlier turns, where it has not seen it (another process had it and was killed).
@@ -29,19 +29,19 @@ _STATE = "no conversation was begun"
 
 
 def load(path: str, name: str) -> Callable[[Mapping[str, Any]], object]:
-    """The handler of `request`s for the class `name` of a file.
+    """Return the handler of requests for the class `name` of a file.
 
     Raises:
         OptionsError: no such file or class, or a class without `reset` and `step`. What the file itself raises while
             it is imported is not caught.
     """
     module = user_file.import_file(path, "--environment", "Class")
-    found = getattr(module, name, None)
-    if not inspect.isclass(found):
+    cls = getattr(module, name, None)
+    if not inspect.isclass(cls):
         raise _no_class(module, path, name)
-    make: Any = found
-    lacking = [method for method in ("reset", "step") if not callable(getattr(found, method, None))]
-    needed = [p.name for p in inspect.signature(found).parameters.values() if p.default is p.empty and p.kind < 2]
+    make: Any = cls
+    lacking = [method for method in ("reset", "step") if not callable(getattr(cls, method, None))]
+    needed = [p.name for p in inspect.signature(cls).parameters.values() if p.default is p.empty and p.kind < 2]
     if lacking or needed:
         raise OptionsError(
             code="environment.class",
@@ -79,7 +79,7 @@ class _Handler:
         started = time.perf_counter()
         if kind == "reset":
             return {"messages": self._begin(request), "seconds": time.perf_counter() - started}
-        turns = [_turn(given) for given in request["turns"]]
+        turns = [_turn(row) for row in request["turns"]]
         environment = self._at(request, turns[:-1])
         answer = as_answer(environment.step(turns[-1]), turns[-1])
         self._open[number] = environment, len(turns)
@@ -95,14 +95,14 @@ class _Handler:
 
     def _begin(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
         environment = self._make()
-        given = request["prompt"]
-        prompt = EnvironmentPrompt(given["prompt_id"], given["text"], given["label"])
+        row = request["prompt"]
+        prompt = EnvironmentPrompt(row["prompt_id"], row["text"], row["label"])
         opening = as_messages(environment.reset(prompt, int(request["key"])), "user")
         self._open[int(request["number"])] = environment, 0
         return opening
 
     def _at(self, request: Mapping[str, Any], before: list[AssistantTurn]) -> Environment:
-        """The episode's environment after the turns `before`."""
+        """Return the episode's environment after the turns `before`, replayed if this process does not have it."""
         number = int(request["number"])
         if number not in self._open or self._open[number][1] != len(before):
             self._begin(request)
@@ -111,14 +111,14 @@ class _Handler:
         return self._open[number][0]
 
 
-def _turn(given: Mapping[str, Any]) -> AssistantTurn:
-    calls = tuple(ToolCall(call["name"], call["arguments"]) for call in given["calls"])
-    return AssistantTurn(given["text"], calls, given["finish_reason"])
+def _turn(row: Mapping[str, Any]) -> AssistantTurn:
+    calls = tuple(ToolCall(call["name"], call["arguments"]) for call in row["calls"])
+    return AssistantTurn(row["text"], calls, row["finish_reason"])
 
 
 def _no_class(module: ModuleType, path: str, name: str) -> OptionsError:
     classes = [
-        found for found, value in vars(module).items() if inspect.isclass(value) and value.__module__ == module.__name__
+        candidate for candidate, value in vars(module).items() if inspect.isclass(value) and value.__module__ == module.__name__
     ]
     nearest = difflib.get_close_matches(name, classes, n=1, cutoff=0.0)
     return OptionsError(

@@ -1,4 +1,4 @@
-"""Held-out evaluation: greedy answers (unless told otherwise), scored by the same reward, each prompt exactly once."""
+"""Held-out evaluation: greedy answers (by default), scored by the same reward, each prompt exactly once."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rft_trainer.update.nonfinite_checks import refuse_non_finite_samples
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """One number a prompt, in the order of the prompts; `unscored` prompts are in no mean.
+    """Result of one evaluation: one number a prompt, in their order; unscored prompts are in no mean.
 
-    `correct` holds the reward's own verdict where it gives one ("correctness" in its breakdown), else
+    `correct` is whether the reward's "correctness" component is 1 where it has one, else
     whether the reward is 1.
     """
 
@@ -33,7 +33,7 @@ class EvaluationResult:
 
     @property
     def num_scored(self) -> int:
-        """Prompts that have a reward."""
+        """Number of prompts that have a reward."""
         return sum(reward is not None for reward in self.rewards)
 
     @property
@@ -49,7 +49,7 @@ class EvaluationResult:
         return sum(scored) / len(scored) if scored else float("nan")
 
     def as_record(self) -> dict[str, object]:
-        """The row of `evals.jsonl`."""
+        """Return the metrics as a row of `evals.jsonl`."""
         return {
             "eval/accuracy": self.accuracy,
             "eval/reward": self.mean_reward,
@@ -62,7 +62,7 @@ class EvaluationResult:
 
 
 class Evaluator:
-    """Answers all held-out prompts; ranks share the work and all get the whole result."""
+    """Evaluator on all held-out prompts; ranks share the work and all get the full result."""
 
     def __init__(
         self,
@@ -92,15 +92,15 @@ class Evaluator:
 
     @property
     def prompts(self) -> Sequence[Prompt]:
-        """What is evaluated on, in order."""
+        """The held-out prompts, in order."""
         return self._prompts
 
     def __call__(self) -> EvaluationResult:
-        """The result of all prompts."""
+        """Evaluate all prompts and return the result."""
         return self.with_rollouts()[0]
 
     def with_rollouts(self) -> tuple[EvaluationResult, list[Rollout]]:
-        """The result of all prompts, and the rollouts that this rank produced."""
+        """Evaluate all prompts; return the result, and the rollouts that this rank produced."""
         rank, world_size = self._collectives.rank, self._collectives.world_size
         mine = self._prompts[rank::world_size]
         sampled = self._draw(mine, self._keys[rank::world_size])

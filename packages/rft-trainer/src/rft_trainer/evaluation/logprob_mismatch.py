@@ -1,6 +1,6 @@
-"""How far the log-probs of an engine are from the trainer's, on texts that the engine itself draws.
+"""Training-inference mismatch: the gap between an engine's log-probs and the trainer's on the engine's samples.
 
-Both say log p(token | earlier tokens) of the same weights; what lies between them is arithmetic:
+Both are log p(token | earlier tokens) under the same weights; their difference is arithmetic:
 kernels, caches, precision, another vocabulary width, or weights that are not the same after all.
 A ratio of the two enters every loss, so the gap is the error of that ratio, in nats. Where top-p cuts,
 the log of the mass that was kept is compared likewise.
@@ -52,7 +52,7 @@ def limits_of(dtype: torch.dtype) -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """|engine - trainer| over all drawn tokens, in nats; not a number where one of the two is not."""
+    """Statistics of |engine - trainer| over all sampled tokens, in nats; NaN where one of the two is NaN."""
 
     num_tokens: int
     mean: float
@@ -61,11 +61,11 @@ class Gap:
 
     @classmethod
     def of(cls, gaps_N: Tensor) -> Gap:
-        """The figures of [N] float64 distances."""
+        """Compute the statistics of [N] float64 distances."""
         return cls(gaps_N.numel(), float(gaps_N.mean()), float(gaps_N.quantile(0.99)), float(gaps_N.max()))
 
     def verdict(self, limits: Limits) -> Verdict:
-        """What explains a gap of this size."""
+        """Return the verdict on a gap of this size: equal, close, or apart."""
         if self.largest <= limits.equal:
             return "equal"
         return "close" if self.mean <= limits.mean and self.largest <= limits.largest else "apart"
@@ -73,7 +73,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class TokenGap:
-    """One drawn token with what the engine and the trainer say of it."""
+    """One sampled token with the engine's log-prob and the trainer's."""
 
     prompt: int
     sample: int
@@ -88,7 +88,7 @@ class TokenGap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """How tokens are drawn."""
+    """Sampling parameters of the measurement."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -98,7 +98,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one draw of an engine and the trainer's forward on it came to."""
+    """Result of one comparison: an engine's samples against the trainer's forward on them."""
 
     limits: Limits
     gap: Gap
@@ -116,11 +116,11 @@ class Measured:
 
     @property
     def verdict(self) -> Verdict:
-        """The worse one of the log-probs and of the kept mass; a token from outside the kept set is apart."""
-        found: list[Verdict] = [self.gap.verdict(self.limits), "apart" if self.num_outside else "equal"]
+        """Verdict: the worse of log-probs and kept mass; a token from outside the kept set is "apart"."""
+        verdicts: list[Verdict] = [self.gap.verdict(self.limits), "apart" if self.num_outside else "equal"]
         if self.kept_mass is not None:
-            found.append(self.kept_mass.verdict(self.limits))
-        return max(found, key=VERDICTS.index)
+            verdicts.append(self.kept_mass.verdict(self.limits))
+        return max(verdicts, key=VERDICTS.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +145,14 @@ def measure_gap(
     device: torch.device | str = "cpu",
     sequences_at_once: int = 16,
 ) -> Measured:
-    """Let the engine draw, score the same tokens with the trainer's forward, compare.
+    """Sample with the engine, score the same tokens with the trainer's forward, and compare.
 
     Args:
         engine: awake, with the policy's weights.
-        policy: what is trained.
+        policy: the trained policy.
         prompts: token ids, at least one each.
         keys: for each prompt the keys of its samples.
-        draw: how.
+        draw: sampling parameters.
         limits: what the precision of the weights explains.
         logits: whole rows of the trainer's logits, to compare the mass that top-p kept; None = it is not compared.
         device: where the policy is.
@@ -185,7 +185,7 @@ def measure_gap(
 def scored_tokens(
     policy: Policy, pairs: Sequence[tuple[list[int], list[int]]], temperature: float, device: torch.device | str
 ) -> list[list[float]]:
-    """For each (prompt, continuation) the policy's log-prob of every token of the continuation, in nats."""
+    """Compute for each (prompt, continuation) the policy's log-prob of every continuation token, in nats."""
     values = iter(_logprobs(policy, _pack(pairs, device), temperature))
     return [[float(next(values)) for _ in new] for _, new in pairs]
 
@@ -193,7 +193,7 @@ def scored_tokens(
 def _drawn(
     engine: Engine, prompts: Sequence[Sequence[int]], keys: Sequence[Sequence[int]], draw: Draw
 ) -> list[_Sample]:
-    found = engine.generate(
+    groups = engine.generate(
         prompts,
         keys,
         temperature=draw.temperature,
@@ -203,14 +203,14 @@ def _drawn(
     )
     return [
         _Sample(p, s, list(prompt), list(one.token_ids), list(one.logprobs), list(one.log_kept_mass))
-        for p, (prompt, completions) in enumerate(zip(prompts, found, strict=True))
+        for p, (prompt, completions) in enumerate(zip(prompts, groups, strict=True))
         for s, one in enumerate(completions)
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class _Pack:
-    """Sequences laid one after another; `is_new_T` marks what was drawn."""
+    """Sequences packed one after another; `is_new_T` marks the sampled tokens."""
 
     token_ids_T: Tensor
     positions_T: Tensor
@@ -230,7 +230,7 @@ def _pack(pairs: Sequence[tuple[list[int], list[int]]], device: torch.device | s
 
 @torch.no_grad()
 def _logprobs(policy: Policy, pack: _Pack, temperature: float) -> Tensor:
-    """[N] float64 on the host: the policy's log-prob of every drawn token."""
+    """Compute [N] float64 on the host: the policy's log-prob of every sampled token."""
     logprobs_T, _ = policy.token_logprobs(
         pack.token_ids_T, pack.positions_T, pack.segment_ids_T, pack.is_new_T, temperature=temperature
     )
@@ -252,47 +252,49 @@ def _flat(rows: Sequence[Sequence[float]]) -> Tensor:
 
 @torch.no_grad()
 def _kept_masses(logits: NextTokenLogits, pack: _Pack, draw: Draw, mass_N: Tensor, slack: float) -> _Kept:
-    """What top-p keeps of the trainer's probabilities, beside the engine's [N] logs of the kept mass.
+    """Compare the mass that top-p keeps of the trainer's probabilities with the engine's [N] logs of the kept mass.
 
     Where top-p cuts is a jump: a token more or less is kept when rounding moves a sum across the bound.
     So the engine's mass is held against the kept sets at top-p and at top-p -/+ `slack`; the nearest counts,
     and a drawn token is outside where the largest of the three lacks it.
     """
+    # sorted, so that the last kept set is the largest
     bounds = [max(draw.top_p - slack, 1e-9), draw.top_p, min(draw.top_p + slack, 1.0)]
     drawn_N = pack.token_ids_T[pack.is_new_T]
-    found: list[Tensor] = []
+    masses: list[Tensor] = []
     outside, start = 0, 0
     for logits_RV in logits(pack.token_ids_T, pack.positions_T, pack.segment_ids_T, pack.is_new_T):
         logprobs_RV = temperature_scaled_logprobs(logits_RV, draw.temperature)
         kept = [kept_tokens(logprobs_RV, bound, 0, 0.0) for bound in bounds]
-        found.append(torch.stack([_log_mass(logprobs_RV, kept_RV) for kept_RV in kept], dim=1))
+        masses.append(torch.stack([_log_mass(logprobs_RV, kept_RV) for kept_RV in kept], dim=1))
         rows = slice(start, start + logits_RV.shape[0])
         outside += int((~kept[-1].gather(1, drawn_N[rows, None])).sum())
         start = rows.stop
     assert start == mass_N.numel(), f"{start} rows of logits for {mass_N.numel()} tokens"
-    masses_N3 = torch.cat(found)
+    masses_N3 = torch.cat(masses)
     nearest_N1 = (masses_N3 - mass_N[:, None]).abs().argmin(1, keepdim=True)
     trainer_N = masses_N3.gather(1, nearest_N1)[:, 0]
     return _Kept((trainer_N - mass_N).abs(), trainer_N, outside)
 
 
 def _log_mass(logprobs_RV: Tensor, kept_RV: Tensor) -> Tensor:
-    """[R] float64 on the host; 0 where everything is kept."""
+    """Compute the log of the kept mass, [R] float64 on the host; 0 where everything is kept."""
     return logprobs_RV.double().masked_fill(~kept_RV, -math.inf).logsumexp(1).clamp(max=0.0).cpu()
 
 
 def _worst_kept(samples: Sequence[_Sample], kept: Sequence[_Kept]) -> TokenGap:
-    place = int(torch.cat([part.gaps_N for part in kept]).argmax())
+    index = int(torch.cat([part.gaps_N for part in kept]).argmax())
     engine_N = _flat([sample.log_kept_mass for sample in samples])
-    return _token(samples, place, engine_N, torch.cat([part.trainer_N for part in kept]))
+    return _token(samples, index, engine_N, torch.cat([part.trainer_N for part in kept]))
 
 
-def _token(samples: Sequence[_Sample], place: int, engine_N: Tensor, trainer_N: Tensor) -> TokenGap:
-    """The token at `place` among all drawn ones."""
-    left = place
+def _token(samples: Sequence[_Sample], index: int, engine_N: Tensor, trainer_N: Tensor) -> TokenGap:
+    """Return the token at `index` among all sampled ones."""
+    offset = index
     for sample in samples:
-        if left < len(sample.token_ids):
-            token = sample.token_ids[left]
-            return TokenGap(sample.prompt, sample.number, left, token, float(engine_N[place]), float(trainer_N[place]))
-        left -= len(sample.token_ids)
+        if offset < len(sample.token_ids):
+            token = sample.token_ids[offset]
+            engine, trainer = float(engine_N[index]), float(trainer_N[index])
+            return TokenGap(sample.prompt, sample.number, offset, token, engine, trainer)
+        offset -= len(sample.token_ids)
     raise AssertionError("unreachable")

@@ -1,1 +1,1 @@
-"""The loops: reinforcement and supervised training, each one page."""
+"""Training loops: reinforcement learning and supervised fine-tuning, one module each."""

@@ -1,4 +1,4 @@
-"""Reinforcement fine-tuning: sample, score, compare, update; read `run` from top to bottom.
+"""Reinforcement fine-tuning: sample, score, estimate advantages, update; read `RlLoop.run` from top to bottom.
 
 All collaborators come ready-built. Nothing here knows a flag, a device or the name of an algorithm.
 A step is atomic for checkpoints: it is either whole in the saved state or not in it at all.
@@ -85,7 +85,7 @@ class OldPolicyScorer:
 
 @dataclass(frozen=True, slots=True)
 class CriticTrainer:
-    """What estimates the value of every token, and what trains it."""
+    """The critic of a run: the estimator of token values, and the updater that trains it."""
 
     values: ValueAnnotator
     update: CriticUpdater
@@ -93,7 +93,7 @@ class CriticTrainer:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """What a step sampled, and its metrics by name."""
+    """Result of one training step: the sampled groups, and the step's metrics by name."""
 
     groups: Sequence[RolloutGroup]
     metrics: Mapping[str, object]
@@ -101,7 +101,7 @@ class StepDone:
 
 @dataclass(slots=True, kw_only=True)
 class RlLoop:
-    """The collaborators of a run, and the run."""
+    """The reinforcement learning loop of a run, with its collaborators as fields."""
 
     ledger: Ledger
     prompts: Sequence[Prompt]
@@ -142,14 +142,15 @@ class RlLoop:
         return results
 
     def begin(self, results: dict[str, EvaluationResult]) -> None:
-        """What comes before the first step of a run; a resume has it already, also one from step 0."""
+        """Evaluate and save before the first step; a resumed run has done so already, also one resumed from step 0."""
         if self.saver.saved_step is None:
             self._evaluate(results, "before")
             self.saver.save(0, episode=0)
 
     def train_step(self, signals: StopSignals, results: dict[str, EvaluationResult]) -> StepDone:
-        """One step, from its prompts to its row, its evaluation and its checkpoint where they are due."""
+        """Run one step: sample, train, write the metrics row, then evaluate and save where they are due."""
         entries, groups = self._collect()
+        # before any weight changes: these prompts are in no saved step, so the ledger hands them out again
         if agree(self.collectives, signals.received is not None)[0]:
             self._save_and_stop(signals)
         record = self._learn(groups)
@@ -163,16 +164,16 @@ class RlLoop:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to train."""
+        """Return whether nothing is left to train."""
         return self.ledger.finished or bool(self.rules.max_steps and self.progress.step >= self.rules.max_steps)
 
     def _reserve(self) -> list[LedgerEntry]:
-        """Prompts of one step: `rollouts_per_step` batches, never across the end of an epoch."""
+        """Reserve the prompts of one step: `rollouts_per_step` batches, never across the end of an epoch."""
         num = self.rules.prompts_per_rollout * self.rules.rollouts_per_step
         return self.ahead.take(num) if self.ahead else self.ledger.reserve(num)
 
     def _collect(self) -> tuple[list[LedgerEntry], list[RolloutGroup]]:
-        """The rollouts of one step; with refills, until enough groups have a signal, the rounds or the epoch end.
+        """Sample the rollouts of one step; refill until enough groups have a signal, the rounds or the epoch end.
 
         Every round samples exactly the prompts that are missing, so nothing sampled is surplus.
         """
@@ -183,6 +184,7 @@ class RlLoop:
         for _ in range(self.rules.refill_rounds):
             missing = wanted - sum(has_signal(group) for group in groups)
             more = self.ledger.reserve(missing) if missing > 0 else []
+            # a step never spans two epochs, so prompts of the next one are given back
             if more and more[0].epoch != entries[-1].epoch:
                 self.ledger.give_back(more)
                 more = []
@@ -210,7 +212,7 @@ class RlLoop:
         return groups
 
     def _learn(self, groups: Sequence[RolloutGroup]) -> dict[str, object]:
-        """Advantages, then `epochs_per_step` passes of optimizer steps over the samples."""
+        """Compute advantages, then take `epochs_per_step` passes of optimizer steps over the samples."""
         kept = self._keep(groups)
         samples, credited = self._annotate(kept)
         totals = MetricTotals()
@@ -225,6 +227,7 @@ class RlLoop:
                         self._check_applied(critic_outcomes[-1].applied, batch)
                     if trains_policy:
                         trained = drop_zero_advantage(batch) if self.rules.skip_zero_advantage else batch
+                        # only the first update still has the weights that drew the samples
                         gaps = self._begin_gaps() if not outcomes else None
                         outcomes.append(self.updater(trained, self.progress.updates, totals, count(batch), gaps))
                         self._check_applied(outcomes[-1].sound, batch)
@@ -247,14 +250,14 @@ class RlLoop:
         }
 
     def _begin_gaps(self) -> MismatchMonitor | None:
-        """The watch over the update that has the weights of the samples still."""
+        """Start the mismatch monitor for the update whose weights are still those that drew the samples."""
         if self.gaps is not None:
             state = f"this step changed no weight of the policy; last checkpoint: step {self.saver.saved_step}"
             self.gaps.begin(f"step {self.progress.step + 1}", state)
         return self.gaps
 
     def _refuse_other_versions(self, groups: Sequence[RolloutGroup]) -> None:
-        """Weights of version n are those after n steps: samples of others than the allowed ones are not trained on."""
+        """Raise `ServiceError` for samples of weight versions not allowed; version n is the weights after n steps."""
         step = self.progress.step
         oldest = step - self.rules.max_staleness
         for _, rollout in flat_rollouts(groups):
@@ -295,7 +298,7 @@ class RlLoop:
         return drop_zero_variance_groups(kept) if self.rules.filter_groups else kept
 
     def _annotate(self, kept: FilterResult) -> tuple[list[TrainingSample], dict[str, float]]:
-        """Samples with all that the algorithm needs of them, and what was measured on the way."""
+        """Build the training samples with all scores that the algorithm needs; return them with the metrics."""
         if not kept.groups:
             return [], {}
         behaviour = [rollout.behaviour_logprobs for _, rollout in flat_rollouts(kept.groups)]
@@ -306,12 +309,12 @@ class RlLoop:
                 entropy = self.old_policy.annotate.entropies(kept.groups) if self.old_policy.entropy else []
             reference = self.reference(kept.groups) if self.reference else []
             values = self.critic.values(kept.groups) if self.critic else []
-            told = PolicyScores(old, behaviour, reference, values, entropy)
-            samples, metrics = self.assign_credit(kept.groups, told, step=self.progress.step)
+            scores = PolicyScores(old, behaviour, reference, values, entropy)
+            samples, metrics = self.assign_credit(kept.groups, scores, step=self.progress.step)
         return samples, {name: float(total / count) for name, (total, count) in metrics.items() if float(count)}
 
     def _check_applied(self, applied: bool, batch: Sequence[TrainingSample]) -> None:
-        """A refused step leaves the weights as they were; several in a row end the run."""
+        """Count refused steps in a row and raise `NumericsError` above the limit; a refused step changes no weight."""
         self.progress.refused_in_a_row = 0 if applied else self.progress.refused_in_a_row + 1
         if self.progress.refused_in_a_row > self.rules.max_refused_in_a_row:
             raise NumericsError(
@@ -355,7 +358,7 @@ class RlLoop:
         self.reporter.evaluation(name, result.as_record() | averages, self.progress, **lists)
 
     def _save_and_stop(self, signals: StopSignals) -> None:
-        """Save the last whole step; prompts of an unfinished one go back to the ledger."""
+        """Save the last complete step and raise `SavedAfterSignal`; an unfinished step's prompts are reserved again."""
         self.saver.save(self.progress.step, episode=self.ledger.epoch)
         self.saver.wait()
         raise SavedAfterSignal(
@@ -369,7 +372,7 @@ class RlLoop:
 
 
 def _update_metrics(part: str, outcomes: Sequence[UpdateOutcome]) -> dict[str, object]:
-    """What the optimizer steps of one training step did to the policy or to the critic."""
+    """Summarize the optimizer steps of one training step on the policy or on the critic, as metrics by name."""
     applied = [outcome for outcome in outcomes if outcome.applied]
     norms = [outcome.gradient_norm for outcome in applied]
     return {
@@ -385,6 +388,6 @@ def _update_metrics(part: str, outcomes: Sequence[UpdateOutcome]) -> dict[str, o
 def _first_unscored(groups: Sequence[RolloutGroup]) -> str:
     for _, rollout in flat_rollouts(groups):
         if rollout.reward is None:
-            told = rollout.detail or repr(rollout.response_text[:80])
-            return f"{rollout.prompt_id}#{rollout.sample_index} ({rollout.status}): {told}"
+            reason = rollout.detail or repr(rollout.response_text[:80])
+            return f"{rollout.prompt_id}#{rollout.sample_index} ({rollout.status}): {reason}"
     return "none"

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the same samples, cuts, optimizer and checkpoints as the RL loop, with a likelihood."""
+"""Supervised fine-tuning: samples, micro-batches, optimizer and checkpoints of the RL loop, with a likelihood loss."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TokenLikelihood:
     by_token = True
 
     def token_losses(self, batch: TokenBatch, counts: Counts) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """(log-probs [N], entropies [N], which tokens [N]) -> their shares [N] of the loss."""
+        """Return a function (log-probs [N], entropies [N], token indices [N]) -> their shares [N] of the loss."""
         weights_T = token_weights(
             Sft(),
             loss_mask_T=batch.loss_mask_T,
@@ -51,7 +51,7 @@ class TokenLikelihood:
         return lambda logprobs_N, entropy_N, tokens_N: -weights_T[tokens_N].to(logprobs_N.dtype) * logprobs_N
 
     def __call__(self, batch: TokenBatch, logprobs_T: Tensor, entropy_T: Tensor | None, counts: Counts) -> LossOutput:
-        """The record's loss with the denominators of the whole step."""
+        """Compute the SFT loss of a micro-batch with the denominators of the whole optimizer step."""
         return supervised_loss(
             Sft(),
             logprobs_T=logprobs_T,
@@ -73,9 +73,9 @@ def mean_loss(
     device: str = "cpu",
     in_step: bool = False,
 ) -> float:
-    """Mean negative log-likelihood a response token over `samples`, in nats, over all ranks.
+    """Compute the mean negative log-likelihood a response token over `samples`, in nats, over all ranks.
 
-    `in_step`: every forward is an exchange, so all ranks make equally many.
+    `in_step`: every forward is a collective operation, so all ranks must run equally many.
     """
 
     def cut(num_tokens: Sequence[int]) -> list[list[int]]:
@@ -90,7 +90,7 @@ def mean_loss(
         logprobs_T, _ = policy.token_logprobs(
             batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T, **batch.media_arguments
         )
-        if number < len(own):
+        if number < len(own):  # filler batches only match the other ranks' collectives
             total += torch.stack([-logprobs_T.double().sum(), batch.loss_mask_T.sum().double()]).cpu()
     summed, num_tokens = collectives.sum(total).tolist()
     return summed / num_tokens if num_tokens else math.nan
@@ -98,7 +98,7 @@ def mean_loss(
 
 @dataclass(slots=True)
 class EarlyStop:
-    """Ends a run when the validation loss has not fallen for `patience` evaluations; 0 never ends it.
+    """Early stopping on the validation loss after `patience` evaluations without a fall; 0 never ends a run.
 
     A fall counts for patience where it is more than `min_improvement` (nats a token) below the last one
     that counted; `best` is the lowest loss of all. A loss at or below `target` ends it at once; 0 never does.
@@ -114,11 +114,11 @@ class EarlyStop:
 
     @property
     def stopped(self) -> bool:
-        """Whether patience is at its end, or the target is reached."""
+        """Return whether patience is used up, or the target is reached."""
         return 0 < self.patience <= self.waited or self.best <= self.target
 
     def observe(self, loss: float, step: int) -> bool:
-        """Whether to stop."""
+        """Record the validation loss of `step` and return whether to stop."""
         if loss < self.best:
             self.best, self.best_step = loss, step
         if loss < self.mark - self.min_improvement:
@@ -128,19 +128,19 @@ class EarlyStop:
         return self.stopped
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON; no loss seen yet is null."""
+        """Return the state as plain JSON; `best` and `mark` are null before the first loss."""
         best, mark = (None if math.isinf(value) else value for value in (self.best, self.mark))
         return {"best": best, "best_step": self.best_step, "mark": mark, "waited": self.waited}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state()`."""
+        """Restore the state that `state()` returned."""
         self.best, self.mark = (math.inf if state[name] is None else float(state[name]) for name in ("best", "mark"))
         self.best_step, self.waited = int(state["best_step"]), int(state["waited"])
 
 
 @dataclass(slots=True, kw_only=True)
 class SftLoop:
-    """The collaborators of a run, and the run.
+    """The supervised fine-tuning loop of a run, with its collaborators as fields.
 
     With `best` the run ends with the weights of the lowest validation loss; what it evaluates as "after" are these.
     """
@@ -168,11 +168,11 @@ class SftLoop:
     device: str = "cpu"
     best: BestWeights | None = None
     data_ranks: Collectives | None = None
-    """The ranks as those see them that share samples out; None = `collectives`."""
+    """The ranks over which samples are sharded; None = `collectives`."""
     in_step: bool = False
-    """Whether every forward is an exchange, so that all ranks must make equally many."""
+    """Whether every forward is a collective operation, so that all ranks must run equally many."""
     averages: SwapInEma | None = None
-    """Puts the moving averages of the weights in their place, to be evaluated too."""
+    """Swaps the moving averages of the weights in, to be evaluated too."""
 
     def run(self, signals: StopSignals) -> None:
         """Train until the epochs, `max_steps` or patience end."""
@@ -194,7 +194,7 @@ class SftLoop:
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to train."""
+        """Return whether nothing is left to train."""
         at_limit = bool(self.max_steps and self.progress.step >= self.max_steps)
         return self.early_stop.stopped or at_limit or self.ledger.finished
 
@@ -243,7 +243,7 @@ class SftLoop:
                 self.saver.save(step, episode=self.ledger.epoch)
 
     def _watch(self, name: str) -> None:
-        """Evaluate; patience looks at the loss, and the weights of the lowest one are kept."""
+        """Evaluate, update early stopping with the loss, and keep the weights of the lowest loss."""
         loss = self._evaluate(name)
         if loss is None:
             return
@@ -252,16 +252,16 @@ class SftLoop:
             self.best.keep()
 
     def _conclude(self) -> None:
-        """End with the best weights where they are kept."""
+        """Restore the best weights where they are kept, and run the final evaluation."""
         if self.best is None:
             self._evaluate("after")
             return
         self.best.put_back()
         self._evaluate("after", **{"eval/best_step": self.early_stop.best_step})
 
-    def _evaluate(self, name: str, **told: object) -> float | None:
-        """Validation loss (returned, where rows are held out), and greedy answers where there is an evaluator."""
-        measured: dict[str, object] = dict(told)
+    def _evaluate(self, name: str, **extra: object) -> float | None:
+        """Evaluate: validation loss (returned, where rows are held out), greedy answers where there is an evaluator."""
+        measured: dict[str, object] = dict(extra)
         lists: dict[str, object] = {}
         loss: float | None = None
         with self.timer.phase(Phase.EVAL):
@@ -280,7 +280,7 @@ class SftLoop:
         return loss
 
     def _loss(self) -> float:
-        """Of the rows that are held out."""
+        """Compute the mean loss of the held-out rows, in nats a response token."""
         return mean_loss(
             self.policy,
             self.held_out,

@@ -1,4 +1,4 @@
-"""What one step of training passes along: frozen records of plain lists, tensors only after packing.
+"""Records of one training step: frozen dataclasses of plain lists, tensors only after packing.
 
 ```
 Prompt -> Completion (engine) -> Rollout (reward, status) -> RolloutGroup
@@ -20,7 +20,7 @@ from rft_trainer.records.turns import Turn, sampled_mask
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One thing to solve, as the model sees it.
+    """One prompt as the model sees it.
 
     Example::
 
@@ -40,7 +40,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One sampled answer with what the reward said of it.
+    """One sampled response with its reward.
 
     `completion_ids`, `behaviour_logprobs` and `log_kept_mass` have one entry a token after the prompt: a sampled
     one, the stop token among them, or in a conversation one of an observation, whose log-probs are 0.
@@ -82,17 +82,17 @@ class Rollout:
 
     @property
     def newest_version(self) -> int:
-        """Of the weights that drew its last token."""
+        """Version of the weights that sampled the last token."""
         return self.version_spans[-1][0] if self.version_spans else self.weight_version
 
     @property
     def loss_mask(self) -> tuple[bool, ...]:
-        """One entry a token, true where the policy sampled it; empty where it sampled all."""
+        """Loss mask with one entry a token, true where the policy sampled it; empty where it sampled all."""
         return sampled_mask(self.turns)
 
     @property
     def num_sampled(self) -> int:
-        """Tokens that the policy sampled: the length of the response."""
+        """Number of tokens that the policy sampled: the length of the response."""
         return sum(turn.num_tokens for turn in self.turns if turn.sampled) if self.turns else len(self.completion_ids)
 
 
@@ -124,7 +124,7 @@ _OVER_RESPONSE = (
 
 @dataclass(frozen=True, slots=True)
 class TrainingSample:
-    """One sequence to learn from; every list spans prompt and response and has the same length.
+    """One sequence to train on; lists over the response have one entry a response token, or none.
 
     `loss_mask` leaves out response tokens that the policy did not sample. `old_logprobs[t]` is a token's
     log-probability under the policy that starts the step, `behaviour_logprobs[t]` under the engine that sampled it,
@@ -171,19 +171,19 @@ class TrainingSample:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and response together."""
+        """Number of tokens of prompt and response together."""
         return len(self.token_ids)
 
     @property
     def num_loss_tokens(self) -> int:
-        """Response tokens that can be predicted: the first token of a sequence has nothing before it."""
+        """Number of response tokens in the loss; the first token of a sequence cannot be predicted."""
         if self.loss_mask:
             return sum(self.loss_mask[max(1 - self.prompt_length, 0) :])
         return len(self.token_ids) - max(self.prompt_length, 1)
 
     @property
     def has_advantage(self) -> bool:
-        """Whether any token's advantage is not zero."""
+        """Return whether any token's advantage is not zero."""
         return any(self.token_advantages) if self.token_advantages else self.advantage != 0.0
 
 
@@ -221,13 +221,13 @@ class TokenBatch:
 
     @property
     def media_arguments(self) -> dict[str, Any]:
-        """What a forward is told of images: nothing where there are none, so that a model of text needs no word."""
+        """Keyword arguments of the forward; empty for text-only batches, so text models need no `mm_inputs`."""
         return {} if self.mm_inputs is None else {"mm_inputs": self.mm_inputs}
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How completions are drawn; `temperature` 0 is greedy."""
+    """Sampling parameters of completions; `temperature` 0 is greedy."""
 
     temperature: float
     max_new_tokens: int

@@ -1,4 +1,4 @@
-"""What a reward is given and what it answers.
+"""Input and output of a reward function: `RewardItem` and `Score`.
 
 A score is a number, or the reason why there is none. What went wrong while scoring is never a
 0: that would teach the model that the response was bad.
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 
 class RewardStatus(StrEnum):
-    """Whether a response has a reward, and if not, why."""
+    """Status of a response's reward: scored, or the reason why not."""
 
     OK = "ok"
     UNSCORED = "unscored"
@@ -33,7 +33,7 @@ class RewardStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RewardItem:
-    """One response to judge.
+    """One response to be scored.
 
     Example::
 
@@ -88,9 +88,9 @@ class Reward(Protocol):
     """A reward function; the same items give the same scores (deadlines aside)."""
 
     def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
-        """One score an item, in order. The samples of a prompt are neighbours."""
+        """Score the items, in order. The samples of a prompt are adjacent."""
         ...
 
     def close(self) -> None:
-        """End its processes, if it has any."""
+        """End the reward's worker processes, if it has any."""
         ...

@@ -1,4 +1,4 @@
-"""The turns of a conversation: what the policy sampled, and what the environment put between."""
+"""Turns of a conversation: the policy's sampled turns, and the environment's observations between them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A stretch of a rollout's tokens; they follow one another without a gap from the end of the prompt on.
+    """A span of a rollout's tokens; turns follow one another without a gap from the end of the prompt on.
 
     Example: a call, its result, the answer::
 
@@ -28,16 +28,16 @@ class Turn:
     num_malformed: int = 0
     """Calls of it that could not be read."""
     seconds: float = 0.0
-    """That the environment took to answer it."""
+    """Seconds that the environment took to answer the turn."""
 
 
 def sampled_mask(turns: Sequence[Turn]) -> tuple[bool, ...]:
-    """One entry a token of the turns: whether the policy sampled it."""
+    """Return one entry a token of the turns: whether the policy sampled it."""
     return tuple(turn.sampled for turn in turns for _ in range(turn.num_tokens))
 
 
 def turn_rewards(turns: Sequence[Turn]) -> tuple[tuple[int, float], ...]:
-    """(index of its last token, what it earned) of every sampled turn that has tokens."""
+    """Return (index of the last token, reward) of every sampled turn that has tokens."""
     ends = accumulate(turn.num_tokens for turn in turns)
     return tuple(
         (end - 1, turn.reward) for turn, end in zip(turns, ends, strict=True) if turn.sampled and turn.num_tokens
@@ -45,7 +45,7 @@ def turn_rewards(turns: Sequence[Turn]) -> tuple[tuple[int, float], ...]:
 
 
 def turns_from_json(rows: Iterable[Mapping[str, Any]]) -> tuple[Turn, ...]:
-    """The inverse of `dataclasses.asdict` of turns."""
+    """Build turns from their `dataclasses.asdict` rows."""
     return tuple(Turn(**row) for row in rows)
 
 
@@ -60,38 +60,38 @@ class TurnCounts:
 
     conversations: int = 0
     turns: int = 0
-    """That the policy took."""
+    """Turns of the policy."""
     calling: int = 0
-    """Of these, turns with a well-formed call."""
+    """Turns of the policy with a well-formed call."""
     calls: int = 0
     """Well-formed calls."""
     malformed: int = 0
     """Calls that could not be read."""
 
     def shares(self) -> dict[str, float]:
-        """Names and values of `eval/...`; empty without turns."""
+        """Return the values of the `eval/...` metrics by name, without the prefix; empty without turns."""
         if not self.turns:
             return {}
-        told = {"turns_mean": self.turns / self.conversations, "call_share": self.calling / self.turns}
+        shares = {"turns_mean": self.turns / self.conversations, "call_share": self.calling / self.turns}
         attempts = self.calls + self.malformed
-        return told | ({"well_formed_share": self.calls / attempts} if attempts else {})
+        return shares | ({"well_formed_share": self.calls / attempts} if attempts else {})
 
 
 def turn_counts(turns: Iterable[Turn]) -> TurnCounts:
-    """Of one conversation; of a response without turns nothing."""
-    spoken = [turn for turn in turns if turn.sampled]
-    if not spoken:
+    """Count the turns and calls of one conversation; all counts are 0 for a response without turns."""
+    sampled = [turn for turn in turns if turn.sampled]
+    if not sampled:
         return TurnCounts()
     return TurnCounts(
         conversations=1,
-        turns=len(spoken),
-        calling=sum(turn.num_calls > 0 for turn in spoken),
-        calls=sum(turn.num_calls for turn in spoken),
-        malformed=sum(turn.num_malformed for turn in spoken),
+        turns=len(sampled),
+        calling=sum(turn.num_calls > 0 for turn in sampled),
+        calls=sum(turn.num_calls for turn in sampled),
+        malformed=sum(turn.num_malformed for turn in sampled),
     )
 
 
 def total(counts: Iterable[TurnCounts]) -> TurnCounts:
-    """The sums over all of them."""
+    """Sum the counts of several conversations."""
     rows = [(one.conversations, one.turns, one.calling, one.calls, one.malformed) for one in counts]
     return TurnCounts(*map(sum, zip(*rows, strict=True))) if rows else TurnCounts()

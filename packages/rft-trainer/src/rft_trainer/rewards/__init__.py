@@ -1,1 +1,1 @@
-"""Rewards: what a response is worth, by name or from a file of the user's own."""
+"""Reward functions: built-in ones by name, and those from a user's file."""

@@ -1,8 +1,8 @@
-"""Finding the final answer in a text, and reading it as a number where it is one.
+"""Extraction of the final answer from a text, and its value where it is a number.
 
 An answer is marked: the rest of the line after `####`, or what is inside `\\boxed{...}`. Where a
 text marks several, the last one counts. Everything here is a pure function of the text with a
-bounded cost; what needs algebra goes to `math_check` in a process of its own.
+bounded cost; answers that need algebra go to `math_task` in a process of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FORBIDDEN = ('"', "`", "@", "__", "\0")
 
 
 def marked_answers(text: str) -> list[str]:
-    """Every marked answer, in order; a box on a `####` line is one answer, an unclosed box none."""
+    """Return every marked answer, in order; a box on a `####` line is one answer, an unclosed box none."""
     answers: list[str] = []
     position = 0
     while mark := _MARK.search(text, position):
@@ -41,13 +41,13 @@ def marked_answers(text: str) -> list[str]:
 
 
 def label_answer(label: str) -> str:
-    """The last marked answer of a label, or all of it where nothing is marked."""
+    """Return the last marked answer of a label, or the full label where nothing is marked."""
     answers = marked_answers(label)
     return answers[-1] if answers else label.strip()
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The exact value of a decimal number, or None.
+    """Parse a decimal number to its exact value, or None.
 
     Dollar signs around it, commas between thousands, leading zeros, a plus sign and a period at
     the end do not matter: `$1,234.`, `01234` and `1234.0` are the same number.
@@ -59,7 +59,7 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def parse_quantity(text: str) -> Fraction | None:
-    """A number that may be followed by a unit in words or a percent sign: `18 dollars`, `$5 per day`, `20%`."""
+    """Parse a number that may have a unit in words or a percent sign: `18 dollars`, `$5 per day`, `20%`."""
     bare = _without_dollars(text)
     end = _NUMBER.match(bare)
     if end is None or not end.group():
@@ -69,7 +69,7 @@ def parse_quantity(text: str) -> Fraction | None:
 
 
 def is_readable(text: str) -> bool:
-    """Whether an answer is worth handing to algebra: short, braces balanced, no tower of powers.
+    """Return whether an answer can be compared by algebra: short, braces balanced, no tower of powers.
 
     A refusal depends on the text alone, so a response refused here is wrong, not unscored.
     """
@@ -86,12 +86,12 @@ def is_readable(text: str) -> bool:
 
 
 def without_spaces(text: str) -> str:
-    """For comparing answers letter for letter: no white space, no dollar signs around, no final period."""
+    """Strip white space, enclosing dollar signs and the final period, to compare answers letter for letter."""
     return "".join(_without_dollars(text).removesuffix(".").split())
 
 
 def _without_dollars(text: str) -> str:
-    """`$5`, `\\$5`, `$5$.`, `-$5` -> 5, 5, 5, -5."""
+    """Strip dollar signs: `$5`, `\\$5`, `$5$.`, `-$5` -> 5, 5, 5, -5."""
     bare, sign = text.strip().removesuffix("."), ""
     if bare.startswith("-") and bare[1:].lstrip().startswith(("$", "\\$")):
         bare, sign = bare[1:].lstrip(), "-"
@@ -110,11 +110,12 @@ def _inside_last_box(line: str) -> str | None:
 
 
 def _closing_brace(text: str, start: int) -> int | None:
-    """Index of the brace that closes the one before `start`; None where there is none near enough.
+    """Return the index of the brace that closes the one before `start`; None where there is none near enough.
 
     The search is cut short because a text of many unclosed boxes would take quadratic time.
     """
     depth = 1
+    # bounded: a text of many unclosed boxes would take quadratic time
     for index in range(start, min(len(text), start + _MAX_BOX)):
         if text[index] in "{}" and text[index - 1] != "\\":
             depth += 1 if text[index] == "{" else -1

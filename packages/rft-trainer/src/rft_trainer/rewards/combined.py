@@ -1,4 +1,4 @@
-"""Several rewards as one: what waits for a server is asked first, the rest is computed meanwhile."""
+"""Combination of several rewards: those that wait for a server start first, the rest is computed meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rft_trainer.records.scores import Reward, RewardItem, Score
 
 @dataclass(frozen=True, slots=True)
 class RewardComponent:
-    """One of the rewards."""
+    """One reward of a combination, by name."""
 
     name: str
     reward: Reward
@@ -21,13 +21,14 @@ class RewardComponent:
 
 
 class CombinedReward:
-    """The sum of the parts, or, with `weights`, the weighted sum of everything in their breakdowns.
+    """Sum of the parts, or, with `weights`, the weighted sum of everything in their breakdowns.
 
     A response has a reward only where every part has one: a sum without a part is the sum of another task.
     """
 
     def __init__(self, parts: Sequence[RewardComponent], weights: Mapping[str, float] | None = None) -> None:
-        """
+        """Store the parts and their weights.
+
         Args:
             parts: with different names.
             weights: by names of breakdowns; a part that it does not name counts nothing. None: each part once.
@@ -37,34 +38,35 @@ class CombinedReward:
         self._weights = weights
 
     def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
-        """Raises `OptionsError` where a weight is for something that no part tells of."""
+        """Score the items; raise `OptionsError` where a weight names something that no breakdown has."""
         rows = list(zip(*self._all(items), strict=True))
         breakdowns = [self._breakdown(row) for row in rows]
         self._check_weights(breakdowns)
         return [self._sum(row, breakdown) for row, breakdown in zip(rows, breakdowns, strict=True)]
 
     def close(self) -> None:
-        """Of every part."""
+        """Close the reward of every part."""
         for part in self._parts:
             part.reward.close()
 
     def _all(self, items: Sequence[RewardItem]) -> list[list[Score]]:
-        """Scores of each part, in order."""
+        """Return the scores of each part, in order."""
         waiting = [part for part in self._parts if part.waits]
         with ThreadPoolExecutor(max(len(waiting), 1), "reward") as threads:
+            # the servers work while the rest is computed in this thread
             begun = {part.name: threads.submit(part.reward, items) for part in waiting}
             here = {part.name: part.reward(items) for part in self._parts if not part.waits}
             return [here[part.name] if part.name in here else begun[part.name].result() for part in self._parts]
 
     def _breakdown(self, row: Sequence[Score]) -> dict[str, float]:
-        """What every part tells; a part without parts of its own is one by its name."""
-        told: dict[str, float] = {}
+        """Merge the breakdowns of all parts; a part without a breakdown is one entry under its name."""
+        breakdown: dict[str, float] = {}
         for part, score in zip(self._parts, row, strict=True):
             own = dict(score.breakdown)
             if not own and score.value is not None:
                 own = {part.name: score.value}
-            told |= own
-        return told
+            breakdown |= own
+        return breakdown
 
     def _sum(self, row: Sequence[Score], breakdown: Mapping[str, float]) -> Score:
         for part, score in zip(self._parts, row, strict=True):

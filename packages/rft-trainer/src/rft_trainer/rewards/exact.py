@@ -1,4 +1,4 @@
-"""Right is what equals the label, letter for letter: arithmetic, copying, classification."""
+"""Exact-match reward, letter for letter: for arithmetic, copying, classification."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from rft_trainer.records.scores import RewardItem, RewardStatus, Score
 
 
 class ExactReward:
-    """1 where the response without surrounding white space equals the label, else 0."""
+    """Reward of 1 where the response without surrounding white space equals the label, else 0."""
 
     def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
         return [score_exactly(item) for item in items]
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there are no processes to end."""
 
 
 def score_exactly(item: RewardItem) -> Score:
-    """Unparsable where the item has no label."""
+    """Score one item by exact match; unparsable where it has no label."""
     if item.label is None:
         return Score(None, RewardStatus.UNPARSABLE, detail=f"{item.prompt_id} has no label")
     correctness = float(item.response_text.strip() == item.label.strip())

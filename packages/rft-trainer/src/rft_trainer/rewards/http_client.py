@@ -1,4 +1,4 @@
-"""One JSON request and its answer over HTTP, within a deadline for all of it, tried again on network errors alone.
+"""JSON requests over HTTP: one deadline for request and answer, retries on network errors alone.
 
 A timeout of a socket bounds one wait for bytes: a server that sends a byte a minute keeps such a client for ever.
 Here a timer cuts the connection when the time of the whole request is over.
@@ -30,7 +30,7 @@ _FIRST_WAIT = 0.1
 
 
 class RequestFailure(Exception):
-    """No usable answer: `status` for the responses, and what happened."""
+    """Error of a request without a usable answer: `status` for the responses, and what happened."""
 
     def __init__(self, status: RewardStatus, detail: str) -> None:
         super().__init__(detail)
@@ -39,7 +39,7 @@ class RequestFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where requests go. Example: `Endpoint.of("http://localhost:9000/score", "--remote_rm_url")`."""
+    """Address of a server, with deadline and retries. Example: `Endpoint("http://localhost:9000/score")`."""
 
     url: str
     seconds: float = 120.0
@@ -49,11 +49,11 @@ class Endpoint:
 
     @property
     def parts(self) -> SplitResult:
-        """The URL, taken apart."""
+        """Components of the URL, parsed."""
         return urlsplit(self.url)
 
     def post(self, payload: object) -> Any:
-        """The answer's JSON value.
+        """Send a request and return the answer's JSON value.
 
         Raises:
             RequestFailure: no answer in time, a network error every time, another code than 200, no JSON.
@@ -96,8 +96,8 @@ class Endpoint:
             if time.monotonic() >= deadline:
                 raise self._late() from error
             again = isinstance(error, OSError | http.client.IncompleteRead)
-            told = f"{type(error).__name__}: {error}"
-            raise (_NetworkError(told) if again else RequestFailure(RewardStatus.FAILED, f"{self.url}: {told}")) from (
+            message = f"{type(error).__name__}: {error}"
+            raise (_NetworkError(message) if again else RequestFailure(RewardStatus.FAILED, f"{self.url}: {message}")) from (
                 error
             )
         finally:
@@ -110,7 +110,7 @@ class Endpoint:
 
 
 def checked_url(url: str, flag: str) -> str:
-    """The URL, if requests can go there.
+    """Return the URL if requests can be sent to it.
 
     Raises:
         OptionsError: another scheme than http and https, no host, or a password in it, which would be written into
@@ -132,7 +132,7 @@ def _refused(what: str, flag: str, why: str, do: str) -> OptionsError:
 
 
 def _has_port(parts: SplitResult) -> bool:
-    """Whether the port is a number, or none is given."""
+    """Return whether the port is a number, or none is given."""
     try:
         return parts.port is None or parts.port > 0
     except ValueError:
@@ -140,7 +140,7 @@ def _has_port(parts: SplitResult) -> bool:
 
 
 class _NetworkError(Exception):
-    """The bytes did not travel."""
+    """Network error that is worth a retry."""
 
 
 def _answer(connection: http.client.HTTPConnection, parts: SplitResult, body: bytes) -> bytes:
@@ -171,6 +171,6 @@ def _parsed(content: bytes, url: str) -> Any:
 
 
 def _cut(sock: socket.socket) -> None:
-    """Wake whoever waits for bytes of this connection."""
+    """Shut the connection down, which wakes the thread that waits for its bytes."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)  # of a TLS socket too: its own would first say goodbye

@@ -1,4 +1,4 @@
-"""The images of what is scored: their bytes, as addresses that hold data, and their places in a text."""
+"""Images of scored items: their bytes, data URIs, and markers in a text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rft_trainer.records.scores import RewardItem
 Images = tuple[bytes, ...]
 
 OTHER_MARKER = "(image)"
-"""What is read in place of a marker that stands for no image."""
+"""Text in place of a marker that stands for no image."""
 
 PROBE_SIDE = 56
 """Pixels a side of the image that servers are tried with: two features of 28 pixels a side."""
@@ -27,43 +27,43 @@ PROBE_SIDE = 56
 
 @dataclass(frozen=True, slots=True)
 class HeldImages:
-    """Images that are in memory, as the media of an item."""
+    """Images in memory, as the media of an item."""
 
     files: Images
 
 
 def files_of(items: Sequence[RewardItem]) -> list[Images]:
-    """The encoded images of each item's prompt; those of neighbours with one prompt are read once.
+    """Read the encoded images of each item's prompt; adjacent items of one prompt are read once.
 
     Raises:
         DataError: a file has gone or changed since the rows were read.
     """
-    found: list[Images] = []
-    for place, item in enumerate(items):
-        before = items[place - 1] if place else None
-        found.append(found[-1] if before is not None and before.media is item.media else image_files(item.media))
-    return found
+    images: list[Images] = []
+    for index, item in enumerate(items):
+        before = items[index - 1] if index else None
+        images.append(images[-1] if before is not None and before.media is item.media else image_files(item.media))
+    return images
 
 
 def sources_of(item: RewardItem) -> list[str]:
-    """Of each image of the prompt its path, or where it has none a data URI."""
+    """Return the path of each image of the prompt, or a data URI for one without a path."""
     if isinstance(item.media, StoredMedia):
         return [str(Path(image.path).absolute()) if image.path else data_uri(image.data) for image in item.media.images]
     return [data_uri(file) for file in image_files(item.media)]
 
 
 def data_uri(file: bytes) -> str:
-    """The file as an address that holds it."""
+    """Return a file as a base64 data URI."""
     return f"data:{media_type(file)};base64,{base64.b64encode(file).decode()}"
 
 
 def digests_of(images: Images) -> str:
-    """What tells these images from others."""
+    """Return the SHA-256 digests of images, joined by colons, as their identity."""
     return ":".join(hashlib.sha256(image).hexdigest() for image in images)
 
 
 def as_text(content: Any) -> str:
-    """The content of a message as text, with a marker in the place of each image."""
+    """Return the content of a message as text, with a marker in place of each image."""
     if isinstance(content, str):
         return content
     parts: Sequence[Mapping[str, Any]] = content
@@ -71,12 +71,12 @@ def as_text(content: Any) -> str:
 
 
 def without_markers(text: str) -> str:
-    """A text that takes no image, whatever it spells."""
+    """Replace all image markers in a text, so that it takes no image."""
     return text.replace(MARKER, OTHER_MARKER)
 
 
 def with_places(text: str, num_images: int) -> str:
-    """`text` with exactly so many markers: what is too much is read as text, what lacks stands in front."""
+    """Return `text` with exactly `num_images` markers: surplus ones become text, missing ones are put in front."""
     pieces = text.split(MARKER)
     kept = MARKER.join(pieces[: num_images + 1])
     rest = "".join(OTHER_MARKER + piece for piece in pieces[num_images + 1 :])
@@ -84,20 +84,20 @@ def with_places(text: str, num_images: int) -> str:
 
 
 def message_parts(text: str, images: Images) -> list[dict[str, Any]]:
-    """A text with as many markers as images as the parts of a message of an OpenAI-compatible server."""
+    """Split a text with one marker an image into the message parts of an OpenAI-compatible server."""
     pieces = text.split(MARKER)
     assert len(pieces) == len(images) + 1, f"{len(pieces) - 1} places for {len(images)} images"
     parts: list[dict[str, Any]] = []
-    for place, piece in enumerate(pieces):
-        if place:
-            parts.append({"type": "image_url", "image_url": {"url": data_uri(images[place - 1])}})
+    for index, piece in enumerate(pieces):
+        if index:
+            parts.append({"type": "image_url", "image_url": {"url": data_uri(images[index - 1])}})
         if piece:
             parts.append({"type": "text", "text": piece})
     return parts
 
 
 def probe_image() -> bytes:
-    """A white PNG."""
+    """Return a white PNG of `PROBE_SIDE` pixels a side."""
     side = PROBE_SIDE
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)  # 8 bits a channel, RGB
     body = zlib.compress((b"\0" + b"\xff" * 3 * side) * side, 9)

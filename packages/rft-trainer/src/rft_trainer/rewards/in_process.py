@@ -1,4 +1,4 @@
-"""A reward that is a function of the running program, called where it stands."""
+"""Reward from a function of the running program, called in this process."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from rft_trainer.rewards.user_function import payload, score
 from rft_trainer.workers import user_file
 
 IN_PROCESS = "in-process:"
-"""What stands before such a function's name where a reward is named."""
+"""Prefix of such a function's name where a reward is named."""
 
 
 class FunctionReward:
-    """Calls `function(responses, labels)` once a prompt, with all its responses, in this process.
+    """Reward that calls `function(responses, labels)` once a prompt, with all its responses, in this process.
 
-    What it returns means the same as for the function of a file (`user_file`): None and numbers that are not finite
-    are no score. Nothing stands between it and the run, though: it has no deadline, and what it raises ends the run
+    Its return value means the same as for the function of a file (`user_file`): None and numbers that are not finite
+    are no score. It is not isolated from the run: it has no deadline, and what it raises ends the run
     with its own traceback.
     """
 
     def __init__(self, function: Callable[..., object]) -> None:
-        """
+        """Check the function's signature.
+
         Args:
             function: see `user_file` for its signature.
 
@@ -36,10 +37,10 @@ class FunctionReward:
 
     def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
         calls = [list(call) for _, call in groupby(items, key=lambda item: item.prompt_id)]
-        return [found for call in calls for found in self._scores(call)]
+        return [result for call in calls for result in self._scores(call)]
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there are no processes to end."""
 
     def _scores(self, call: Sequence[RewardItem]) -> list[Score]:
         try:

@@ -1,4 +1,4 @@
-"""A language model as a reward: it is asked about every response, and its answer is read."""
+"""Language model as a judge: it is asked about every response, and the score is parsed from its answer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ NAME = "judge"
 
 
 class Judge(Protocol):
-    """Answers questions; greedy, so that the same question has the same answer."""
+    """Judge model that answers questions; greedy, so that the same question has the same answer."""
 
     def ask(
         self, questions: Sequence[str], keys: Sequence[int], images: Sequence[Images] | None = None
     ) -> Sequence[str | Score]:
-        """The answer to each question, or a score without a value that says why there is none.
+        """Answer each question, or return a score without a value whose detail is the reason.
 
         `keys` seed whatever is drawn after all, one a question. `images` are the encoded images of each question,
         which has a marker (`rft_trainer.data.images.MARKER`) in the place of each; None: no question has any, and
@@ -28,12 +28,12 @@ class Judge(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up what it holds."""
+        """Release the model or the connection."""
         ...
 
 
 class JudgeReward:
-    """Asks `judge` about every response; its part is called "judge".
+    """Reward that asks `judge` about every response; its breakdown entry is "judge".
 
     The images of a prompt stand where the question shows the prompt, in front where it does not. A response and a
     label take none, whatever they spell. An answer without a score has the status no_verdict: the judge's failure is
@@ -47,17 +47,17 @@ class JudgeReward:
         self._seed = seed
 
     def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
-        asked = [place for place, item in enumerate(items) if item.label is not None or not self._template.needs_label]
-        answers = dict(zip(asked, self._answers([items[place] for place in asked]), strict=True)) if asked else {}
+        asked = [index for index, item in enumerate(items) if item.label is not None or not self._template.needs_label]
+        answers = dict(zip(asked, self._answers([items[index] for index in asked]), strict=True)) if asked else {}
         return [
-            self._score(answers[place])
-            if place in answers
+            self._score(answers[index])
+            if index in answers
             else Score(None, RewardStatus.UNPARSABLE, detail=f"{item.prompt_id} has no label for the judge")
-            for place, item in enumerate(items)
+            for index, item in enumerate(items)
         ]
 
     def close(self) -> None:
-        """Of the judge."""
+        """Close the judge."""
         self._judge.close()
 
     def _answers(self, items: Sequence[RewardItem]) -> Sequence[str | Score]:
@@ -76,7 +76,7 @@ class JudgeReward:
         return self._template.fill(prompt=asked_text(item), response=item.response_text, label=item.label)
 
     def _question_of(self, item: RewardItem, num_images: int) -> str:
-        """The question beside images: as many markers as the prompt has images, all of them its own."""
+        """Build the question beside images: as many markers as the prompt has images, all of them its own."""
         label = None if item.label is None else without_markers(item.label)
         text = self._template.fill(prompt=asked_text(item), response=without_markers(item.response_text), label=label)
         return with_places(text, num_images)
@@ -84,14 +84,14 @@ class JudgeReward:
     def _score(self, answer: str | Score) -> Score:
         if isinstance(answer, Score):
             return answer
-        found = self._verdict.read(answer)
-        if isinstance(found, str):
-            return Score(None, RewardStatus.NO_VERDICT, detail=found)
-        return Score(found, breakdown={NAME: found})
+        score = self._verdict.read(answer)
+        if isinstance(score, str):
+            return Score(None, RewardStatus.NO_VERDICT, detail=score)
+        return Score(score, breakdown={NAME: score})
 
 
 def asked_text(item: RewardItem) -> str:
-    """The prompt for another model: of a conversation its turns as text, else the prompt as it is.
+    """Return the prompt for another model: the turns of a conversation as text, else the prompt as it is.
 
     In a conversation an image is a marker in its place.
     """

@@ -1,4 +1,4 @@
-"""What a judge is asked, and how its answer becomes a number."""
+"""Judge templates: the question to a judge, and the parser of its score."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PLACE = re.compile(r"\{([a-z_]+)\}")
 
 @dataclass(frozen=True, slots=True)
 class JudgeTemplate:
-    """A text with places; every other brace stands for itself.
+    """Template text with placeholders; every other brace stands for itself.
 
     Example: `JudgeTemplate("Is {response} right? Label: {label}")`.
     """
@@ -52,20 +52,21 @@ class JudgeTemplate:
 
     @property
     def needs_label(self) -> bool:
-        """Whether the right answer is shown to the judge."""
+        """Return whether the right answer is shown to the judge."""
         return "{label}" in self.text
 
     def fill(self, *, prompt: str, response: str, label: str | None) -> str:
-        """The question about one response. What is filled in is not looked through for places again."""
+        """Build the question about one response. Filled-in texts are not searched for placeholders again."""
         instruction = self.task_instruction.replace("{prompt}", prompt)
         values = {"prompt": prompt, "response": response, "label": label or "", "task_instruction": instruction}
         values |= {"low": f"{self.low:g}", "high": f"{self.high:g}"}
-        return _PLACE.sub(lambda found: values.get(found[1], found[0]), self.text)
+        # one pass, so that a response which spells a placeholder is not filled in
+        return _PLACE.sub(lambda match: values.get(match[1], match[0]), self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a score is found in an answer: the last match of `pattern`, from `low` to `high`, becomes 0 to 1."""
+    """Parser of the score in an answer: the last match of `pattern`, from `low` to `high`, becomes 0 to 1."""
 
     pattern: str
     low: float = 0.0
@@ -88,14 +89,14 @@ class Verdict:
             )
 
     def read(self, answer: str) -> float | str:
-        """A number from 0 to 1, or why the answer holds none."""
-        found = [match[1] for match in re.finditer(self.pattern, answer)]
-        if not found:
+        """Parse the score of an answer: a number from 0 to 1, or the reason why there is none."""
+        matches = [match[1] for match in re.finditer(self.pattern, answer)]
+        if not matches:
             return f"no score in the judge's answer {answer[-80:]!r}"
         try:
-            score = float(found[-1])
+            score = float(matches[-1])
         except (TypeError, ValueError):
-            return f"the judge's score is {found[-1]!r}"
+            return f"the judge's score is {matches[-1]!r}"
         if not self.low <= score <= self.high:
             return f"the judge's score {score:g} is outside {self.low:g} to {self.high:g}"
         return (score - self.low) / (self.high - self.low)

@@ -1,7 +1,7 @@
 """Rewards for answers that are mathematics: `math` for any, `gsm8k` for numbers with a required form.
 
 Most answers are settled in this process by comparing letters and exact numbers. The rest is
-compared by algebra (`math_check`) in processes that can be killed.
+compared by algebra (`math_task`) in processes that can be killed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ FORMAT_WEIGHT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The two answers of one item; `prediction` is None where the response marks none."""
+    """Gold answer and prediction of one item; `prediction` is None where the response marks none."""
 
     gold: str
     prediction: str | None
 
 
 class MathReward:
-    """1 where the last answer that the response marks equals the label, else 0.
+    """Reward of 1 where the last answer that the response marks equals the label, else 0.
 
     The answer is looked for in the response alone, after `####` or in `\\\\boxed{...}`; the label is
     an answer, or a text that marks one. A response without an answer is wrong; a label without one
@@ -50,7 +50,7 @@ class MathReward:
 
 
 class Gsm8kReward:
-    """0.9 x correct + 0.1 x well-formed, for word problems whose answer is a number.
+    """Reward of 0.9 x correct + 0.1 x well-formed, for word problems whose answer is a number.
 
     Correct as in `MathReward`, with units after the number ignored (`#### 18 dollars`).
     Well-formed: the response ended with a stop token and marks exactly one number, nothing behind
@@ -70,7 +70,7 @@ class Gsm8kReward:
 
 
 def is_well_formed(item: RewardItem) -> bool:
-    """Ended by itself, and exactly one of the marked answers is a number."""
+    """Return whether the response ended by itself and exactly one of its marked answers is a number."""
     numbers = [
         answer for answer in answers.marked_answers(item.response_text) if answers.parse_number(answer) is not None
     ]
@@ -78,7 +78,7 @@ def is_well_formed(item: RewardItem) -> bool:
 
 
 def question_of(item: RewardItem) -> Question | None:
-    """None where the item has no label that can be read."""
+    """Extract gold answer and prediction of an item; None where its label cannot be read."""
     gold = answers.label_answer(item.label or "")
     if not answers.is_readable(gold):
         return None
@@ -87,15 +87,16 @@ def question_of(item: RewardItem) -> Question | None:
 
 
 class Equality:
-    """Decides which predictions equal their gold answer: here where that is easy, else in the pool."""
+    """Comparison of predictions with gold answers: in this process where that is easy, else in the worker pool."""
 
     def __init__(self, read: Callable[[str], Fraction | None], *, num_workers: int, timeout: float) -> None:
-        """`read` gives the number that a text is, or None."""
+        """Store `read`, which parses a text to a number or None, and create the worker pool."""
         self._read, self._timeout = read, timeout
         self._pool = WorkerPool("math", num_workers=num_workers, memory_bytes=_MEMORY_BYTES)
 
     def judge(self, questions: Sequence[Question | None]) -> list[Outcome]:
-        """Result True or False with status ok, else the status that says why there is none."""
+        """Compare each question: True or False with status ok, else the status with the reason."""
+        # a dict: equal questions of a group are compared once
         settled = {question: self._judge_here(question) for question in questions}
         hard = [question for question, outcome in settled.items() if outcome is None and question is not None]
         jobs = [Job({"gold": q.gold, "prediction": q.prediction}, self._timeout) for q in hard]
@@ -103,11 +104,11 @@ class Equality:
         return [settled[question] or _unreadable() for question in questions]
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the worker processes."""
         self._pool.close()
 
     def _judge_here(self, question: Question | None) -> Outcome | None:
-        """None where algebra has to decide."""
+        """Compare without algebra; None where algebra has to decide."""
         if question is None:
             return _unreadable()
         if question.prediction is None or not question.prediction:
@@ -121,7 +122,7 @@ class Equality:
 
 
 def _checked(outcome: Outcome) -> Outcome:
-    """The pool's answer, where it is one of those that `math_check` gives."""
+    """Return the pool's outcome if its result is a bool, else an unparsable one."""
     if outcome.status is not RewardStatus.OK or isinstance(outcome.result, bool):
         return outcome
     return _unreadable()

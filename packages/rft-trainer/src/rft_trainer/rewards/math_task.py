@@ -1,4 +1,4 @@
-"""Whether two mathematical answers are equal, by algebra; runs in a scoring process only.
+"""Algebraic equality of two mathematical answers; runs in a scoring process only.
 
 Only LaTeX is read, by a grammar; the part of math-verify that hands plain expressions to sympy's
 parser, which evaluates them as Python, is not used. Its time limits are signals and stay off:
@@ -19,14 +19,14 @@ _UNREADABLE = "unreadable"
 
 
 def load(path: str, name: str) -> Callable[[Mapping[str, object]], object]:
-    """The handler of requests; the task has no file, so that both arguments are empty."""
+    """Return the handler of requests; the task has no file, so that both arguments are empty."""
     assert not path
     assert not name
     return handle
 
 
 def handle(payload: Mapping[str, object]) -> object:
-    """{"gold": str, "prediction": str} -> True, False, or "unreadable" where the gold answer cannot be read."""
+    """Compare {"gold": str, "prediction": str}: True, False, or "unreadable" for an unreadable gold answer."""
     gold, prediction = payload["gold"], payload["prediction"]
     assert isinstance(gold, str)
     assert isinstance(prediction, str)
@@ -34,7 +34,7 @@ def handle(payload: Mapping[str, object]) -> object:
 
 
 def compare(gold: str, prediction: str) -> bool | str:
-    """Equality of two answers given as LaTeX without dollar signs; the order matters to math-verify."""
+    """Compare two answers given as LaTeX without dollar signs; the order matters to math-verify."""
     parsed_gold = _parse(gold)
     if not parsed_gold:
         return _UNREADABLE

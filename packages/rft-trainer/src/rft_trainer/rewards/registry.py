@@ -1,4 +1,4 @@
-"""Rewards by name."""
+"""Registry of the reward functions by name."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _BY_NAME: dict[str, Callable[[int, float], Reward]] = {
 
 
 def reward_names() -> tuple[str, ...]:
-    """The rewards that need no file."""
+    """Return the names of the rewards that need no file."""
     return tuple(_BY_NAME)
 
 
 def reward_by_name(name: str, *, num_workers: int = 1, timeout: float = 10.0) -> Reward:
-    """The reward called `name`, or the function of a file given as `path/to/file.py:function`.
+    """Build the reward called `name`, or that of a function given as `path/to/file.py:function`.
 
     Args:
         name: one of `reward_names()`, or file.py:function (the last colon separates the two).

@@ -20,7 +20,7 @@ _SEED_BITS = 0x7FFF_FFFF
 
 
 class RemoteJudge:
-    """One request a question, `concurrency` at once; temperature 0."""
+    """Judge behind a server: one request a question, `concurrency` at once; temperature 0."""
 
     def __init__(self, endpoint: Endpoint, model: str, *, max_new_tokens: int, concurrency: int = 8) -> None:
         self._endpoint = endpoint
@@ -54,13 +54,13 @@ class RemoteJudge:
     def ask(
         self, questions: Sequence[str], keys: Sequence[int], images: Sequence[Images] | None = None
     ) -> list[str | Score]:
-        """See `Judge`."""
+        """Answer each question with one request, as `Judge.ask`."""
         seen = images if images is not None else [()] * len(questions)
         with ThreadPoolExecutor(max(1, min(self._concurrency, len(questions))), "judge") as threads:
             return list(threads.map(self._answer, questions, keys, seen))
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there are no processes to end."""
 
     def _answer(self, question: str, key: int, images: Images = ()) -> str | Score:
         body = {

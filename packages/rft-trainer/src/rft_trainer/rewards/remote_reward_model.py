@@ -1,4 +1,4 @@
-"""A reward that a server computes. Its answer is checked; what is wrong with it is a status, never a number.
+"""Reward model behind a server. Its answer is checked; an invalid answer becomes a status, never a number.
 
 Request, POST with JSON, lists of one length::
 
@@ -33,7 +33,7 @@ _SEEING_PROBE = RewardItem("probe:0", f"{MARKER}1+1=", "2", "2", "stop", 1, medi
 
 
 class RemoteReward:
-    """Asks one server for all responses, `batch_size` a request, `concurrency` requests at once."""
+    """Reward from one server: `batch_size` responses a request, `concurrency` requests at once."""
 
     def __init__(self, name: str, endpoint: Endpoint, *, batch_size: int = 32, concurrency: int = 8) -> None:
         self.name = name
@@ -69,7 +69,7 @@ class RemoteReward:
             return [score for scores in threads.map(self._scores, batches) for score in scores]
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there are no processes to end."""
 
     def _scores(self, items: Sequence[RewardItem]) -> list[Score]:
         try:
@@ -89,7 +89,7 @@ class RemoteReward:
 
 
 def request(items: Sequence[RewardItem]) -> dict[str, Any]:
-    """The body for these responses."""
+    """Build the request body for these responses."""
     return {
         "queries": [item.prompt_text + item.response_text for item in items],
         "prompts": [item.prompt_text for item in items],
@@ -107,7 +107,7 @@ def _images(items: Sequence[RewardItem]) -> dict[str, Any]:
 
 
 def finite_number(value: object) -> float | None:
-    """The value as a float, None where it is no finite number."""
+    """Return the value as a float, None where it is no finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -117,7 +117,7 @@ def finite_number(value: object) -> float | None:
 
 
 def _rewards(answer: Any, number: int) -> list[Any]:
-    """The list in an answer; `RequestFailure` where it is not there or of another length."""
+    """Return the list of an answer; `RequestFailure` where it is missing or of another length."""
     rewards = answer.get("rewards") if isinstance(answer, dict) else None
     if not isinstance(rewards, list):
         said = sorted(map(str, answer)) if isinstance(answer, dict) else type(answer).__name__

@@ -1,4 +1,4 @@
-"""A reward model of this process as a reward."""
+"""Reward from a reward model in this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rft_trainer.rewards.images import Images, files_of
 
 
 class TextScorer(Protocol):
-    """A model that scores texts, as the reward sees it."""
+    """Protocol of a model that scores texts."""
 
     @property
     def heads(self) -> Sequence[str]: ...
@@ -24,7 +24,7 @@ class TextScorer(Protocol):
         responses: Sequence[str],
         images: Sequence[Images] | None = None,
     ) -> Sequence[Mapping[str, float] | str]:
-        """A number for each head, or the reason why there is none, for each pair.
+        """Score each pair: a number for each head, or the reason why there is none.
 
         `images` are the encoded images of each prompt, which has a marker (`rft_trainer.data.images.MARKER`) or a part
         of a message in the place of each; a response takes none, whatever it spells. None: no prompt has any.
@@ -33,7 +33,7 @@ class TextScorer(Protocol):
 
 
 class ModelReward:
-    """The weighted sum of a model's heads.
+    """Reward that is the weighted sum of a model's heads.
 
     The parts are the heads, before their weights: `name` where there is one, `name/head` where there are several.
     """
@@ -46,7 +46,8 @@ class ModelReward:
         *,
         phase: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """
+        """Store the model and the weights of its heads.
+
         Args:
             name: of its parts.
             scorer: the model.
@@ -62,24 +63,24 @@ class ModelReward:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names in the breakdown."""
+        """Names of the reward's entries in the breakdown."""
         return tuple(self._parts.values())
 
     def __call__(self, items: Sequence[RewardItem]) -> list[Score]:
         if not items:
             return []
         with self._phase():
-            found = self._scorer.score(
+            results = self._scorer.score(
                 [item.prompt_text for item in items],
                 [item.messages for item in items],
                 [item.response_text for item in items],
                 **({} if all(item.media is None for item in items) else {"images": files_of(items)}),
             )
-        assert len(found) == len(items), f"{len(found)} scores for {len(items)} responses"
-        return [self._score(scores) for scores in found]
+        assert len(results) == len(items), f"{len(results)} scores for {len(items)} responses"
+        return [self._score(scores) for scores in results]
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there are no processes to end."""
 
     def _score(self, scores: Mapping[str, float] | str) -> Score:
         if isinstance(scores, str):

@@ -1,4 +1,4 @@
-"""A reward from the user's own file, run in processes that can be killed."""
+"""Reward from a function in the user's file, run in processes that can be killed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rft_trainer.workers.pool import Job, Outcome, WorkerPool
 
 
 class FileReward:
-    """Calls `function(responses, labels)` of a file once a prompt, with all its responses.
+    """Reward that calls `function(responses, labels)` of a file once a prompt, with all its responses.
 
     What it prints is kept out of the terminal and shown in the `detail` of a crash. It may keep
     state in its module, but each of the processes has its own, and a killed one starts over.
@@ -43,12 +43,12 @@ class FileReward:
         return [score for call, outcome in zip(calls, outcomes, strict=True) for score in _scores(outcome, len(call))]
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the worker processes."""
         self._pool.close()
 
 
 def payload(items: Sequence[RewardItem]) -> dict[str, object]:
-    """What a handler of `user_file` is called with: all responses to one prompt, whose images they share."""
+    """Build the payload of a `user_file` handler: all responses to one prompt, whose images they share."""
     return {
         "responses": [item.response_text for item in items],
         "labels": [item.label for item in items],
@@ -61,7 +61,7 @@ def payload(items: Sequence[RewardItem]) -> dict[str, object]:
 
 
 def _scores(outcome: Outcome, num_items: int) -> list[Score]:
-    """The numbers of one call; a text in the place of one says why it is missing."""
+    """Convert the result of one call to scores; a text in place of a number is the reason why it is missing."""
     if outcome.status is not RewardStatus.OK:
         return [Score(None, outcome.status, detail=outcome.detail)] * num_items
     assert isinstance(outcome.result, list)
@@ -70,7 +70,7 @@ def _scores(outcome: Outcome, num_items: int) -> list[Score]:
 
 
 def score(value: Any) -> Score:
-    """What a handler of `user_file` said of one response."""
+    """Convert a `user_file` handler's value for one response to a score."""
     if isinstance(value, dict):
         steps = tuple((int(end), float(number)) for end, number in value["steps"])
         return Score(value["reward"], breakdown=value["parts"], steps=steps)

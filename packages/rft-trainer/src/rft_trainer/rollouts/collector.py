@@ -1,4 +1,4 @@
-"""Prompts in, groups of scored rollouts out; over ranks, each samples its share and all learn the whole."""
+"""Rollout collection: each rank samples and scores its share of the prompts, then all ranks exchange the groups."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RolloutCollector:
         greedy_baseline: bool = False,
         conversations: Conversations | None = None,
     ) -> None:
-        """`conversations` take the place of single responses, and their environment that of `reward`."""
+        """Store the collaborators; `conversations` replace single responses, their environment replaces `reward`."""
         self._engine = engine
         self._decoder = decoder
         self._reward = reward
@@ -51,7 +51,7 @@ class RolloutCollector:
     def collect(
         self, entries: Sequence[LedgerEntry], prompts: Sequence[Prompt], timer: PhaseTimer
     ) -> list[RolloutGroup]:
-        """Groups in the order of `entries`, whatever the number of ranks.
+        """Sample and score the groups of `entries`, in that order, whatever the number of ranks.
 
         A sample's key is (seed, epoch, position, sample index), so neither the rank that draws it
         nor a resume in between changes its tokens.
@@ -81,7 +81,7 @@ class RolloutCollector:
             return self._exchange(groups, prompts)
 
     def _greedy_responses(self, prompts: Sequence[Prompt]) -> list[list[Rollout]]:
-        """One greedy response a prompt, for algorithms whose baseline it is."""
+        """Sample one greedy response a prompt, for algorithms whose baseline it is."""
         if self._greedy is None:
             return []
         return self._draw(prompts, [[0]] * len(prompts), self._greedy)
@@ -104,16 +104,18 @@ class RolloutCollector:
         return score_rollouts(self._reward, prompts, sampled, decoder)
 
     def _exchange(self, groups: Sequence[RolloutGroup], prompts: Sequence[Prompt]) -> list[RolloutGroup]:
-        """All groups on every rank; images stay where they are, since a rank finds a prompt by its place."""
+        """Gather all groups on every rank; images are not sent, since every rank finds a prompt by its index."""
+        # every rank has the prompts with their images, so only the rollouts are sent
         bare = [replace(group, prompt=replace(group.prompt, media=None)) for group in groups]
         parts = self._collectives.gather_bytes(json_bytes(bare))
         by_rank = [[group_from_json(row) for row in json.loads(part)] for part in parts]
-        found = [by_rank[i % len(by_rank)][i // len(by_rank)] for i in range(len(prompts))]
-        return [replace(group, prompt=prompt) for group, prompt in zip(found, prompts, strict=True)]
+        # the inverse of the round-robin split in `collect`
+        ordered = [by_rank[i % len(by_rank)][i // len(by_rank)] for i in range(len(prompts))]
+        return [replace(group, prompt=prompt) for group, prompt in zip(ordered, prompts, strict=True)]
 
 
 def group_from_json(row: dict[str, Any]) -> RolloutGroup:
-    """A group from its fields after JSON."""
+    """Build a rollout group from its fields after JSON."""
     prompt, rollouts = row["prompt"], row["rollouts"]
     return RolloutGroup(
         prompt=Prompt(**(prompt | {"token_ids": tuple(prompt["token_ids"])})),
@@ -126,7 +128,7 @@ def group_from_json(row: dict[str, Any]) -> RolloutGroup:
                     rollout
                     | {key: tuple(rollout[key]) for key in ("completion_ids", "behaviour_logprobs", "log_kept_mass")}
                     | {"status": RewardStatus(rollout["status"])}
-                    | {"steps": tuple((int(place), float(value)) for place, value in rollout["steps"])}
+                    | {"steps": tuple((int(index), float(value)) for index, value in rollout["steps"])}
                     | {"turns": turns_from_json(rollout["turns"])}
                     | {"version_spans": tuple((int(v), int(n)) for v, n in rollout.get("version_spans", ()))}
                 )
@@ -137,7 +139,7 @@ def group_from_json(row: dict[str, Any]) -> RolloutGroup:
 
 
 def sample_keys(seed: int, entry: LedgerEntry, group_size: int) -> list[int]:
-    """The keys of the samples of one prompt's turn: (seed, epoch, position, sample index)."""
+    """Derive the random keys of an entry's samples from (seed, epoch, position, sample index)."""
     return [derive_key(seed, "sample", entry.epoch, entry.position, i) for i in range(group_size)]
 
 
@@ -148,7 +150,7 @@ def sample_responses(
     keys: Sequence[Sequence[int]],
     sampling: Sampling,
 ) -> list[list[Rollout]]:
-    """Rollouts without a reward yet: one list a prompt, one rollout a key."""
+    """Sample responses as rollouts without a reward yet: one list a prompt, one rollout a key."""
     if not prompts:
         return []
     completions = engine.generate(
@@ -186,7 +188,7 @@ def sample_responses(
 
 
 def _media_arguments(prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """What an engine is told of images: nothing where there are none, so that an engine of text needs no word."""
+    """Return the engine's `media` argument; empty for text-only prompts, so text engines need no such parameter."""
     if all(prompt.media is None for prompt in prompts):
         return {}
     return {"media": [load_media(prompt.media) for prompt in prompts]}
@@ -198,7 +200,7 @@ def score_rollouts(
     sampled: Sequence[Sequence[Rollout]],
     decoder: ResponseDecoder | None = None,
 ) -> list[list[Rollout]]:
-    """The same rollouts with reward, status and breakdown; what failed keeps reward None.
+    """Score rollouts: return them with reward, status and breakdown; a failed one keeps reward None.
 
     With a `decoder`, rewards of steps are placed at the tokens that end them.
     """
@@ -228,7 +230,7 @@ def _with_score(rollout: Rollout, score: Score, decoder: ResponseDecoder | None)
 def place_steps(
     completion_ids: Sequence[int], steps: Sequence[tuple[int, float]], decoder: ResponseDecoder
 ) -> tuple[tuple[int, float], ...]:
-    """Rewards of steps by the token that ends them instead of by characters; those of one token are added up.
+    """Map step rewards from character positions to the tokens that end the steps; rewards on one token are summed.
 
     The token that ends a step is the first whose text, with all before it, reaches the step's last character;
     a step that ends beyond the response ends with it.

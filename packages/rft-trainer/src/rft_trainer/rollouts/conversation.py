@@ -1,4 +1,4 @@
-"""One conversation, and how its turns follow one another: the same for waves of a step and for rollouts ahead.
+"""State and turn order of one multi-turn rollout, for synchronous batches and for asynchronous rollouts.
 
 ```
 prompt ─► opening ─► turn 0 ─► observation ─► turn 1 ─► observation ─► ... ─► turn n
@@ -23,14 +23,14 @@ from rft_trainer.records.turns import Turn, turn_rewards
 
 
 class TurnText(Protocol):
-    """What the chat template puts between the policy's turns, as tokens."""
+    """Tokens that the chat template puts between the policy's turns."""
 
     def opening(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        """From the end of the prompt's last message to where the policy speaks, `messages` between."""
+        """Return the tokens from the end of the prompt to the policy's first turn, with `messages` between."""
         ...
 
     def observation(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        """From behind the token that ended the policy's turn to where it speaks again."""
+        """Return the tokens from after the policy's end-of-turn token to the start of its next turn."""
         ...
 
 
@@ -49,11 +49,11 @@ class SpokenTurn(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ConversationLimits:
-    """How long a conversation may be, besides its tokens in all (`Sampling.max_new_tokens`)."""
+    """Length limits of a conversation, besides its total number of tokens (`Sampling.max_new_tokens`)."""
 
     max_turns: int
     turn_max_len: int | None = None
-    """Tokens of one turn; None = what is left of the whole."""
+    """Tokens of one turn; None = all that are left of `Sampling.max_new_tokens`."""
     room: int | None = None
     """Tokens that the engine holds for a context and a turn; None = for the longest prompt and `max_new_tokens`."""
 
@@ -63,7 +63,7 @@ _LISTS = ("token_ids", "logprobs", "log_kept_mass", "turns", "spans")
 
 @dataclass(slots=True)
 class Conversation:
-    """One sample while it is talked over."""
+    """State of one multi-turn rollout in progress."""
 
     prompt: Prompt
     index: int
@@ -84,51 +84,52 @@ class Conversation:
 
     @classmethod
     def about(cls, prompt: Prompt, index: int, key: int, number: int) -> Conversation:
-        """Nothing is said yet; `number` is that of its episode."""
-        told = EnvironmentPrompt(prompt.prompt_id, prompt.text, prompt.label)
-        return cls(prompt, index, key, Episode(number, told, derive_key(key, "environment")))
+        """Create a conversation without turns; `number` is that of its episode."""
+        environment_prompt = EnvironmentPrompt(prompt.prompt_id, prompt.text, prompt.label)
+        return cls(prompt, index, key, Episode(number, environment_prompt, derive_key(key, "environment")))
 
     def copy(self) -> Conversation:
-        """With lists and an episode of its own."""
+        """Return a copy with its own lists and its own episode."""
         lists = {name: list(getattr(self, name)) for name in _LISTS}
         return replace(self, episode=replace(self.episode, turns=list(self.episode.turns)), **lists)
 
     @property
     def context(self) -> tuple[int, ...]:
-        """What stands before the next turn."""
+        """Token ids before the next turn: the prompt, and all tokens so far."""
         return (*self.prompt.token_ids, *self.token_ids)
 
     @property
     def turn_key(self) -> int:
-        """Of the next turn: the sample's own for the first, so that it is drawn as a single response."""
+        """Random key of the next turn; the first has the sample's own key, so it is drawn as a single response."""
         return self.key if self.num_spoken == 0 else derive_key(self.key, "turn", self.num_spoken)
 
     def observe(self, tokens: Sequence[int], text: str) -> None:
-        """Put tokens in that nobody learns."""
+        """Append observation tokens, which are masked out of the loss."""
         self.token_ids += tokens
         self.logprobs += [0.0] * len(tokens)
         self.log_kept_mass += [0.0] * len(tokens)
         self.turns.append(Turn(False, len(tokens), text))
 
     def speak(self, spoken: SpokenTurn, spans: Sequence[tuple[int, int]], turn: Turn) -> None:
-        """Take a sampled turn in; `spans` as of the conversation, of this turn."""
+        """Append a sampled turn; `spans` are the (weight version, number of tokens) of this turn."""
         self.token_ids += spoken.token_ids
         self.logprobs += spoken.logprobs
         self.log_kept_mass += spoken.log_kept_mass
         self.num_spoken += 1
         self.turns.append(turn)
         for version, number in spans:
+            # a version stands once, so the span that the last turn ended with is extended
             before = self.spans.pop()[1] if self.spans and self.spans[-1][0] == version else 0
             self.spans.append((version, before + number))
 
     def fail(self, reply: Reply) -> None:
-        """The environment gave no answer, and there is no reward."""
+        """End the conversation without a reward, because the environment gave no answer."""
         self.ended, self.status, self.detail = "environment", reply.status, reply.detail
 
     def rollout(self) -> Rollout:
-        """With its reward, where the environment gave one."""
+        """Return the finished rollout, with its reward where the environment gave one."""
         ok = self.status is RewardStatus.OK
-        spoken = [turn for turn in self.turns if turn.sampled]
+        sampled = [turn for turn in self.turns if turn.sampled]
         return Rollout(
             prompt_id=self.prompt.prompt_id,
             sample_index=self.index,
@@ -138,8 +139,8 @@ class Conversation:
             finish_reason=self.ended,
             weight_version=self.spans[0][0] if self.spans else 0,
             version_spans=tuple(self.spans) if len(self.spans) > 1 else (),
-            response_text=spoken[-1].text if spoken else "",
-            reward=sum(turn.reward for turn in spoken) if ok else None,
+            response_text=sampled[-1].text if sampled else "",
+            reward=sum(turn.reward for turn in sampled) if ok else None,
             status=self.status,
             breakdown=dict(self.parts) if ok else {},
             steps=turn_rewards(self.turns),
@@ -149,10 +150,11 @@ class Conversation:
 
 
 class ConversationStepper:
-    """What is read out of a turn, what is put behind it, and when a conversation is over."""
+    """Turn logic of a conversation: parse a turn, append the observation, decide the end."""
 
     def __init__(self, text: TurnText, calls: ToolCallFormat, limits: ConversationLimits) -> None:
-        """
+        """Store the template, the call format and the limits.
+
         Args:
             text: the chat template between the turns.
             calls: how tool calls are written.
@@ -161,16 +163,16 @@ class ConversationStepper:
         self._text, self._calls, self.limits = text, calls, limits
 
     def parse(self, text: str) -> ParsedTurn:
-        """The calls in what the policy said."""
+        """Parse the tool calls in the text of the policy's turn."""
         return self._calls.parse(text)
 
     def budget(self, talk: Conversation, most: int) -> int:
-        """Tokens that the next turn may have."""
+        """Return the number of tokens that the next turn may have."""
         left = most - len(talk.token_ids)
         return left if self.limits.turn_max_len is None else min(left, self.limits.turn_max_len)
 
     def open(self, talk: Conversation, reply: Reply, most: int) -> None:
-        """Put in what the environment opens with.
+        """Append the messages that the environment opens with.
 
         Raises:
             OptionsError: no token is left for the policy.
@@ -193,7 +195,7 @@ class ConversationStepper:
         reply: Reply,
         most: int,
     ) -> None:
-        """Take a turn in, with what the environment answered."""
+        """Append a sampled turn and the environment's answer, or end the conversation."""
         answer = reply.answer or Answer()
         counts = len(parsed.calls), len(parsed.problems)
         turn = Turn(True, len(spoken.token_ids), text, answer.reward, *counts, reply.seconds)
@@ -219,11 +221,11 @@ class ConversationStepper:
 
 
 def malformed_call_reply(parsed: ParsedTurn) -> Reply:
-    """What the environment need not be asked about: the answer to calls that cannot be read."""
-    told = [
+    """Return the error messages that answer unreadable tool calls, without a step of the environment."""
+    messages = [
         {"role": "tool", "content": f"error: the tool call cannot be read: {problem}"} for problem in parsed.problems
     ]
-    return Reply(RewardStatus.OK, Answer(told))
+    return Reply(RewardStatus.OK, Answer(messages))
 
 
 def _as_mapping(message: object) -> Mapping[str, Any]:

@@ -1,9 +1,9 @@
-"""Conversations with an environment, all of a step at once: in waves of one turn through the engine.
+"""Synchronous multi-turn rollouts: all conversations of a step advance together, one batched turn at a time.
 
-What was sampled stays as it was sampled: the next context is the prompt, the tokens so far and the tokens of the
+Sampled tokens stay as they were sampled: the next context is the prompt, the tokens so far and the tokens of the
 rendered observation, and no text of the policy is ever tokenised again. Which other conversations are in a wave
 changes nothing: turn t of a sample is drawn under a key of (the sample's key, t), turn 0 under the sample's own.
-`turn_taking` has one conversation, `asynchronous.conversation_samples` those that run ahead of the trainer.
+`rollouts.conversation` has one conversation, `async_rollouts.multi_turn` those that run ahead of the trainer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rft_trainer.rollouts.conversation import ConversationLimits as Conversation
 
 
 class Conversations:
-    """Samples whole conversations; their rewards are the environment's."""
+    """Sampler of complete conversations; their rewards are the environment's."""
 
     def __init__(
         self,
@@ -38,7 +38,8 @@ class Conversations:
         *,
         timer: PhaseTimer | None = None,
     ) -> None:
-        """
+        """Store the engine, the environments and the turn logic.
+
         Args:
             engine: draws the turns.
             decoder: from a turn's tokens to its text.
@@ -56,16 +57,16 @@ class Conversations:
     def sample(
         self, prompts: Sequence[Prompt], keys: Sequence[Sequence[int]], sampling: Sampling
     ) -> list[list[Rollout]]:
-        """One list a prompt, one rollout a key, with rewards where the environment gave them."""
+        """Sample conversations: one list a prompt, one rollout a key, with rewards where the environment gave them."""
         grouped = [
-            [Conversation.about(prompt, index, key, next(self._numbers)) for index, key in enumerate(own)]
-            for prompt, own in zip(prompts, keys, strict=True)
+            [Conversation.about(prompt, index, key, next(self._numbers)) for index, key in enumerate(prompt_keys)]
+            for prompt, prompt_keys in zip(prompts, keys, strict=True)
         ]
         talks = [talk for group in grouped for talk in group]
         self._open(talks, sampling)
         while going := [talk for talk in talks if not talk.ended]:
-            spoken = self._speak(going, sampling)
-            self._listen(going, spoken, sampling)
+            turns = self._speak(going, sampling)
+            self._listen(going, turns, sampling)
         return [[talk.rollout() for talk in group] for group in grouped]
 
     def _tools(self) -> Any:
@@ -78,70 +79,71 @@ class Conversations:
             self._taking.open(talk, reply, sampling.max_new_tokens)
 
     def _speak(self, talks: Sequence[Conversation], sampling: Sampling) -> list[SampledCompletion]:
-        """The next turn of every conversation."""
+        """Sample the next turn of every conversation."""
         budgets = [self._taking.budget(talk, sampling.max_new_tokens) for talk in talks]
         lengths = [len(talk.prompt.token_ids) + len(talk.token_ids) for talk in talks]
         room = self._taking.limits.room or max(len(t.prompt.token_ids) for t in talks) + sampling.max_new_tokens
-        found: dict[int, SampledCompletion] = {}
+        turns: dict[int, SampledCompletion] = {}
         for wave in batch_turns(lengths, budgets, room):
-            found |= self._wave(talks, wave, budgets, sampling)
-        return [found[place] for place in range(len(talks))]
+            turns |= self._wave(talks, wave, budgets, sampling)
+        return [turns[index] for index in range(len(talks))]
 
     def _wave(
         self, talks: Sequence[Conversation], wave: Sequence[int], budgets: Sequence[int], sampling: Sampling
     ) -> dict[int, SampledCompletion]:
-        """One call of the engine; equal contexts are one prompt of it, so that they are read once."""
-        places: dict[tuple[object, ...], list[int]] = {}
-        for place in wave:
-            talk = talks[place]
-            places.setdefault((id(talk.prompt.media), *talk.context), []).append(place)
-        owners = list(places.values())
+        """Sample one wave with one engine call; equal contexts are one prompt, so that they are prefilled once."""
+        by_context: dict[tuple[object, ...], list[int]] = {}
+        for index in wave:
+            talk = talks[index]
+            # images are compared by identity: samples of one prompt share the object
+            by_context.setdefault((id(talk.prompt.media), *talk.context), []).append(index)
+        owners = list(by_context.values())
         images = [talks[own[0]].prompt.media for own in owners]
         media = {} if all(one is None for one in images) else {"media": [load_media(one) for one in images]}
         completions = self._engine.generate(
             [list(talks[own[0]].context) for own in owners],
-            [[talks[place].turn_key for place in own] for own in owners],
+            [[talks[index].turn_key for index in own] for own in owners],
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             min_p=sampling.min_p,
-            max_new_tokens=max(budgets[place] for place in wave),
+            max_new_tokens=max(budgets[index] for index in wave),
             min_new_tokens=sampling.min_new_tokens,
             stop_token_ids=sampling.stop_token_ids,
             first_token_temperature=sampling.first_token_temperature,
-            budgets=[[budgets[place] for place in own] for own in owners],
+            budgets=[[budgets[index] for index in own] for own in owners],
             **media,
         )
         pairs = zip(owners, completions, strict=True)
-        return {place: one for own, group in pairs for place, one in zip(own, group, strict=True)}
+        return {index: one for own, group in pairs for index, one in zip(own, group, strict=True)}
 
-    def _listen(self, talks: Sequence[Conversation], spoken: Sequence[SampledCompletion], sampling: Sampling) -> None:
-        """Take the turns in, ask the environment, and put what it answers behind them."""
-        texts = self._decoder.decode_batch([one.token_ids for one in spoken])
+    def _listen(self, talks: Sequence[Conversation], turns: Sequence[SampledCompletion], sampling: Sampling) -> None:
+        """Step the environment on the sampled turns and append its answers to the conversations."""
+        texts = self._decoder.decode_batch([one.token_ids for one in turns])
         parsed = [self._taking.parse(text) for text in texts]
-        asked = [place for place, one in enumerate(parsed) if not one.problems]
-        for place in asked:
-            turn = AssistantTurn(texts[place], parsed[place].calls, str(spoken[place].finish_reason))
-            talks[place].episode.turns.append(turn)
+        asked = [index for index, one in enumerate(parsed) if not one.problems]
+        for index in asked:
+            turn = AssistantTurn(texts[index], parsed[index].calls, str(turns[index].finish_reason))
+            talks[index].episode.turns.append(turn)
         with self._tools():
-            replies = dict(zip(asked, self._episodes.step([talks[place].episode for place in asked]), strict=True))
-        for place, talk in enumerate(talks):
-            one, reply = spoken[place], replies.get(place) or malformed_call_reply(parsed[place])
+            replies = dict(zip(asked, self._episodes.step([talks[index].episode for index in asked]), strict=True))
+        for index, talk in enumerate(talks):
+            one, reply = turns[index], replies.get(index) or malformed_call_reply(parsed[index])
             spans = [(one.weight_version, len(one.token_ids))]
-            self._taking.take(talk, one, spans, texts[place], parsed[place], reply, sampling.max_new_tokens)
+            self._taking.take(talk, one, spans, texts[index], parsed[index], reply, sampling.max_new_tokens)
 
 
 def batch_turns(lengths: Sequence[int], budgets: Sequence[int], room: int) -> list[list[int]]:
-    """Places of the conversations of each call, so that its longest context and its largest budget fit into `room`.
+    """Group conversation indices into engine calls whose longest context and largest budget fit into `room`.
 
     Longest context first; one call where all fit together. A conversation alone always fits.
     """
-    waiting = sorted(range(len(lengths)), key=lambda place: (-lengths[place], place))
-    found: list[list[int]] = []
+    waiting = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    batches: list[list[int]] = []
     while waiting:
-        most = room - lengths[waiting[0]]
+        max_budget = room - lengths[waiting[0]]
         first = waiting[0]
-        found.append([place for place in waiting if place == first or budgets[place] <= most])
-        taken = set(found[-1])
-        waiting = [place for place in waiting if place not in taken]
-    return found
+        batches.append([index for index in waiting if index == first or budgets[index] <= max_budget])
+        taken = set(batches[-1])
+        waiting = [index for index in waiting if index not in taken]
+    return batches

@@ -26,29 +26,29 @@ class BestWeights:
         self._kept: dict[str, Tensor] = {}
 
     def keep(self) -> None:
-        """Remember the parameters as they are now."""
+        """Copy the parameters as they are now to the host."""
         self._kept = {name: value.detach().to("cpu", copy=True) for name, value in self._parameters.items()}
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """Give the parameters the values that were kept; they stay as they are where none were."""
+        """Restore the kept values to the parameters; they stay as they are where none were kept."""
         for name, value in self._kept.items():
             self._parameters[name].copy_(value)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """What was kept by parameter name; the present values before anything was."""
+        """Return the kept values by parameter name; the present values before anything was kept."""
         return dict(self._kept) or {name: value.detach() for name, value in self._parameters.items()}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from `state_tensors()`.
+        """Restore the tensors that `state_tensors()` returned.
 
         Raises:
             CheckpointError: other parameters, or parameters of other sizes.
         """
         expected = {name: tuple(value.shape) for name, value in self._parameters.items()}
-        found = {name: tuple(value.shape) for name, value in tensors.items()}
-        if found != expected:
-            differing = sorted(n for n in {*expected, *found} if expected.get(n) != found.get(n))
+        stored = {name: tuple(value.shape) for name, value in tensors.items()}
+        if stored != expected:
+            differing = sorted(n for n in {*expected, *stored} if expected.get(n) != stored.get(n))
             raise CheckpointError(
                 code="checkpoint.best_weights",
                 what=f"the best weights of the checkpoint differ from the model in {len(differing)} of "

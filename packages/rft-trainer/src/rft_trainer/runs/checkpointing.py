@@ -1,4 +1,4 @@
-"""When a run is saved, and what of it: every part that changes while training is in the checkpoint.
+"""Checkpoint schedule and contents: every part that changes while training is in the checkpoint.
 
 A save may be written while training goes on; what went wrong with it is raised at the next step
 boundary, on all ranks, and before the run says that it has ended or was saved.
@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 class StatefulTensors(Protocol):
     """A part of the run that changes while training and is tensors by name.
 
-    One that is shared out over the ranks has `shards()` beside it, which gives this rank's blocks.
+    A part that is sharded over the ranks also has `shards()`, which returns this rank's shards.
     """
 
     def state_tensors(self) -> dict[str, Tensor]: ...
@@ -35,7 +35,7 @@ class StatefulTensors(Protocol):
 class Stateful(Protocol):
     """A part of the run that changes while training and is plain JSON.
 
-    One of which every rank holds a part has `gather()` beside it, which all ranks call before the first is asked.
+    A part that is distributed over the ranks also has `gather()`, which all ranks call before rank 0 calls `state()`.
     """
 
     def state(self) -> dict[str, Any]: ...
@@ -44,7 +44,7 @@ class Stateful(Protocol):
 
 @dataclass(slots=True)
 class Progress:
-    """How far the run is. `updates` counts optimizer steps and drives the learning-rate schedule."""
+    """Progress of the run. `updates` counts optimizer steps and drives the learning-rate schedule."""
 
     step: int = 0
     updates: int = 0
@@ -53,7 +53,7 @@ class Progress:
     seconds: float = 0.0
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the counters as plain JSON."""
         return {
             "step": self.step,
             "updates": self.updates,
@@ -63,7 +63,7 @@ class Progress:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state()`."""
+        """Restore the counters that `state()` returned."""
         self.step = int(state["step"])
         self.updates = int(state["updates"])
         self.refused_in_a_row = int(state["refused_in_a_row"])
@@ -73,7 +73,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class SaveSchedule:
-    """A save every so many steps, episodes and seconds; 0 turns one off."""
+    """Intervals between saves in steps, episodes and seconds; 0 turns one off."""
 
     every_steps: int
     every_episodes: int
@@ -81,7 +81,7 @@ class SaveSchedule:
 
 
 class Saver:
-    """Collects the state of every registered part and hands it to the checkpoint writer, on every rank."""
+    """Collector of the state of every registered part for the checkpoint writer, on every rank."""
 
     def __init__(
         self,
@@ -110,13 +110,13 @@ class Saver:
         self.saved_step: int | None = None
 
     def due(self, step: int, *, ended_episode: int | None) -> bool:
-        """Whether to save after `step`; time is rank 0's, so that ranks agree.
+        """Return whether to save after `step`; the time is rank 0's, so that ranks agree.
 
         Raises, on every rank, what went wrong with a save that was under way.
         """
         late = bool(self._schedule.every_seconds) and self._clock() - self._saved_at >= self._schedule.every_seconds
         late, failed = agree(self._collectives, late and self._collectives.rank == 0, self._writer.failed)
-        if failed:
+        if failed:  # on any rank: all of them raise, so that none is left waiting
             self._writer.wait()
         by_step = bool(self._schedule.every_steps) and step % self._schedule.every_steps == 0
         every = self._schedule.every_episodes
@@ -141,7 +141,7 @@ class Saver:
         for part in self._parts.values():
             if gather := getattr(part, "gather", None):
                 gather()
-        if is_first:
+        if is_first:  # rows on disk first: a checkpoint must not be ahead of its run directory
             self._before_save()
         self._writer.save(
             step,
@@ -154,7 +154,7 @@ class Saver:
         self._saved_at = self._clock()
 
     def wait(self) -> None:
-        """Until the last save is on the disk and verified; raises what went wrong with it."""
+        """Wait until the last save is on the disk and verified; raise the error of a failed save."""
         self._writer.wait()
 
     def __enter__(self) -> Self:
@@ -179,7 +179,7 @@ class Saver:
         self.wait()
 
     def restore(self, step: int, records: Mapping[str, Mapping[str, Any]]) -> None:
-        """Hand every part its saved state; a part without one, or a state without a part, is an error."""
+        """Restore every part from its saved state; a part without one, or a state without a part, is an error."""
         missing, unexpected = sorted(set(self._parts) - set(records)), sorted(set(records) - set(self._parts))
         if missing or unexpected:
             raise CheckpointError(
@@ -195,6 +195,6 @@ class Saver:
 
 
 def _tensors_of(part: StatefulTensors) -> object:
-    """This rank's blocks of a part that is shared out, all tensors of one that is not."""
+    """Return this rank's shards of a sharded part, all tensors of one that is not."""
     shards = getattr(part, "shards", None)
     return part.state_tensors() if shards is None else shards()

@@ -1,4 +1,4 @@
-"""Conversations as a step's metrics and as rows for people."""
+"""Conversations as metrics of a step and as readable rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rft_trainer.records.scores import RewardStatus
 
 
 def conversation_metrics(rollouts: Sequence[Rollout]) -> dict[str, object]:
-    """Turns, tool calls and what became of the environment, over the rollouts of a step; empty without conversations.
+    """Compute metrics of turns, tool calls and environments over a step's rollouts; empty without conversations.
 
     turn/count_mean, turn/count_max   sampled turns of a rollout
     turn/limit_share                  rollouts that ended because they had all the turns they may have
@@ -20,29 +20,29 @@ def conversation_metrics(rollouts: Sequence[Rollout]) -> dict[str, object]:
     tool/well_formed_share            of all calls, those that could be read (left out where there was none)
     environment/<status>_share        rollouts whose environment ended ok, failed, timeout or crashed
     """
-    told = [rollout for rollout in rollouts if rollout.turns]
-    if not told:
+    conversations = [rollout for rollout in rollouts if rollout.turns]
+    if not conversations:
         return {}
-    spoken = [[turn for turn in rollout.turns if turn.sampled] for rollout in told]
-    turns = [turn for group in spoken for turn in group]
+    sampled = [[turn for turn in rollout.turns if turn.sampled] for rollout in conversations]
+    turns = [turn for group in sampled for turn in group]
     calls, malformed = sum(turn.num_calls for turn in turns), sum(turn.num_malformed for turn in turns)
     metrics: dict[str, object] = {
-        "turn/count_mean": fmean(map(len, spoken)),
-        "turn/count_max": max(map(len, spoken)),
-        "turn/limit_share": fmean(rollout.finish_reason == "turns" for rollout in told),
-        "turn/observation_tokens_mean": fmean(len(r.completion_ids) - r.num_sampled for r in told),
+        "turn/count_mean": fmean(map(len, sampled)),
+        "turn/count_max": max(map(len, sampled)),
+        "turn/limit_share": fmean(rollout.finish_reason == "turns" for rollout in conversations),
+        "turn/observation_tokens_mean": fmean(len(r.completion_ids) - r.num_sampled for r in conversations),
         "turn/call_share": sum(turn.num_calls > 0 for turn in turns) / max(len(turns), 1),
-        "tool/calls_mean": calls / len(told),
+        "tool/calls_mean": calls / len(conversations),
     }
     if calls + malformed:
         metrics["tool/well_formed_share"] = calls / (calls + malformed)
     for status in (RewardStatus.OK, RewardStatus.FAILED, RewardStatus.TIMEOUT, RewardStatus.CRASHED):
-        metrics[f"environment/{status}_share"] = fmean(rollout.status is status for rollout in told)
+        metrics[f"environment/{status}_share"] = fmean(rollout.status is status for rollout in conversations)
     return metrics
 
 
 def conversation_rows(rollout: Rollout) -> dict[str, object]:
-    """What a rollout's row holds besides, where it is a conversation: its turns, and why it has no reward."""
+    """Return the additions to the row of a conversation: its turns, and the reason of a missing reward."""
     if not rollout.turns:
         return {}
     turns: list[dict[str, object]] = [
@@ -58,5 +58,5 @@ def conversation_rows(rollout: Rollout) -> dict[str, object]:
         }
         for turn in rollout.turns
     ]
-    told: dict[str, object] = {"turns": turns}
-    return told | ({"detail": rollout.detail} if rollout.detail else {})
+    fields: dict[str, object] = {"turns": turns}
+    return fields | ({"detail": rollout.detail} if rollout.detail else {})

@@ -1,6 +1,6 @@
-"""The directory of a run: its files by name, how they are written, and how they are cut back for a resume.
+"""Run directory: its files by name, how they are written, and how they are cut back for a resume.
 
-Everything that shows, resumes, reports or compares a run reads only this. One process writes it.
+All code that shows, resumes, reports or compares a run reads this directory alone. One process writes it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ROLLOUT_FILE = re.compile(r"step_(\d{6,})\.jsonl")
 
 @dataclass(frozen=True, slots=True)
 class CutReport:
-    """What `RunDirectory.cut_after` took away."""
+    """Number of records and files that `RunDirectory.cut_after` removed."""
 
     metrics: int
     evaluations: int
@@ -67,7 +67,7 @@ class RunDirectory:
         resume_command: str | None = None,
         sync_every: int = 1,
     ) -> RunDirectory:
-        """Start a run at `path`, which holds none yet.
+        """Create a run at `path`, where no run exists yet.
 
         `config_text` and `recipe_text` are YAML as the caller wrote it, `command` the argument
         list, `environment` JSON. `sync_every` is the number of metric lines between two fsyncs.
@@ -83,12 +83,12 @@ class RunDirectory:
         replace_record(run.path / "env.json", environment)
         if recipe_text is not None:
             replace_text(run.path / "recipe.yaml", recipe_text)
-        replace_text(run.config_file, config_text)
+        replace_text(run.config_file, config_text)  # last: `open` takes a directory with it for a run
         return run
 
     @classmethod
     def open(cls, path: str | Path, *, sync_every: int = 1) -> RunDirectory:
-        """An existing run, to be read or continued; `CheckpointError` where there is none."""
+        """Open an existing run, to be read or continued; `CheckpointError` where there is none."""
         run = cls(Path(path).expanduser(), sync_every=sync_every)
         if not run.config_file.is_file():
             raise _not_a_run(run.path)
@@ -96,7 +96,7 @@ class RunDirectory:
 
     @contextmanager
     def held(self) -> Generator[None]:
-        """Keep every other process from writing this run while the block runs; a kill lets go of it.
+        """Lock the run against every other writing process while the block runs; a kill releases the lock.
 
         Raises `StorageError` where another process holds it.
         """
@@ -114,9 +114,9 @@ class RunDirectory:
 
     def refuse_existing(self, resume_command: str | None = None) -> None:
         """Raise `OptionsError` where a run is already, naming the command that resumes it."""
-        found = [name for name in _MARKS if (self.path / name).exists()]
-        if found:
-            raise _already_there(self.path, found, resume_command)
+        present = [name for name in _MARKS if (self.path / name).exists()]
+        if present:
+            raise _already_there(self.path, present, resume_command)
 
     @property
     def config_file(self) -> Path:
@@ -147,25 +147,25 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def log_file(self, rank: int) -> Path:
-        """Where one rank writes its log."""
+        """Return the log file of one rank."""
         return self.logs_directory / f"rank_{rank}.log"
 
     def rollout_file(self, step: int) -> Path:
-        """Where the rollouts of a step are."""
+        """Return the file of the rollouts of a step."""
         return self.rollouts_directory / f"step_{step:06d}.jsonl"
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """One record of a step, flat slash names; it must have an integer "step"."""
+        """Append the metrics record of a step, flat slash names; it must have an integer "step"."""
         _step_of(record)
         self._metrics.append(record)
 
     def append_evaluation(self, record: Mapping[str, Any]) -> None:
-        """One record of an evaluation; it must have the integer "step" after which it was made."""
+        """Append the record of an evaluation; it must have the integer "step" after which it was made."""
         _step_of(record)
         self._evaluations.append(record)
 
     def write_rollouts(self, step: int, records: Iterable[Mapping[str, Any]]) -> Path:
-        """The rollouts of a step, one a line; a file of the same step is replaced."""
+        """Write the rollouts of a step, one a line; a file of the same step is replaced."""
         file = self.rollout_file(step)
         replace_text(file, "".join(encode_record(record) + "\n" for record in records))
         return file
@@ -177,7 +177,7 @@ class RunDirectory:
         return read_records(self.evaluations_file)
 
     def read_rollouts(self, step: int) -> Records:
-        """Rollouts of a step; `DataError` where none were kept."""
+        """Read the rollouts of a step; `DataError` where none were kept."""
         file = self.rollout_file(step)
         if not file.exists():
             steps = self.rollout_steps()
@@ -191,18 +191,18 @@ class RunDirectory:
         return read_records(file)
 
     def rollout_steps(self) -> list[int]:
-        """Steps whose rollouts were kept, in order."""
+        """Return the steps whose rollouts were kept, in order."""
         if not self.rollouts_directory.is_dir():
             return []
         matches = [_ROLLOUT_FILE.fullmatch(file.name) for file in self.rollouts_directory.iterdir()]
         return sorted(int(match.group(1)) for match in matches if match)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Outcome, seed, seconds, steps, tokens, evaluation before and after; replaced at once."""
+        """Write outcome, seed, seconds, steps, tokens, evaluation before and after; the file is replaced atomically."""
         replace_record(self.summary_file, summary)
 
     def read_summary(self) -> dict[str, Any] | None:
-        """The summary, or None where none was written; `DataError` where it is damaged."""
+        """Read the summary, or None where none was written; `DataError` where it is damaged."""
         if not self.summary_file.exists():
             return None
         with storage_errors("read", self.summary_file):
@@ -216,7 +216,7 @@ class RunDirectory:
         return summary
 
     def cut_after(self, step: int) -> CutReport:
-        """Take away what was recorded after the checkpoint of `step`, so that a resume writes it once.
+        """Remove the records after the checkpoint of `step`, so that a resume writes them once.
 
         Keeps records of steps up to and including `step`. Files are rewritten at once or left as
         they are; a second call finds nothing more to do.
@@ -237,7 +237,7 @@ class RunDirectory:
         self._evaluations.sync()
 
     def close(self) -> None:
-        """Sync and give the files back; safe to call twice."""
+        """Sync and close the files; safe to call twice."""
         self._metrics.close()
         self._evaluations.close()
 
@@ -250,7 +250,7 @@ def _step_of(record: Mapping[str, Any]) -> int:
 
 
 def _cut(file: Path, step: int) -> tuple[int, int]:
-    """Rewrite a file of records up to `step`; the number of late and of unusable lines taken away."""
+    """Rewrite a file of records up to `step`; return the numbers of late and of unusable lines removed."""
     records = read_records(file)
     dated = [row for row in records.rows if isinstance(row.get("step"), int)]
     kept = [row for row in dated if row["step"] <= step]

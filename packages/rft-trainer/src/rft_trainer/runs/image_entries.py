@@ -1,4 +1,4 @@
-"""What rows of prompts and responses say of images: where each came from, so that a sample can be judged by eye.
+"""Image entries in rows of prompts and responses: the origin of each image, so that a sample can be inspected.
 
 A row holds no pixels. An image that is a file is named by its path; one whose bytes stood in the data is written once,
 under its digest, into a folder beside the rows.
@@ -17,13 +17,13 @@ from rft_trainer.data.media_cache import StoredMedia
 from rft_trainer.records.rollouts import Prompt
 
 FOLDER = "images"
-"""Beside the files of rows."""
+"""Folder of the written images, next to the files of rows."""
 
 _DIGITS = 32
 
 
 def image_entries(prompt: Prompt) -> dict[str, object]:
-    """What a row holds of the images of its prompt; nothing without any.
+    """Return the row entries of the images of a prompt; empty without images.
 
     `images` has an entry an image: `path` (absolute; null where the bytes stood in the data), `where` (file:line:field
     of the row that names it), `digest` (SHA-256 of the file), `bytes`, `width` and `height` as the file states them
@@ -53,7 +53,7 @@ def _entry(image: RowImage, num_tokens: int | None) -> dict[str, object]:
 def keep_images(
     rows: Sequence[Mapping[str, object]], prompts: Sequence[Prompt], directory: Path, limit: int
 ) -> list[dict[str, object]]:
-    """The rows, whose images without a file now have one below `directory`, at most `limit` of them.
+    """Write images without a file below `directory`, at most `limit` of them, and return the rows that name the files.
 
     Their entries get `file`, relative to `directory`, null beyond the limit. A file that is there already is the same
     image: its name is the digest, and it is counted but not written again.
@@ -61,23 +61,23 @@ def keep_images(
     Raises:
         StorageError: the disk refuses.
     """
-    held = {image.digest: image for prompt in prompts for image in _in_memory(prompt)}
+    in_memory = {image.digest: image for prompt in prompts for image in _in_memory(prompt)}
     files: dict[str, str] = {}
-    for digest in [entry["digest"] for row in rows for entry in entries_of(row) if entry["digest"] in held]:
+    for digest in [entry["digest"] for row in rows for entry in entries_of(row) if entry["digest"] in in_memory]:
         if digest not in files and len(files) < limit:
-            files[digest] = _write(held[digest], directory)
+            files[digest] = _write(in_memory[digest], directory)
     return [_with_files(row, files) for row in rows]
 
 
 def entries_of(row: Mapping[str, object]) -> list[dict[str, Any]]:
-    """The entries of the images in a row; none where it has none of this form."""
-    found = row.get("images")
-    listed = cast("list[Any]", found) if isinstance(found, list) else []
+    """Return the image entries of a row; empty where it has none of this form."""
+    images = row.get("images")
+    listed = cast("list[Any]", images) if isinstance(images, list) else []
     return listed if all(isinstance(entry, dict) and {"path", "digest"} <= entry.keys() for entry in listed) else []
 
 
 def image_path(entry: Mapping[str, Any], directory: Path) -> Path | None:
-    """The file of an entry in the rows of `directory`; None where there is none."""
+    """Return the file of an image entry in the rows of `directory`; None where there is none."""
     if entry.get("path"):
         return Path(str(entry["path"]))
     return directory / str(entry["file"]) if entry.get("file") else None
@@ -102,5 +102,5 @@ def _with_files(row: Mapping[str, object], files: Mapping[str, str]) -> dict[str
     entries = entries_of(row)
     if all(entry["path"] for entry in entries):
         return dict(row)
-    told = [entry if entry["path"] else {**entry, "file": files.get(entry["digest"])} for entry in entries]
-    return {**row, "images": told}
+    images = [entry if entry["path"] else {**entry, "file": files.get(entry["digest"])} for entry in entries]
+    return {**row, "images": images}

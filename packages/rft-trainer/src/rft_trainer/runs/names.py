@@ -1,4 +1,4 @@
-"""Names of runs: `<recipe>-<date>-<word>`, easy to say and not used before."""
+"""Names of runs: `<recipe>-<date>-<word>`, pronounceable and not used before."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORDS = tuple(_WORDS.split())
 
 
 def run_name(recipe: str, *, today: datetime.date | None = None, under: Path | None = None) -> str:
-    """A name whose directory does not exist under `under`; letters, digits, dots, dashes and underscores only.
+    """Return a name whose directory does not exist in `under`; letters, digits, dots, dashes and underscores only.
 
     Not a function of the run's seed: two runs of one recipe and seed need two names.
     """

@@ -1,4 +1,4 @@
-"""A run's directory, read: whatever state it is in, finished, running, or cut off in the middle of a line."""
+"""Reader of run directories in any state: finished, running, or cut off in the middle of a line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHANGED = re.compile(r"^(\w+): (.*?)\s+# (?!default)(.*)$")
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """What the files of one run say."""
+    """Contents of the files of one run."""
 
     path: Path
     summary: dict[str, Any]
@@ -36,12 +36,12 @@ class RunFiles:
 
     @property
     def name(self) -> str:
-        """The directory's name."""
+        """Name of the run directory."""
         return self.path.resolve().name
 
     @property
     def outcome(self) -> str:
-        """The summary's word, or what can be seen without one."""
+        """Outcome from the summary, or "running" or "stopped" by the time of the last write."""
         if self.summary:
             return str(self.summary.get("outcome", "finished"))
         return "running" if time.time() - self.touched < STALE_SECONDS else "stopped"
@@ -52,14 +52,14 @@ class RunFiles:
         return int(self.metrics[-1].get("step", 0)) if self.metrics else 0
 
     def series(self, name: str) -> list[float]:
-        """The numbers of one metric over the steps that have it."""
+        """Return the values of one metric over the steps that have it."""
         return [float(row[name]) for row in self.metrics if is_number(row.get(name))]
 
     def accuracy(self, when: str) -> float | None:
-        """Held-out accuracy `before` or `after`, from the summary or else from evals.jsonl."""
-        told = as_object(as_object(self.summary.get("eval")).get(when)).get("accuracy")
-        if is_number(told):
-            return float(told)
+        """Return the held-out accuracy `before` or `after`, from the summary or else from evals.jsonl."""
+        accuracy = as_object(as_object(self.summary.get("eval")).get(when)).get("accuracy")
+        if is_number(accuracy):
+            return float(accuracy)
         rows = [row for row in self.evaluations if is_number(row.get("eval/accuracy"))]
         if not rows or (when == "after" and len(rows) < 2):
             return None
@@ -67,7 +67,7 @@ class RunFiles:
 
     @property
     def seconds(self) -> float | None:
-        """How long the run took, or has taken so far."""
+        """Seconds that the run took, or has taken so far."""
         if is_number(self.summary.get("seconds")):
             return float(self.summary["seconds"])
         if self.metrics and is_number(self.metrics[-1].get("time/elapsed")):
@@ -76,22 +76,22 @@ class RunFiles:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value of JSON is a finite number."""
+    """Return whether a JSON value is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def as_object(value: object) -> dict[str, Any]:
-    """A JSON object; empty where the value is something else."""
+    """Return a JSON object as it is, and an empty one for any other value."""
     return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory is a run's."""
+    """Return whether a path is a run directory."""
     return path.is_dir() and any((path / name).is_file() for name in ("config.yaml", "metrics.jsonl", "summary.json"))
 
 
 def read_run(path: Path) -> RunFiles:
-    """Everything the pages show of one run; missing and damaged files are empty."""
+    """Read all files of one run that the pages show; missing and damaged files are empty."""
     checkpoints = path / "checkpoints"
     return RunFiles(
         path=path,
@@ -107,20 +107,20 @@ def read_run(path: Path) -> RunFiles:
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """The whole rows of a file of JSON lines; a line cut off by a kill is left out."""
-    found: list[dict[str, Any]] = []
+    """Read the complete rows of a JSON lines file; a line cut off by a kill is left out."""
+    complete: list[dict[str, Any]] = []
     for line in read_text(path).splitlines():
         try:
             row = json.loads(line)
         except json.JSONDecodeError:
             continue
         if as_object(row):
-            found.append(row)
-    return found
+            complete.append(row)
+    return complete
 
 
 def last_rows(path: Path, count: int) -> list[dict[str, Any]]:
-    """The last `count` whole rows."""
+    """Return the last `count` complete rows."""
     return rows(path)[-count:]
 
 
@@ -132,7 +132,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file; empty where it cannot be read."""
+    """Return the text of a file; empty where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -149,5 +149,5 @@ def _touched(path: Path) -> float:
 
 
 def _changed_settings(config: str) -> dict[str, tuple[str, str]]:
-    found = (_CHANGED.match(line) for line in config.splitlines())
-    return {match[1]: (match[2], match[3]) for match in found if match}
+    matches = (_CHANGED.match(line) for line in config.splitlines())
+    return {match[1]: (match[2], match[3]) for match in matches if match}

@@ -1,4 +1,4 @@
-"""What a step writes: its row of metrics, its sample rollouts, and what sinks show."""
+"""Step reports: the row of metrics, the sample rollouts, and the records for sinks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rft_trainer.metrics.phase_timer import PhaseTimer
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], kept: FilterResult) -> dict[str, object]:
-    """Means over the rollouts of a step; shares are in [0, 1], lengths in tokens."""
+    """Compute metrics over the rollouts of a step; shares are in [0, 1], lengths in tokens."""
     flat = [rollout for _, rollout in flat_rollouts(groups)]
     rewards = [rollout.reward for rollout in flat if rollout.reward is not None]
     lengths = [rollout.num_sampled for rollout in flat]
@@ -47,7 +47,7 @@ def rollout_metrics(groups: Sequence[RolloutGroup], kept: FilterResult) -> dict[
 
 
 class Reporter:
-    """Rank 0's pen: metrics and evaluations to every sink (the run directory's first), rollouts to the directory."""
+    """Writer of rank 0: metrics and evaluations to every sink (the run directory first), rollouts to the directory."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Reporter:
         num_tokens: int,
         num_samples: int,
     ) -> None:
-        """One row; times are kept apart under `time/` because a resumed run may differ in nothing else."""
+        """Write one metrics row; times stand apart under `time/`, because a resumed run may differ in nothing else."""
         progress.tokens += num_tokens
         times = timer.step(num_samples=num_samples, num_tokens=num_tokens)
         progress.seconds = self._clock() - self._zero
@@ -94,14 +94,14 @@ class Reporter:
             sink.step(record)
 
     def rollouts(self, groups: Sequence[RolloutGroup], progress: Progress) -> None:
-        """Some whole groups of the step, as rows that a person can read."""
+        """Write some complete groups of the step as readable rows."""
         if self._writes and self._rollout_every and progress.step % self._rollout_every == 0:
             rows = rollout_rows(groups, self._rollouts_kept)
             prompts, folder = [group.prompt for group in groups], self._directory.rollouts_directory
             self._directory.write_rollouts(progress.step, keep_images(rows, prompts, folder, self._rollouts_kept))
 
     def evaluation(self, name: str, measured: Mapping[str, object], progress: Progress, **lists: object) -> None:
-        """One row of `evals.jsonl`; `lists` hold a number a prompt, so that two evaluations can be paired."""
+        """Write one row of `evals.jsonl`; `lists` hold a number a prompt, so that two evaluations can be paired."""
         progress.seconds = self._clock() - self._zero
         if not self._writes:
             return
@@ -112,13 +112,13 @@ class Reporter:
 
 
 def rollout_rows(groups: Sequence[RolloutGroup], limit: int) -> list[dict[str, object]]:
-    """Rollouts as rows for people and programs, whole groups spread over the step, at most `limit`."""
+    """Return rollouts as rows, complete groups spread over the step, at most `limit` rows."""
     chosen = _spread(groups, limit)
     return [rollout_row(group.prompt, rollout) for group, rollout in flat_rollouts(chosen)][:limit]
 
 
 def rollout_row(prompt: Prompt, rollout: Rollout) -> dict[str, object]:
-    """Prompt, response and reward of one rollout."""
+    """Return prompt, response and reward of one rollout as a row."""
     return {
         "prompt_id": prompt.prompt_id,
         "sample": rollout.sample_index,

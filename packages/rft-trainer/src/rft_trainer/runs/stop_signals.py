@@ -1,4 +1,4 @@
-"""Being asked to stop: a signal sets a flag, the loop looks at it where stopping loses nothing."""
+"""Stop signals: a handler sets a flag, which the loop checks where stopping loses nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rft_trainer.protocols import Collectives
 
 
 class StopSignals:
-    """While open, SIGTERM, SIGINT and SIGUSR1 ask for a save and an orderly end; a second SIGINT stops at once.
+    """Signal handlers: SIGTERM, SIGINT and SIGUSR1 request a save and an orderly end; a second SIGINT stops at once.
 
     SIGUSR1 is what SLURM sends ahead of a time limit.
     """
@@ -38,7 +38,7 @@ class StopSignals:
 
 
 def agree(collectives: Collectives, *votes: bool) -> tuple[bool, ...]:
-    """True where any rank votes so: what one rank alone decides would leave the others waiting."""
+    """Return each vote as true where any rank votes true: a rank that decides alone would leave others waiting."""
     if collectives.world_size == 1:
         return votes
     return tuple(bool(x) for x in collectives.max(torch.tensor([float(vote) for vote in votes])).tolist())

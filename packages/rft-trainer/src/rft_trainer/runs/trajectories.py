@@ -1,4 +1,4 @@
-"""Prompts, responses and rewards as files of JSON lines, for whoever wants all of them.
+"""Trajectory files: prompts, responses and rewards as JSON lines, for users who want all of them.
 
 A run keeps some rollouts of some steps by itself (`save_trajectories`); this keeps what it is given.
 """
@@ -24,7 +24,7 @@ _FILE = re.compile(r"step_(\d{6,})\.jsonl")
 
 
 class TrajectorySaver:
-    """Writes one file a step, `OUTPUT_DIR/step_000010.jsonl`, with one line a response.
+    """Writer of one file a step, `OUTPUT_DIR/step_000010.jsonl`, with one line a response.
 
     A file is on disk when `save` returns, whole or not at all; the file of a step that is saved again is replaced,
     so that a resumed run leaves no line twice. Images whose bytes stood in the data are written once, to `images/`.
@@ -36,13 +36,13 @@ class TrajectorySaver:
     """
 
     def __init__(self, output_dir: str | Path = "./trajectories") -> None:
-        """`output_dir` is made when the first file comes."""
+        """Store `output_dir`, which is created with the first file."""
         self.output_dir = Path(output_dir).expanduser()
 
     def save(
         self, trajectories: Sequence[RolloutGroup] | Sequence[Mapping[str, Any]], *, step: int | None = None
     ) -> Path:
-        """Write the trajectories of a step; the file.
+        """Write the trajectories of a step and return the file.
 
         Args:
             trajectories: groups of rollouts, or rows of your own with at least `NEEDED`; a reward of None says that
@@ -64,14 +64,14 @@ class TrajectorySaver:
         return file
 
     def steps(self) -> list[int]:
-        """Steps that were saved, in order."""
+        """Return the steps that were saved, in order."""
         if not self.output_dir.is_dir():
             return []
         matches = [_FILE.fullmatch(file.name) for file in self.output_dir.iterdir()]
         return sorted(int(match[1]) for match in matches if match)
 
     def read(self, step: int) -> Records:
-        """The rows of a step; empty where none was saved."""
+        """Read the rows of a step; empty where none was saved."""
         return read_records(self._file(step))
 
     def _file(self, step: int) -> Path:

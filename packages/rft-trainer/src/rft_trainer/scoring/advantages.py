@@ -1,4 +1,4 @@
-"""From scored groups to training samples: shaping for length, the algorithm's credit, what is kept between steps."""
+"""Advantage estimation: reward shaping for length, the algorithm's advantages, and state kept between steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Rows = Sequence[tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardShapingConfig:
-    """What happens to rewards besides the algorithm: lengths are in tokens, penalties in units of reward."""
+    """Reward shaping besides the algorithm: lengths are in tokens, penalties in units of reward."""
 
     longest_response: int
     overlong_buffer: int = 0
@@ -45,7 +45,7 @@ class RewardShapingConfig:
 
 @dataclass(frozen=True, slots=True)
 class PolicyScores:
-    """What forwards of the trainer say about the rollouts of a step; empty where nobody asked."""
+    """Scores from the trainer's forward passes over a step's rollouts; a field is empty where it was not requested."""
 
     old: Rows
     behaviour: Rows
@@ -55,7 +55,7 @@ class PolicyScores:
 
 
 class AdvantageEstimator:
-    """Gives every response token its advantage and weight; keeps the running scale and the controlled coefficients."""
+    """Estimator of token advantages and weights; keeps the running scale and the controlled coefficients."""
 
     def __init__(
         self,
@@ -76,9 +76,10 @@ class AdvantageEstimator:
         self._running = RunningMoments() if rules.running_norm else None
 
     def coefficients(self) -> Coefficients:
-        """The weights of the terms besides the surrogate, as they are now."""
+        """Return the current coefficients of the loss terms besides the surrogate."""
         record = self._record
         controlled = None if self._kl is None else self._kl.coefficient
+        # the controller has one coefficient: of the drift term where the algorithm has one, else of the KL term
         drifts = record.drift_coef > 0
         return Coefficients(
             kl=record.kl_coef if controlled is None or drifts else controlled,
@@ -87,22 +88,22 @@ class AdvantageEstimator:
         )
 
     def control(self, metrics: Mapping[str, object], num_samples: int) -> dict[str, object]:
-        """Move the coefficients by what the step measured; what they are now, where anything moves."""
-        told: dict[str, object] = {}
+        """Update the controlled coefficients from the step's metrics; return them by metric name."""
+        coefficients: dict[str, object] = {}
         measured = metrics.get("policy/kl" if self._record.drift_coef > 0 else "kl/rollout")
         if self._kl is not None and isinstance(measured, float):
             self._kl = self._kl.updated(measured, num_samples)
-            told["kl/coefficient"] = self._kl.coefficient
+            coefficients["kl/coefficient"] = self._kl.coefficient
         entropy = metrics.get("policy/entropy")
         if self._entropy is not None and isinstance(entropy, float):
             self._entropy = self._entropy.updated(entropy)
-            told["policy/entropy_coefficient"] = self._entropy.coefficient
-        return told
+            coefficients["policy/entropy_coefficient"] = self._entropy.coefficient
+        return coefficients
 
     def __call__(
         self, groups: Sequence[RolloutGroup], annotations: PolicyScores, *, step: int
     ) -> tuple[list[TrainingSample], Metrics]:
-        """Samples in `flat_rollouts` order, and metrics as (total, count), the same on every rank."""
+        """Build samples in `flat_rollouts` order, and metrics as (total, count), the same on every rank."""
         batch, metrics = self._batch(groups, annotations)
         key = derive_key(self._seed, "credit", step)
         credit = objectives.compute_advantages(self._record, batch, score=self._compute, key=key, **self._scale())
@@ -114,7 +115,7 @@ class AdvantageEstimator:
         }
 
     def own_advantages(self, batch: RolloutBatch) -> Tensor:
-        """[T] what the algorithm itself gives each token, before the batch is normalised or clipped."""
+        """Return the algorithm's own advantages [T], before the batch is normalised or clipped."""
         return objectives.algorithm_advantages(self._record, batch, **self._scale()).advantages_T
 
     def _scale(self) -> dict[str, Any]:
@@ -126,7 +127,7 @@ class AdvantageEstimator:
         }
 
     def state(self) -> dict[str, Any]:
-        """Plain JSON."""
+        """Return the running scale and the coefficients as plain JSON."""
         running = self._running
         return {
             "kl_coefficient": None if self._kl is None else self._kl.coefficient,
@@ -135,7 +136,7 @@ class AdvantageEstimator:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state()`."""
+        """Restore the state that `state()` returned."""
         if self._kl is not None and state["kl_coefficient"] is not None:
             self._kl = replace(self._kl, coefficient=float(state["kl_coefficient"]))
         if self._entropy is not None and state["entropy_coefficient"] is not None:
@@ -144,7 +145,7 @@ class AdvantageEstimator:
             count, mean, m2 = state["running"]
             self._running = RunningMoments(int(count), float(mean), float(m2))
 
-    def _batch(self, groups: Sequence[RolloutGroup], told: PolicyScores) -> tuple[RolloutBatch, Metrics]:
+    def _batch(self, groups: Sequence[RolloutGroup], scores: PolicyScores) -> tuple[RolloutBatch, Metrics]:
         rollouts = [rollout for _, rollout in flat_rollouts(groups)]
         lengths_N = torch.tensor([rollout.num_sampled for rollout in rollouts])
         spans_N = torch.tensor([len(rollout.completion_ids) for rollout in rollouts])
@@ -162,11 +163,11 @@ class AdvantageEstimator:
             group_ids_N=group_ids_N,
             loss_mask_T=loss_mask_T,
             segment_ids_T=torch.repeat_interleave(torch.arange(len(rollouts)), spans_N),
-            old_logprobs_T=_flat(told.old),
-            behaviour_logprobs_T=_flat(told.behaviour),
-            reference_logprobs_T=_flat(told.reference) if told.reference else None,
-            entropy_T=_flat(told.entropy) if told.entropy else None,
-            values_T=_flat(told.values) if told.values else None,
+            old_logprobs_T=_flat(scores.old),
+            behaviour_logprobs_T=_flat(scores.behaviour),
+            reference_logprobs_T=_flat(scores.reference) if scores.reference else None,
+            entropy_T=_flat(scores.entropy) if scores.entropy else None,
+            values_T=_flat(scores.values) if scores.values else None,
             greedy_rewards_N=torch.tensor(greedy, dtype=torch.float64) if self._record.advantage.needs_greedy else None,
             components_NK=components_NK if self._record.advantage.needs_components else None,
             component_weights_K=weights_K if self._record.advantage.needs_components else None,
@@ -180,14 +181,14 @@ class AdvantageEstimator:
         return batch, metrics
 
     def _components(self, rollouts: Sequence[Rollout]) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """[N, K] the parts of the rewards and [K] their weights (1 where none are given), K in the order of names."""
+        """Return reward components [N, K] and their weights [K] (1 where none are given), K in the order of names."""
         weights = self._rules.component_weights
         if weights is None and not self._record.advantage.needs_components:
             return None, None
         names = sorted(weights if weights is not None else {name for r in rollouts for name in r.breakdown})
         if not names:  # a reward without parts is one part
-            whole = torch.tensor([[rollout.reward] for rollout in rollouts], dtype=torch.float64)
-            return whole, torch.ones(1, dtype=torch.float64)
+            rewards_N1 = torch.tensor([[rollout.reward] for rollout in rollouts], dtype=torch.float64)
+            return rewards_N1, torch.ones(1, dtype=torch.float64)
         factors = [1.0 if weights is None else weights[name] for name in names]
         rows = [[r.breakdown.get(name, 0.0) for name in names] for r in rollouts]
         return torch.tensor(rows, dtype=torch.float64), torch.tensor(factors, dtype=torch.float64)
@@ -215,19 +216,19 @@ class AdvantageEstimator:
     def _without_truncated(
         self, groups: Sequence[RolloutGroup], batch: RolloutBatch, credit: AdvantageOutput
     ) -> AdvantageOutput:
-        """Responses that were cut off teach nothing; they stay in the denominators and in their groups."""
+        """Set the weights of truncated responses to 0; they stay in the denominators and in their groups."""
         if not self._rules.mask_truncated:
             return credit
-        whole = [rollout.finish_reason != "length" for _, rollout in flat_rollouts(groups)]
-        whole_T = torch.tensor(whole, dtype=torch.float64)[batch.segment_ids_T]
-        weights_T = whole_T if credit.weights_T is None else credit.weights_T * whole_T
+        complete = [rollout.finish_reason != "length" for _, rollout in flat_rollouts(groups)]
+        complete_T = torch.tensor(complete, dtype=torch.float64)[batch.segment_ids_T]
+        weights_T = complete_T if credit.weights_T is None else credit.weights_T * complete_T
         return AdvantageOutput(
             credit.advantages_T, credit.returns_T, weights_T, credit.selected_T, credit.running, credit.metrics
         )
 
 
 def parse_component_weights(text: str) -> dict[str, float] | None:
-    """`correctness=0.9,format=0.1` as a mapping; None for an empty text. ValueError where a part is no NAME=NUMBER."""
+    """Parse `correctness=0.9,format=0.1`; None for an empty text, ValueError where a part is no NAME=NUMBER."""
     if not text:
         return None
     pairs = [part.partition("=") for part in text.split(",")]
@@ -235,7 +236,7 @@ def parse_component_weights(text: str) -> dict[str, float] | None:
 
 
 def _effective_shares(metrics: Metrics) -> Metrics:
-    """Effective share of the tokens and of the sequences: mean(weight)^2 / mean(weight^2), in (0, 1]."""
+    """Compute the effective share of tokens and of sequences: mean(weight)^2 / mean(weight^2), in (0, 1]."""
     shares = Metrics()
     for kind, name in (("weight", "token"), ("sequence_weight", "sequence")):
         if f"mismatch/{kind}" in metrics:
@@ -245,23 +246,23 @@ def _effective_shares(metrics: Metrics) -> Metrics:
 
 
 def is_correct(rollout: Rollout) -> bool:
-    """The reward's own verdict where it gives one ("correctness" among its parts), else whether the reward is 1."""
+    """Return whether a response is correct: its "correctness" component, or else its reward, is at least 1."""
     return rollout.reward is not None and bool(rollout.breakdown.get("correctness", rollout.reward) >= 1.0)
 
 
 def _loss_mask(rollouts: Sequence[Rollout]) -> Tensor:
-    """[T] bool: the tokens that the policy sampled."""
+    """Return [T] bool, true at the tokens that the policy sampled."""
     rows = (rollout.loss_mask or (True,) * len(rollout.completion_ids) for rollout in rollouts)
     return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.bool)
 
 
 def _turn_rewards(rollouts: Sequence[Rollout]) -> Tensor | None:
-    """[T] what turns earned, at their last tokens; None without conversations."""
+    """Return [T] the rewards of turns at their last tokens; None without conversations."""
     if not any(rollout.turns for rollout in rollouts):
         return None
     earned = [dict(rollout.steps) for rollout in rollouts]
     rows = zip(rollouts, earned, strict=True)
-    values = (place_of.get(place, 0.0) for r, place_of in rows for place in range(len(r.completion_ids)))
+    values = (reward_at.get(index, 0.0) for r, reward_at in rows for index in range(len(r.completion_ids)))
     return torch.tensor(list(values), dtype=torch.float64)
 
 
@@ -270,18 +271,18 @@ def _flat(rows: Rows) -> Tensor:
 
 
 def _steps(rollouts: Sequence[Rollout], rewards_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Rewards of steps at the tokens that end them; a rollout without steps has one: its reward, at its end."""
+    """Place step rewards at the tokens that end them; a rollout without steps has one: its reward, at its end."""
     values: list[float] = []
     marks: list[bool] = []
     for rollout, reward in zip(rollouts, rewards_N.tolist(), strict=True):
         steps: dict[int, float] = dict(rollout.steps) or {len(rollout.completion_ids) - 1: reward}
-        values += [steps.get(place, 0.0) for place in range(len(rollout.completion_ids))]
-        marks += [place in steps for place in range(len(rollout.completion_ids))]
+        values += [steps.get(index, 0.0) for index in range(len(rollout.completion_ids))]
+        marks += [index in steps for index in range(len(rollout.completion_ids))]
     return torch.tensor(values, dtype=torch.float64), torch.tensor(marks, dtype=torch.bool)
 
 
 def _samples(
-    groups: Sequence[RolloutGroup], told: PolicyScores, batch: RolloutBatch, credit: AdvantageOutput
+    groups: Sequence[RolloutGroup], scores: PolicyScores, batch: RolloutBatch, credit: AdvantageOutput
 ) -> list[TrainingSample]:
     lengths = [len(rollout.completion_ids) for _, rollout in flat_rollouts(groups)]
 
@@ -298,10 +299,10 @@ def _samples(
     return build_samples(
         groups,
         [row[0] if row else 0.0 for row in of_loss],
-        told.old,
-        told.reference,
+        scores.old,
+        scores.reference,
         token_advantages=[() if same else row for row, same in zip(token_advantages, constant, strict=True)],
-        old_values=told.values,
+        old_values=scores.values,
         returns=rows(credit.returns_T),
         token_weights=rows(credit.weights_T),
         selected=rows(credit.selected_T),

@@ -1,4 +1,4 @@
-"""Log-probabilities that the algorithm asks for besides the engine's: one forward without gradient.
+"""Log-probabilities besides the engine's that the algorithm needs: one forward pass without gradient.
 
 Used for the reference policy, and for the policy at the start of the step where the engine's own
 log-probs may not stand in for it.
@@ -17,7 +17,7 @@ from rft_trainer.scoring.sharded_forward import Forward, ShardedTokenForward
 
 
 class LogprobScorer:
-    """Scores responses under a policy; every rank gets the log-probs of all, in order."""
+    """Scorer of responses under a policy; every rank gets the log-probs of all responses, in order."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class LogprobScorer:
         device: str = "cpu",
         in_step: bool = False,
     ) -> None:
-        """`in_step` as in `ShardedTokenForward`."""
+        """Store the policy and the micro-batch limits; `in_step` as in `ShardedTokenForward`."""
         self._policy = policy
         self._temperature = temperature
         self._device = device
@@ -43,11 +43,11 @@ class LogprobScorer:
         self._all_ranks, self._all_entropies = numbers(self._logprobs), numbers(self._entropies)
 
     def __call__(self, groups: Sequence[RolloutGroup]) -> list[tuple[float, ...]]:
-        """One tuple a rollout in `flat_rollouts` order, one number a response token."""
+        """Return one tuple of log-probs a rollout, in `flat_rollouts` order, one number a response token."""
         return self._all_ranks(groups)
 
     def entropies(self, groups: Sequence[RolloutGroup]) -> list[tuple[float, ...]]:
-        """The same for the entropy of the policy at each response token, in nats."""
+        """Return the policy's entropy at each response token, in nats, one tuple a rollout, as `__call__`."""
         return self._all_entropies(groups)
 
     def _entropies(self, samples: Sequence[TrainingSample]) -> Tensor:

@@ -1,4 +1,4 @@
-"""From scored groups to training samples: what is kept, and the advantage of each rollout."""
+"""Conversion of scored groups to training samples: filters, flat order, and the samples of each optimizer step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rft_trainer.records.rollouts import Rollout, RolloutGroup, TrainingSample
 
 @dataclass(frozen=True, slots=True)
 class FilterResult:
-    """Groups that go on, and how many rollouts were left out for which reason."""
+    """Groups that a filter kept, and the number of rollouts left out by reason."""
 
     groups: tuple[RolloutGroup, ...]
     reasons: dict[str, int]
@@ -48,12 +48,12 @@ def drop_zero_variance_groups(kept: FilterResult) -> FilterResult:
 
 
 def has_signal(group: RolloutGroup) -> bool:
-    """Whether the rewards of a group differ, before any shaping for length."""
+    """Return whether the rewards of a group differ, before any shaping for length."""
     return len({rollout.reward for rollout in group.rollouts if rollout.reward is not None}) > 1
 
 
 def shuffle_rewards(groups: Sequence[RolloutGroup], seed: int) -> list[RolloutGroup]:
-    """The control experiment: within each group the rewards change places, so that they carry no information."""
+    """Shuffle the rewards within each group, as a control experiment in which they carry no information."""
     shuffled: list[RolloutGroup] = []
     for group in groups:
         key = derive_key(seed, "shuffle-rewards", group.epoch, group.position)
@@ -71,12 +71,12 @@ def shuffle_rewards(groups: Sequence[RolloutGroup], seed: int) -> list[RolloutGr
 
 
 def flat_rollouts(groups: Sequence[RolloutGroup]) -> list[tuple[RolloutGroup, Rollout]]:
-    """Every rollout with its group, in group order: the order of all flat lists below."""
+    """Return every rollout with its group, in group order: the order of all flat lists of this package."""
     return [(group, rollout) for group in groups for rollout in group.rollouts]
 
 
 def flat_rewards(groups: Sequence[RolloutGroup]) -> tuple[Tensor, Tensor]:
-    """(rewards_N float64, group_ids_N int64) over `flat_rollouts`; every reward must be there."""
+    """Return (rewards_N float64, group_ids_N int64) over `flat_rollouts`; every rollout must have a reward."""
     rewards = [rollout.reward for _, rollout in flat_rollouts(groups)]
     assert all(reward is not None for reward in rewards), "unscored rollouts must be left out before advantages"
     sizes = torch.tensor([len(group.rollouts) for group in groups], dtype=torch.int64)
@@ -90,12 +90,12 @@ def build_samples(
     reference_logprobs: Sequence[tuple[float, ...]],
     **token_fields: Sequence[tuple[Any, ...]],
 ) -> list[TrainingSample]:
-    """One sample a rollout, in `flat_rollouts` order; `reference_logprobs` and other fields of tokens may be empty."""
+    """Build one sample a rollout in `flat_rollouts` order; `reference_logprobs` and other token fields may be empty."""
     flat = flat_rollouts(groups)
     fields = {"reference_logprobs": reference_logprobs, **token_fields}
     masks = [rollout.loss_mask for _, rollout in flat]
     fields |= {"loss_mask": masks} if any(masks) else {}
-    given: dict[str, Sequence[tuple[Any, ...]]] = {name: rows for name, rows in fields.items() if rows}
+    present: dict[str, Sequence[tuple[Any, ...]]] = {name: rows for name, rows in fields.items() if rows}
     return [
         TrainingSample(
             sample_id=f"{group.epoch}/{group.position}/{rollout.prompt_id}#{rollout.sample_index}",
@@ -105,19 +105,21 @@ def build_samples(
             behaviour_logprobs=rollout.behaviour_logprobs,
             old_logprobs=old_logprobs[i],
             media=group.prompt.media,
-            **{name: rows[i] for name, rows in given.items()},
+            **{name: rows[i] for name, rows in present.items()},
         )
         for i, (group, rollout) in enumerate(flat)
     ]
 
 
 def drop_zero_advantage(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """Samples whose advantage is not zero: where the objective has no term besides the advantage's,
-    the others have a gradient of exactly zero and need no forward. They stay in the denominators.
+    """Return the samples whose advantage is not zero.
+
+    Where the objective has no term besides the advantage's, the others have a gradient of exactly zero
+    and need no forward. They stay in the denominators.
     """
     return [sample for sample in samples if sample.has_advantage]
 
 
 def optimizer_batches(samples: Sequence[TrainingSample], batch_size: int) -> list[list[TrainingSample]]:
-    """Samples of each optimizer step, in order; the last may be smaller and has its own denominator."""
+    """Split samples into those of each optimizer step, in order; the last may be smaller, with its own denominator."""
     return [list(samples[start : start + batch_size]) for start in range(0, len(samples), batch_size)]

@@ -1,4 +1,4 @@
-"""One number a response token from a forward pass, of all rollouts, shared out over the ranks and known to each."""
+"""Sharded forward pass: one number a response token, computed over the ranks' shares and gathered on every rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Forward = Callable[[Sequence[TrainingSample]], Tensor]
 
 
 class ShardedTokenForward:
-    """Runs a forward on this rank's share of the rollouts and exchanges what it gives."""
+    """Forward pass over this rank's share of the rollouts, with an exchange of the results."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class ShardedTokenForward:
         max_tokens: int,
         in_step: bool = False,
     ) -> None:
-        """`in_step`: every forward is an exchange, so all ranks must make equally many."""
+        """Store the forward; `in_step`: every forward is a collective operation, so all ranks must run equally many."""
         self._in_step = in_step
         self._forward = forward
         self._collectives = collectives
@@ -37,17 +37,17 @@ class ShardedTokenForward:
 
     @torch.no_grad()
     def __call__(self, groups: Sequence[RolloutGroup]) -> list[tuple[float, ...]]:
-        """One tuple a rollout in `flat_rollouts` order, one number a response token; the same on every rank."""
+        """Return one tuple a rollout in `flat_rollouts` order, one number a response token; the same on every rank."""
         blank: list[tuple[float, ...]] = [()] * len(flat_rollouts(groups))
         samples = build_samples(groups, [0.0] * len(blank), blank, [])
         mine = assign_to_ranks([s.num_tokens for s in samples], self._collectives.world_size)
         share = mine[self._collectives.rank]
-        found = dict(zip(share, self._of_share([samples[i] for i in share]), strict=True))
+        values = dict(zip(share, self._of_share([samples[i] for i in share]), strict=True))
         if self._in_step and samples:
             self._keep_in_step(samples)
         if self._collectives.world_size > 1:
-            found = self._exchange(samples, mine, found)
-        return [found[i] for i in range(len(samples))]
+            values = self._exchange(samples, mine, values)
+        return [values[i] for i in range(len(samples))]
 
     def _of_share(self, samples: Sequence[TrainingSample]) -> list[tuple[float, ...]]:
         result: list[tuple[float, ...]] = []
@@ -63,17 +63,18 @@ class ShardedTokenForward:
     def _keep_in_step(self, samples: Sequence[TrainingSample]) -> None:
         ranks, lengths = self._collectives, [s.num_tokens for s in samples]
         for _ in range(num_idle_turns(lengths, ranks.rank, ranks.world_size, self._cut)):
+            # the shortest sample, whose result is discarded: only the number of collectives must match
             self._forward([min(samples, key=lambda s: s.num_tokens)])
 
     def _exchange(
-        self, samples: Sequence[TrainingSample], mine: list[list[int]], found: dict[int, tuple[float, ...]]
+        self, samples: Sequence[TrainingSample], mine: list[list[int]], values: dict[int, tuple[float, ...]]
     ) -> dict[int, tuple[float, ...]]:
-        """Float32 bits travel as they are, so 2 ranks read what 1 rank would have computed."""
-        own = torch.tensor([x for i in mine[self._collectives.rank] for x in found[i]], dtype=torch.float32)
+        """Gather the values of all ranks as float32 bits, so that 2 ranks hold what 1 rank would have computed."""
+        own = torch.tensor([x for i in mine[self._collectives.rank] for x in values[i]], dtype=torch.float32)
         parts = self._collectives.gather_bytes(own.numpy().tobytes())
         merged: dict[int, tuple[float, ...]] = {}
         for indices, part in zip(mine, parts, strict=True):
-            values = torch.frombuffer(bytearray(part), dtype=torch.float32) if part else torch.empty(0)
+            part_values = torch.frombuffer(bytearray(part), dtype=torch.float32) if part else torch.empty(0)
             lengths = [samples[i].num_tokens - samples[i].prompt_length for i in indices]
-            merged |= {i: tuple(row.tolist()) for i, row in zip(indices, values.split(lengths), strict=True)}
+            merged |= {i: tuple(row.tolist()) for i, row in zip(indices, part_values.split(lengths), strict=True)}
         return merged

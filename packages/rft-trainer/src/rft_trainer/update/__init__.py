@@ -1,1 +1,1 @@
-"""One optimizer step, the critic, monitors. May import `scoring` and `batches`."""
+"""Optimizer steps of policy and critic, and monitors. May import `scoring` and `batches`."""

@@ -1,4 +1,4 @@
-"""The critic's part of a step: values of all rollouts before it, and one optimizer step on the value loss."""
+"""Critic of a training step: values of all rollouts before it, and optimizer steps on the value loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rft_trainer.update.optimizer_step import MicroBatching, UpdateOutcome
 
 
 class ValueAnnotator:
-    """Values of responses under a critic; every rank gets those of all, in order."""
+    """Scorer of responses under a critic; every rank gets the values of all responses, in order."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class ValueAnnotator:
         device: str = "cpu",
         in_step: bool = False,
     ) -> None:
-        """`in_step` as in `ShardedTokenForward`."""
+        """Store the critic and the micro-batch limits; `in_step` as in `ShardedTokenForward`."""
         self._critic = critic
         self._device = device
         self._all_ranks = ShardedTokenForward(
@@ -42,7 +42,7 @@ class ValueAnnotator:
         )
 
     def __call__(self, groups: Sequence[RolloutGroup]) -> list[tuple[float, ...]]:
-        """One tuple a rollout in `flat_rollouts` order, one number a response token: its value before it is sampled."""
+        """Return a tuple a rollout in `flat_rollouts` order: a value for each response token, before it is sampled."""
         return self._all_ranks(groups)
 
     def _values(self, samples: Sequence[TrainingSample]) -> Tensor:
@@ -51,7 +51,7 @@ class ValueAnnotator:
 
 @dataclass(frozen=True, slots=True)
 class ValueObjective:
-    """The value loss of a micro-batch and what to log of it; its weights are those of the aggregation.
+    """Value loss of a micro-batch with its metrics; the token weights are those of the aggregation.
 
     Example: `ValueObjective(clip=0.2, aggregation="sequence_mean_token_mean")`.
 
@@ -70,7 +70,7 @@ class ValueObjective:
     """The constant length that the aggregation "fixed_length" divides by."""
 
     def __call__(self, batch: TokenBatch, values_T: Tensor, counts: Counts) -> LossOutput:
-        """Loss with the denominators of the whole optimizer step."""
+        """Compute the value loss with the denominators of the whole optimizer step."""
         mask_T = batch.loss_mask_T
         dtype = torch.promote_types(values_T.dtype, torch.float32)
 
@@ -100,7 +100,7 @@ class ValueObjective:
 
 
 class CriticUpdater:
-    """Takes optimizer steps on the value loss; holds no state of its own besides its collaborators."""
+    """Optimizer steps on the value loss; without state of its own besides its collaborators."""
 
     def __init__(
         self,
@@ -115,7 +115,10 @@ class CriticUpdater:
         pin_memory: bool = False,
         in_step: bool = False,
     ) -> None:
-        """`in_step`: every forward and backward is an exchange, so all ranks must make equally many."""
+        """Store the collaborators.
+
+        `in_step`: every forward and backward is a collective operation, so all ranks must run equally many.
+        """
         self._in_step = in_step
         self._critic = critic
         self._optimizer = optimizer
@@ -127,7 +130,7 @@ class CriticUpdater:
         self._pin_memory = pin_memory
 
     def __call__(self, samples: Sequence[TrainingSample], update_index: int, totals: MetricTotals) -> UpdateOutcome:
-        """Step on `samples`, the whole optimizer step's, known to every rank; each trains its share.
+        """Take one optimizer step on `samples`, which every rank has in full; each rank trains its share.
 
         Samples carry `old_values` and `returns`. Those whose advantage is zero have a value to learn too.
         Adds `critic/explained_variance` besides the objective's metrics.
@@ -144,9 +147,10 @@ class CriticUpdater:
             output = self._objective(batch, _values(self._critic, batch), counts)
             self._optimizer.backward(output.loss, last=number == len(micro_batches) + len(idle))
             totals.add(output.metrics)
+        # times 0: filler batches only match the other ranks' collectives
         for number, batch in enumerate(idle, start=1):
             self._optimizer.backward(_values(self._critic, batch).sum() * 0.0, last=number == len(idle))
-        if ranks.rank == 0:
+        if ranks.rank == 0:  # every rank has all samples: once, or the sum over ranks counts it again
             totals.add({"critic/explained_variance": explained_variance(samples)})
         learning_rate = self._learning_rate(update_index)
         outcome = self._optimizer.step(learning_rate)
@@ -154,9 +158,9 @@ class CriticUpdater:
 
 
 def explained_variance(samples: Sequence[TrainingSample]) -> tuple[Tensor, Tensor]:
-    """(total, count) of 1 - Var(G - V) / Var(G) over the loss tokens; the count is 0 where all returns are equal.
+    """Compute (total, count) of 1 - Var(G - V) / Var(G) over the loss tokens; count is 0 where all returns are equal.
 
-    V are the old values, which were there before the returns: the critic is asked about what it has not
+    V are the old values, estimated before the returns were known: the critic is measured on data that it has not
     learned from. They are known to every rank, so that the variances are about the mean of all samples.
     """
     returns_T, old_values_T = (

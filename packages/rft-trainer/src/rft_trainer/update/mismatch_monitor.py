@@ -1,11 +1,11 @@
-"""Whether the engine sampled from the policy that is being trained: the first update of a step tells.
+"""Monitor of the training-inference mismatch: the log-prob gap at the first update of a step.
 
 Before its first update a step's policy has the very weights that the samples were drawn with, so
 
     gap = mean over loss tokens of |log p_trainer(token) - log p_engine(token)|   [nats a token]
 
 is arithmetic alone (kernels, precision) or a fault (stale weights, another temperature, a broken
-kernel). It costs nothing: both numbers are there. Above the limit the run stops before a weight
+kernel). It costs nothing: both numbers are computed anyway. Above the limit the run stops before a weight
 changes, because importance ratios e^gap away from 1 train on noise.
 """
 
@@ -25,7 +25,7 @@ from rft_trainer.records.rollouts import TokenBatch, TrainingSample
 
 @dataclass(frozen=True, slots=True)
 class _Worst:
-    """The token of a micro-batch with the largest gap; tensors stay on the device until they are asked for."""
+    """The token of a micro-batch with the largest gap; tensors stay on the device until they are read."""
 
     samples: Sequence[TrainingSample]
     gap: Tensor
@@ -37,20 +37,20 @@ class _Worst:
     behaviour_T: Tensor
 
     def told(self) -> dict[str, object]:
-        place = int(self.place)
-        sample = self.samples[int(self.segment_ids_T[place])]
+        index = int(self.place)
+        sample = self.samples[int(self.segment_ids_T[index])]
         return {
             "sample": sample.sample_id,
-            "token": int(self.token_ids_T[place]),
-            "position": int(self.positions_T[place]) - sample.prompt_length,
-            "trainer": float(self.logprobs_T[place]),
-            "engine": float(self.behaviour_T[place]),
+            "token": int(self.token_ids_T[index]),
+            "position": int(self.positions_T[index]) - sample.prompt_length,
+            "trainer": float(self.logprobs_T[index]),
+            "engine": float(self.behaviour_T[index]),
         }
 
 
 @dataclass(slots=True, kw_only=True)
 class MismatchMonitor:
-    """Measures the gap over one update; see the module."""
+    """Measurement of the log-prob gap over one update; the module docstring defines the gap."""
 
     collectives: Collectives
     limit: float | None
@@ -68,27 +68,28 @@ class MismatchMonitor:
     _worst: list[_Worst] = field(default_factory=list)
 
     def begin(self, during: str, state: str) -> None:
-        """Start an update: what its samples belong to, and what is kept if it is refused."""
+        """Start an update; `during` and `state` describe it and what is kept, for the error if it is refused."""
         self._during, self._state, self.metrics = during, state, {}
         self._sums, self._worst = [], []
 
     def add(self, samples: Sequence[TrainingSample], batch: TokenBatch, logprobs_T: Tensor) -> None:
-        """Take the tokens of one packed micro-batch of `samples` in; nothing waits for the device."""
+        """Add the tokens of one packed micro-batch of `samples`, without synchronizing with the device."""
         if batch.behaviour_logprobs_T is None:
             return
         mask_T = batch.loss_mask_T
         if self.skips_first_token:
             mask_T = mask_T & torch.roll(mask_T, 1)  # a segment begins with its prompt, whose mask is false
-        found_T, drawn_T = logprobs_T.detach(), batch.behaviour_logprobs_T
-        gaps_T = torch.where(mask_T, (found_T - drawn_T).abs().double(), 0.0)
+        trainer_T, drawn_T = logprobs_T.detach(), batch.behaviour_logprobs_T
+        gaps_T = torch.where(mask_T, (trainer_T - drawn_T).abs().double(), 0.0)
+        # kept as tensors: reading a number here would wait for the device at every micro-batch
         self._sums.append(torch.stack([gaps_T.sum(), mask_T.sum().double()]))
-        gap, place = gaps_T.max(0)
+        gap, index = gaps_T.max(0)
         self._worst.append(
-            _Worst(samples, gap, place, batch.segment_ids_T, batch.positions_T, batch.token_ids_T, found_T, drawn_T)
+            _Worst(samples, gap, index, batch.segment_ids_T, batch.positions_T, batch.token_ids_T, trainer_T, drawn_T)
         )
 
     def judge(self) -> None:
-        """Bring the ranks together, once all micro-batches are in and before a weight changes.
+        """Combine the gaps of all ranks, after the last micro-batch and before a weight changes.
 
         Raises:
             ServiceError: the mean is above the limit; on every rank.

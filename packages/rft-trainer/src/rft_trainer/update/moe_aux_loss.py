@@ -1,4 +1,4 @@
-"""The load-balancing loss of a mixture of experts beside the objective of an optimizer step.
+"""Load-balancing auxiliary loss of a mixture of experts, added to the objective of an optimizer step.
 
 Its frequencies are those of the whole step, so they are counted over all micro-batches and ranks before the first
 backward pass: one forward more without gradient, except where the step is one micro-batch on one rank.
@@ -18,7 +18,7 @@ from rft_trainer.records.rollouts import Counts, TokenBatch
 
 
 class MoeAuxLoss:
-    """Takes the place of a policy's `token_logprobs` in an optimizer step, and keeps what the routers add to the loss.
+    """Wrapper of a policy's `token_logprobs` in an optimizer step that keeps the routers' auxiliary loss.
 
     Example::
 
@@ -36,32 +36,32 @@ class MoeAuxLoss:
         self._last: BalanceShare | None = None
 
     def begin(self, batches: Sequence[TokenBatch], idle: Sequence[TokenBatch] = ()) -> None:
-        """Count this rank's micro-batches of a step and add up over ranks; every rank calls it, also one without.
+        """Count the experts chosen in this rank's micro-batches and sum over ranks; a rank without any calls it too.
 
-        `idle` ones are computed and not counted, where every forward is an exchange.
+        `idle` batches are computed and not counted, where every forward is a collective operation.
         """
         self._counts_E = None
         if len(batches) == 1 and self._collectives.world_size == 1:
-            return
+            return  # the one forward counts for itself: this batch is the step
         counts_E = torch.zeros(self._policy.num_experts, dtype=torch.float64)
         for batch in batches:
-            found_E = self._policy.expert_counts(
+            batch_counts_E = self._policy.expert_counts(
                 batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T
             )
-            counts_E += found_E.cpu()
+            counts_E += batch_counts_E.cpu()
         for batch in idle:
             self._policy.expert_counts(batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T)
         self._counts_E = self._collectives.sum(counts_E)
 
     def token_logprobs(self, *batch: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """The policy's, with the routers' logits of the same forward."""
+        """Return the policy's log-probs and entropies, and keep the auxiliary loss of the same forward."""
         logprobs_T, entropy_T, self._last = self._policy.token_logprobs_and_balance(
             *batch, expert_counts_E=self._counts_E, **options
         )
         return logprobs_T, entropy_T
 
     def term(self, batch: TokenBatch, counts: Counts, totals: MetricTotals) -> Tensor:
-        """What the last forward adds to the loss: coefficient x share.
+        """Return the auxiliary loss of the last forward, coefficient x share, and add its metrics to `totals`.
 
         Metrics: `router/balance`, the loss itself (the number of choices a token has where experts are used alike),
         and `router/max_load`.

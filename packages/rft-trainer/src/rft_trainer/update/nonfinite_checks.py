@@ -1,6 +1,6 @@
-"""Values that are not finite, found where they would do harm: before a reward is believed, before a save.
+"""Checks for values that are not finite, in sampled log-probs before training and in weights before a save.
 
-A model with a NaN in its weights still samples tokens. No reward likes them, all advantages are 0, and
+A model with a NaN in its weights still samples tokens. All get a low reward, all advantages are 0, and
 so are the gradients: without these checks such a run looks like one that learns nothing, and its
 checkpoints take the place of good ones.
 """
@@ -22,7 +22,7 @@ from rft_trainer.records.rollouts import Rollout
 def refuse_non_finite_samples(sampled: Iterable[Sequence[Rollout]], *, during: str, do: str) -> None:
     """Raise `NumericsError` for the first rollout with a log-probability that is not finite.
 
-    `during` says what was sampled for, `do` is the remedy.
+    `during` names the purpose of the samples, `do` is the remedy.
     """
     for rollouts in sampled:
         for rollout in rollouts:
@@ -50,18 +50,19 @@ def refuse_non_finite_weights(
 
     One exchange with the device in all, and one between ranks unless something is wrong.
     """
-    found = [(name, parameter.detach().isfinite().all()) for name, parameter in named_parameters]
-    fine = not found or bool(torch.stack([one.to(found[0][1].device) for _, one in found]).all())
+    finite = [(name, parameter.detach().isfinite().all()) for name, parameter in named_parameters]
+    # one stacked tensor: a bool a parameter would wait for the device as often
+    fine = not finite or bool(torch.stack([one.to(finite[0][1].device) for _, one in finite]).all())
     if not int(collectives.max(torch.tensor([0 if fine else 1]))):
         return
-    own = json.dumps([name for name, one in found if not one]).encode()
+    own = json.dumps([name for name, one in finite if not one]).encode()
     bad = sorted({name for part in collectives.gather_bytes(own) for name in json.loads(part)})
     saved = (
         "no checkpoint was saved before" if last_good is None else f"the last checkpoint is that of step {last_good}"
     )
     raise NumericsError(
         code="numerics.weights",
-        what=f"{len(bad)} of {len(found)} weights hold values that are not finite: {', '.join(bad[:3])}",
+        what=f"{len(bad)} of {len(finite)} weights hold values that are not finite: {', '.join(bad[:3])}",
         where=f"step {step}, before it was saved",
         why="such a checkpoint would take the place of one that can be used",
         state=f"nothing was saved; {saved}",

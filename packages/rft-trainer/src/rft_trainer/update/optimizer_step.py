@@ -1,4 +1,4 @@
-"""One optimizer step: cut the samples, run each micro-batch forward and backward, then step once.
+"""One optimizer step: split the samples, run each micro-batch forward and backward, then step once.
 
 The objective is a function of one packed micro-batch and the denominators of the whole step, so
 the sum over micro-batches and ranks is the gradient of the whole.
@@ -22,7 +22,7 @@ from rft_trainer.update.moe_aux_loss import MoeAuxLoss
 
 
 class LossOutput(Protocol):
-    """A loss to go backward from, and what to log of it as (total, count)."""
+    """A loss to backpropagate, and its metrics as (total, count)."""
 
     @property
     def loss(self) -> Tensor: ...
@@ -47,14 +47,14 @@ class Objective(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MicroBatching:
-    """How one rank's samples are cut. `by_tokens` fills to `max_tokens`; else at most `max_sequences`, in order."""
+    """Limits of one rank's micro-batches. `by_tokens` fills to `max_tokens`; else at most `max_sequences`, in order."""
 
     max_sequences: int
     max_tokens: int
     by_tokens: bool
 
     def cut(self, num_tokens: Sequence[int]) -> list[list[int]]:
-        """Indices of each micro-batch."""
+        """Split samples of these lengths into micro-batches; return the indices of each."""
         if self.by_tokens:
             budget = self.max_tokens or self.max_sequences * max(num_tokens, default=0)
             return split_by_tokens(num_tokens, budget) if num_tokens else []
@@ -63,23 +63,26 @@ class MicroBatching:
 
 @dataclass(frozen=True, slots=True)
 class UpdateOutcome:
-    """What the step did, the same on every rank."""
+    """Result of one optimizer step, the same on every rank."""
 
     gradient_norm: float
     applied: bool
     learning_rate: float
     num_micro_batches: int
     loss_scale: float | None = None
-    """What float16 losses were multiplied with; a step that was refused has made it smaller. None = nothing."""
+    """Loss scale of float16 training; a refused step has made it smaller. None = no loss scaling."""
 
     @property
     def sound(self) -> bool:
-        """Applied, or refused under a loss scale: it is smaller now, and ends the run where that does not help."""
+        """Return whether the step was applied, or refused under a loss scale.
+
+        The scale is smaller then, and ends the run where that does not help.
+        """
         return self.applied or self.loss_scale is not None
 
 
 class Updater:
-    """Takes optimizer steps on samples; holds no state of its own besides its collaborators."""
+    """Optimizer steps on samples; without state of its own besides its collaborators."""
 
     def __init__(
         self,
@@ -97,7 +100,10 @@ class Updater:
         fused: FusedPolicy | None = None,
         in_step: bool = False,
     ) -> None:
-        """`in_step`: every forward and backward is an exchange, so all ranks must make equally many."""
+        """Store the collaborators.
+
+        `in_step`: every forward and backward is a collective operation, so all ranks must run equally many.
+        """
         self._in_step = in_step
         self._policy = policy
         self._balanced = balanced
@@ -113,7 +119,7 @@ class Updater:
 
     @property
     def policy(self) -> Policy:
-        """What is trained."""
+        """The policy that is trained."""
         return self._policy
 
     def __call__(
@@ -124,11 +130,11 @@ class Updater:
         counts: Counts | None = None,
         gaps: MismatchMonitor | None = None,
     ) -> UpdateOutcome:
-        """Step on `samples`, the whole optimizer step's, known to every rank; each trains its share.
+        """Take one optimizer step on `samples`, which every rank has in full; each rank trains its share.
 
         `counts` are the denominators where they differ from the samples' own: samples whose gradient
-        is exactly zero may be left out of `samples` while they stay in the denominators. `gaps` takes in the
-        log-probs; it may refuse the step, of which no weight has changed then.
+        is exactly zero may be left out of `samples` while they stay in the denominators. `gaps` records the
+        log-probs; it may refuse the step, before any weight has changed.
         """
         counts = counts or count(samples)
         ranks = self._collectives
@@ -136,6 +142,7 @@ class Updater:
         idle = filler_batches(samples, ranks, self._micro_batching.cut, self._device) if self._in_step else []
         turns = len(micro_batches) + len(idle)
         if self._balanced is not None:
+            # expert frequencies are those of the whole step, so they are counted before the first backward
             self._balanced.begin([pack(chosen, self._device) for chosen in micro_batches], idle)
         for number, chosen in enumerate(micro_batches, start=1):
             batch = pack(chosen, self._device, pin_memory=self._pin_memory)
@@ -147,7 +154,7 @@ class Updater:
         for number, batch in enumerate(idle, start=1 + len(micro_batches)):
             self._take_part(batch, last=number == turns)
         if gaps is not None:
-            gaps.judge()
+            gaps.judge()  # after all backward passes, before any weight changes
         if self._collectives.rank == 0:
             self._count_left_out(samples, counts, totals)
         learning_rate = self._learning_rate(update_index)
@@ -157,7 +164,7 @@ class Updater:
         )
 
     def _take_part(self, batch: TokenBatch, *, last: bool) -> None:
-        """A forward and a backward that add nothing."""
+        """Run a zero-gradient micro-batch so that collectives match on all ranks."""
         logprobs_T, _ = self._policy.token_logprobs(
             batch.token_ids_T,
             batch.positions_T,
@@ -169,14 +176,15 @@ class Updater:
         self._optimizer.backward(logprobs_T.sum() * 0.0, last=last)
 
     def _count_left_out(self, samples: Sequence[TrainingSample], counts: Counts, totals: MetricTotals) -> None:
-        """Samples that were left out add 0 to the loss and their share to its count, so that its mean is the loss."""
+        """Count left-out samples in the loss metrics: 0 in the total, their share in the count."""
+        # with their share in the count, the mean of the metric is the loss
         missing = counts.num_loss_tokens - count(samples).num_loss_tokens
         if missing:
             pair = torch.zeros(()), torch.tensor(missing / counts.num_loss_tokens, dtype=torch.float64)
             totals.add({"policy/loss": pair, "policy/surrogate": pair})
 
     def _backward(self, batch: TokenBatch, counts: Counts, totals: MetricTotals, *, last: bool) -> Tensor:
-        """Add the gradient of a micro-batch; its log-probs [T]."""
+        """Accumulate the gradient of a micro-batch; return its log-probs [T]."""
         if self._fused is not None and self._fuses(self._fused, batch):
             return self._backward_fused(self._fused, batch, counts, totals, last=last)
         forward = self._policy.token_logprobs if self._balanced is None else self._balanced.token_logprobs
@@ -207,8 +215,8 @@ class Updater:
     def _backward_fused(
         self, policy: FusedPolicy, batch: TokenBatch, counts: Counts, totals: MetricTotals, *, last: bool
     ) -> Tensor:
-        """As `_backward`, with the gradient of every token made where its logits are."""
-        found = policy.fused_loss(
+        """Accumulate the gradient with the fused loss, which differentiates tokens where their logits are."""
+        fused = policy.fused_loss(
             batch.token_ids_T,
             batch.positions_T,
             batch.segment_ids_T,
@@ -218,14 +226,14 @@ class Updater:
             **batch.media_arguments,
         )
         with torch.no_grad():
-            metrics = self._objective(batch, found.logprobs, found.entropy, counts).metrics
-        self._optimizer.backward(found.loss, last=last)
+            metrics = self._objective(batch, fused.logprobs, fused.entropy, counts).metrics
+        self._optimizer.backward(fused.loss, last=last)
         totals.add(metrics)
-        return found.logprobs
+        return fused.logprobs
 
 
 def scale_metrics(part: str, outcomes: Sequence[UpdateOutcome]) -> dict[str, float]:
-    """The loss scale of the last of some steps, and how many were skipped for it; empty where there is none."""
+    """Return the loss scale of the last step and the number of skipped steps, by metric name; empty without scaling."""
     if not outcomes or outcomes[-1].loss_scale is None:
         return {}
     skipped = sum(not outcome.applied for outcome in outcomes)
@@ -233,7 +241,7 @@ def scale_metrics(part: str, outcomes: Sequence[UpdateOutcome]) -> dict[str, flo
 
 
 def _add_gap(batch: TokenBatch, logprobs_T: Tensor, totals: MetricTotals) -> None:
-    """How far the trainer's log-probs are from those that the engine sampled with, in nats a token."""
+    """Add the gap between the trainer's log-probs and the engine's to the metrics, in nats a token."""
     assert batch.behaviour_logprobs_T is not None
     gap = torch.where(batch.loss_mask_T, (logprobs_T.detach() - batch.behaviour_logprobs_T).abs(), 0.0)
     totals.add({"policy/logprob_gap": (gap.sum(), batch.loss_mask_T.sum())})

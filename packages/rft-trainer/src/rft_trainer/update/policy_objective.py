@@ -1,4 +1,4 @@
-"""The algorithm's record applied to this package's batches: the loss of a micro-batch."""
+"""Policy loss of a micro-batch: an algorithm of `rft_algos` applied to packed batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rft_trainer.records.rollouts import Counts, TokenBatch
 
 
 class PolicyObjective:
-    """The record's policy loss on one micro-batch."""
+    """The policy loss of one algorithm on one micro-batch."""
 
     def __init__(self, record: PolicyAlgorithm, coefficients: Callable[[], Coefficients] | None = None) -> None:
         self._record = record
@@ -22,22 +22,23 @@ class PolicyObjective:
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether the loss has an entropy term, so that gradients flow through the entropy."""
+        """Return whether the loss has an entropy term, so that gradients flow through the entropy."""
         return self._record.needs_entropy
 
     @property
     def logs_entropy(self) -> bool:
-        """Always: a policy that collapses shows in its entropy first."""
+        """Return True: a collapse of the policy shows in its entropy first."""
         return True
 
     @property
     def by_token(self) -> bool:
-        """Whether the loss of a token depends on that token alone, so that it can be taken apart."""
+        """Return whether the loss of a token depends on that token alone, so that it can be computed token by token."""
         return objectives.is_by_token(self._record)
 
     def token_losses(self, batch: TokenBatch, counts: Counts) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """(log-probs [N], entropies [N], which tokens [N]) -> their losses [N]; over all loss tokens they add up to the
-        loss of the micro-batch.
+        """Return a function (log-probs [N], entropies [N], token indices [N]) -> their losses [N].
+
+        Over all loss tokens they add up to the loss of the micro-batch.
         """
         assert batch.old_logprobs_T is not None
         weights_T = objectives.token_weights(
@@ -52,19 +53,19 @@ class PolicyObjective:
         old_T, reference_T = batch.old_logprobs_T, batch.reference_logprobs_T
 
         def losses(logprobs_N: Tensor, entropy_N: Tensor, tokens_N: Tensor) -> Tensor:
-            def taken(values_T: Tensor | None) -> Tensor | None:
+            def at_tokens(values_T: Tensor | None) -> Tensor | None:
                 return None if values_T is None else values_T[tokens_N]
 
             return objectives.token_losses(
                 self._record,
                 logprobs_T=logprobs_N,
                 old_logprobs_T=old_T[tokens_N],
-                reference_logprobs_T=taken(reference_T),
+                reference_logprobs_T=at_tokens(reference_T),
                 advantages_T=batch.advantages_T[tokens_N],
                 weights_T=weights_T[tokens_N],
                 entropy_T=entropy_N if self.needs_entropy else None,
-                token_weights_T=taken(batch.token_weights_T),
-                selected_T=taken(batch.selected_T),
+                token_weights_T=at_tokens(batch.token_weights_T),
+                selected_T=at_tokens(batch.selected_T),
                 coefficients=coefficients,
             )
 
@@ -73,7 +74,7 @@ class PolicyObjective:
     def __call__(
         self, batch: TokenBatch, logprobs_T: Tensor, entropy_T: Tensor | None, counts: Counts
     ) -> objectives.LossOutput:
-        """Loss with the denominators of the whole optimizer step."""
+        """Compute the policy loss with the denominators of the whole optimizer step."""
         old_logprobs_T = batch.old_logprobs_T
         if old_logprobs_T is None:  # only prompts in this micro-batch: nothing is masked in
             old_logprobs_T = torch.zeros_like(logprobs_T)

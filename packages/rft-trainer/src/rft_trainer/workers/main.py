@@ -1,4 +1,4 @@
-"""The process that computes scores: reads one JSON line a request, writes one JSON line a reply.
+"""Main program of a scoring process: reads one JSON line a request, writes one JSON line a reply.
 
 Started by `pool.WorkerPool` as `python -P -m rft_trainer.workers.main TASK MEMORY`. Nothing is
 caught here: what raises is written down and ends the process, and the pool starts another one.
@@ -32,14 +32,14 @@ TASK_MODULES = {
     "file": "rft_trainer.workers.user_file",
     "environment": "rft_trainer.environments.worker_task",
 }
-"""The module of each kind of task; its `load(path, name)` gives the handler of requests."""
+"""Module of each kind of task; its `load(path, name)` returns the handler of requests."""
 
 _GROWTH_SHARE = 4  # an answer that takes a fourth of the memory limit for itself is not trusted
 _current_id: int | None = None
 
 
 def main(task: str, memory_bytes: int) -> None:
-    """Load the task, say so, then answer requests until the pipe ends."""
+    """Load the task, report that it is ready, then answer requests until the pipe ends."""
     requests, replies = _claim_pipes()
     sys.excepthook = _last_words(replies)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -74,9 +74,9 @@ def _answer(request: Mapping[str, object], handler: Handler, replies: int, memor
 
 
 def _load_task(task: str, replies: int) -> Handler:
-    """The handler of `KIND`, or of `KIND:PATH:NAME` with a file of the user's; kinds are those of `TASK_MODULES`."""
-    kind, _, place = task.partition(":")
-    path, _, name = place.rpartition(":")
+    """Load the handler of `KIND`, or of `KIND:PATH:NAME` with a user's file; kinds are those of `TASK_MODULES`."""
+    kind, _, location = task.partition(":")
+    path, _, name = location.rpartition(":")
     # Imported by name and only when asked for: the module of "math" alone takes over a second, and a pool of workers
     # must not depend on the rooms that use it.
     module = importlib.import_module(TASK_MODULES[kind])
@@ -88,7 +88,7 @@ def _load_task(task: str, replies: int) -> Handler:
 
 
 def _claim_pipes() -> tuple[BinaryIO, int]:
-    """The pipes to the pool, out of reach of `print` and `input`: those get stderr and nothing."""
+    """Return the pipes to the pool, out of reach of `print` and `input`, which get stderr and an empty input."""
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -108,7 +108,7 @@ def _last_words(replies: int) -> Callable[[type[BaseException], BaseException, T
 
 
 def _place(error: BaseException) -> str:
-    """file:line where the error was raised."""
+    """Return file:line where the error was raised."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -122,7 +122,7 @@ def _send(replies: int, message: Mapping[str, object]) -> None:
 
 
 def _peak_memory() -> int:
-    """Bytes of the largest resident size so far; 0 where the system does not tell.
+    """Return the peak resident size in bytes; 0 where the system does not report it.
 
     `getrusage` is of no use: on Linux its maximum is inherited from the process that started this one.
     """

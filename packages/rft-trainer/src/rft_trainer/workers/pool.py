@@ -1,8 +1,8 @@
-"""Scoring processes that can be killed: a deadline a job, and no answer is never a number.
+"""Pool of scoring processes that can be killed: one deadline a job, and a missing answer is never a number.
 
 Each process is started afresh (no fork of this one, no pickle: JSON lines over pipes), leads a
 process group of its own and is killed with all its children. A job whose process is killed or
-dies gets a status; other jobs do not notice, and another process takes its place.
+dies gets a status; other jobs are not affected, and another process takes its place.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _MAX_FAILED_STARTS = 3
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One call of the task."""
+    """One call of the task, with its deadline."""
 
     payload: Mapping[str, object]
     seconds: float
-    """Allowed from the moment a process takes it."""
+    """Seconds allowed from the moment a process takes the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a job: a result with status ok, or the reason why there is none."""
+    """Outcome of a job: a result with status ok, or the reason why there is none."""
 
     status: RewardStatus
     result: object = None
@@ -47,7 +47,7 @@ class Outcome:
 
 
 class WorkerPool:
-    """Up to `num_workers` processes that run one task; they start when there is work for them.
+    """Pool of up to `num_workers` processes for one task; they start when there is work for them.
 
     Example::
 
@@ -56,9 +56,10 @@ class WorkerPool:
     """
 
     def __init__(self, task: str, *, num_workers: int, memory_bytes: int = 0, start_seconds: float = 120.0) -> None:
-        """
+        """Store the limits; no process is started yet.
+
         Args:
-            task: "math", or "file:PATH:FUNCTION"; see `worker`.
+            task: "math", or "file:PATH:FUNCTION"; see `workers.main`.
             num_workers: processes at work at once.
             memory_bytes: address space of each; 0 = no limit.
             start_seconds: time to import what the task needs.
@@ -81,14 +82,14 @@ class WorkerPool:
 
     @property
     def process_ids(self) -> list[int]:
-        """Of the processes that run now."""
+        """Process ids of the processes that run now."""
         return [process.pid for process in self._processes]
 
     def start(self) -> None:
         """Start one process and wait until it is ready.
 
         Raises:
-            OptionsError, DataError: what the task says is wrong with it.
+            OptionsError, DataError: the task cannot be loaded.
             ServiceError: no process can be started.
         """
         with self._lock:
@@ -97,7 +98,7 @@ class WorkerPool:
                 self._turn()
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Outcomes in the order of the jobs; raises as `start` does."""
+        """Run the jobs and return their outcomes, in order; raises as `start` does."""
         with self._lock:
             outcomes: dict[int, Outcome] = {}
             waiting = deque(enumerate(jobs))
@@ -160,7 +161,7 @@ class WorkerPool:
         return {index: Outcome(RewardStatus.OK, result=message.get("result"))}
 
     def _bury(self, process: ScoringProcess) -> dict[int, Outcome]:
-        """Take away a process that has ended or is late, and say what that means for the job that it had."""
+        """Remove a process that has ended or is late, and return the outcome of its job."""
         index, seconds, is_late = process.job_id, process.seconds_allowed, not process.has_ended
         how = self._discard(process)
         if not process.was_ready:
@@ -204,7 +205,7 @@ class WorkerPool:
 
 
 def _wait(processes: Sequence[ScoringProcess], longest: float) -> None:
-    """Until a pipe can be read or written, the next deadline, or the end of `longest` seconds."""
+    """Wait until a pipe can be read or written, the next deadline, or the end of `longest` seconds."""
     deadlines = [process.deadline for process in processes if process.deadline is not None]
     seconds = min([longest, *(max(0.0, deadline - time.monotonic()) for deadline in deadlines)])
     with selectors.DefaultSelector() as selector:
@@ -220,7 +221,7 @@ def _kill_all(processes: list[ScoringProcess]) -> None:
 
 
 def _refusal(fields: object) -> RftError:
-    """The error that the process raised while loading its task."""
+    """Rebuild the error that the process raised while it loaded its task."""
     assert isinstance(fields, dict)
     values = {str(key): str(value) for key, value in fields.items()}
     kind = {"OptionsError": OptionsError, "DataError": DataError}[values.pop("kind")]

@@ -68,38 +68,38 @@ class ScoringProcess:
 
     @property
     def is_late(self) -> bool:
-        """Starting, or at its job, for longer than allowed."""
+        """Return whether start or job have taken longer than allowed."""
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     @property
     def last_output(self) -> str:
-        """The end of what it printed."""
+        """The end of the child's output."""
         return self._tail.decode(errors="replace")
 
     def become_ready(self) -> None:
-        """The task is loaded; there is no deadline until the first job."""
+        """Mark the task as loaded; there is no deadline until the first job."""
         self.is_ready = self.was_ready = True
         self.deadline = None
 
     def begin(self, job_id: int, payload: Mapping[str, object], seconds: float) -> None:
-        """Queue a job; it leaves as fast as the child reads."""
+        """Queue a job; it is sent as fast as the child reads."""
         assert self.job_id is None, f"job {self.job_id} is not finished"
         self.job_id, self.seconds_allowed, self.deadline = job_id, seconds, time.monotonic() + seconds
         request = {"id": job_id, "alarm": seconds + _ALARM_GRACE, "payload": dict(payload)}
         self._unsent += json.dumps(request).encode() + b"\n"
 
     def finish(self) -> None:
-        """The reply has come."""
+        """Mark the job as finished, after its reply."""
         self.job_id = self.deadline = None
 
     def take_messages(self) -> list[Mapping[str, object]]:
-        """Replies that have arrived and were not taken yet."""
+        """Return the replies that have arrived since the last call."""
         messages = list(self._messages)
         self._messages.clear()
         return messages
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Ask for the events that this process waits for; the data of each is what to call."""
+        """Register the events that this process waits for; the data of each is the function to call."""
         if not self.has_ended:
             selector.register(self._replies, selectors.EVENT_READ, self._read_replies)
             if self._unsent:
@@ -108,7 +108,7 @@ class ScoringProcess:
             selector.register(self._output, selectors.EVENT_READ, self._read_output)
 
     def kill(self) -> str:
-        """Kill the whole group, read the rest of its output, and say how the child ended."""
+        """Kill the process group, read the rest of its output, and return how the child ended."""
         if self.has_ended:
             self._wait_for_exit()  # its pipe is closed, so it is on its way out: let it say how
         # Before the child is reaped, because its number may then belong to somebody else.
@@ -123,7 +123,7 @@ class ScoringProcess:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
     def _wait_for_exit(self) -> None:
-        """At most a second; a child that closes its pipe and lives on is killed."""
+        """Wait at most a second for the child's exit; a child that closes its pipe and lives on is killed."""
         for _ in range(200):
             if os.waitid(os.P_PID, self._child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
                 return
@@ -156,7 +156,7 @@ class ScoringProcess:
 
 
 def _read(pipe_end: int) -> bytes | None:
-    """What there is, b"" at the end, None where there is nothing yet."""
+    """Read the available bytes: b"" at the end, None where there are none yet."""
     try:
         return os.read(pipe_end, _CHUNK)
     except BlockingIOError:
@@ -164,7 +164,7 @@ def _read(pipe_end: int) -> bytes | None:
 
 
 def _parse(line: bytearray) -> Mapping[str, object]:
-    """A reply; empty where the line is not one."""
+    """Parse a reply; empty where the line is not one."""
     try:
         message = json.loads(line)
     except ValueError:

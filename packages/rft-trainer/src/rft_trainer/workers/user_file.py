@@ -1,4 +1,4 @@
-"""A reward function from a file of the user's own; this module's `load` runs in a scoring process.
+"""Reward function from a user's file; this module's `load` runs in a scoring process.
 
 ```python
 def reward_fn(responses, labels):                # one float a response; None = no score
@@ -34,21 +34,21 @@ _STATE = "no response was scored and nothing was started"
 
 
 def load(path: str, function: str) -> Callable[[Mapping[str, object]], object]:
-    """The function, checked, as a handler of {"responses", "labels", *EXTRAS} -> list of numbers and None.
+    """Load and check the function; return its handler of {"responses", "labels", *EXTRAS} -> list of numbers.
 
     Raises:
         OptionsError: no such file or function, or a signature that cannot be called. What the file
             itself raises while it is imported is not caught; the pool makes a `DataError` of it.
     """
     module = import_file(path)
-    found = getattr(module, function, None)
-    if not callable(found):
+    target = getattr(module, function, None)
+    if not callable(target):
         raise _no_function(module, path, function)
-    return handler_of(found, path, function)
+    return handler_of(target, path, function)
 
 
 def handler_of(found: Callable[..., Any], path: str, function: str) -> Callable[[Mapping[str, object]], object]:
-    """A function of `path`, called `function` there, as the handler of `load`.
+    """Wrap a function of `path`, called `function` there, as the handler of `load`.
 
     Raises:
         OptionsError: a signature that cannot be called.
@@ -58,17 +58,17 @@ def handler_of(found: Callable[..., Any], path: str, function: str) -> Callable[
     def handle(payload: Mapping[str, object]) -> object:
         responses = payload["responses"]
         assert isinstance(responses, list)
-        given = {name: payload[name] for name in extras}
-        if "images" in given:  # one list travels for all responses to a prompt
-            given["images"] = [payload["images"] for _ in responses]
-        values = found(responses, payload["labels"], **given)
+        extra_values = {name: payload[name] for name in extras}
+        if "images" in extra_values:  # one list travels for all responses to a prompt
+            extra_values["images"] = [payload["images"] for _ in responses]
+        values = found(responses, payload["labels"], **extra_values)
         return _as_numbers(values, len(responses), function)
 
     return handle
 
 
 def import_file(path: str, flag: str = "--reward", example: str = "reward_fn") -> ModuleType:
-    """A Python file as a module; `flag` and `example` (what is named in it) are for messages.
+    """Import a Python file as a module; `flag` and `example` (a name in it) are for messages.
 
     Raises:
         OptionsError: there is no such file, or it is not Python.
@@ -114,7 +114,7 @@ def _no_function(module: ModuleType, path: str, function: str) -> OptionsError:
 
 
 def _extras(found: Callable[..., object], path: str, function: str) -> tuple[str, ...]:
-    """Names of the extras that the function takes, or why it cannot be called."""
+    """Return the names of the extras that the function takes; `OptionsError` where it cannot be called."""
     parameters = inspect.signature(found).parameters.values()
     names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     unknown = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty and p.name not in EXTRAS]
@@ -139,7 +139,7 @@ def _extras(found: Callable[..., object], path: str, function: str) -> tuple[str
 
 
 def _as_numbers(values: object, num_responses: int, function: str) -> list[float | str | dict[str, object]]:
-    """Numbers, with parts and steps where given; in the place of one that is not finite, what was there instead."""
+    """Convert to numbers, with parts and steps where given; a value that is not finite becomes a text with it."""
     to_list = getattr(values, "tolist", None)  # numpy and torch
     listed = to_list() if callable(to_list) else values
     if not isinstance(listed, list | tuple):

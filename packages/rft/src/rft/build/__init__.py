@@ -1,1 +1,1 @@
-"""Settings to the parts of a run, one part a module. May import `process` and `checkpoints`."""
+"""Builders of a run's parts from settings, one part a module. May import `process` and `checkpoints`."""

@@ -1,4 +1,4 @@
-"""From flags to the record of an algorithm: one name selects the published one whole, flags change parts of it."""
+"""Algorithm from flags: a name selects a published `PolicyAlgorithm`, further flags change parts of it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rft.settings import RlSettings
 from rft_algos.algorithms import components
 from rft_algos.algorithms.components import Correction, Surrogate
 from rft_algos.algorithms.published import ALIASES, PUBLISHED, Aggregation, KlPlace, PolicyAlgorithm, by_name
-from rft.settings import RlSettings
 from rft_core.errors import OptionsError
 from rft_trainer.settings.algorithm import AlgorithmSettings
 
@@ -102,21 +102,21 @@ def _own(place: str) -> type[PolicyAlgorithm]:
         spec.loader.exec_module(module)
     except Exception as error:
         raise _not_importable(path, error) from error
-    found = getattr(module, name, None)
-    if not (isinstance(found, type) and issubclass(found, PolicyAlgorithm)):
-        there = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == spec.name]
+    algorithm = getattr(module, name, None)
+    if not (isinstance(algorithm, type) and issubclass(algorithm, PolicyAlgorithm)):
+        kinds = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == spec.name]
         raise OptionsError(
             code="algorithm.class_missing",
-            what=f"{path} has no subclass of PolicyAlgorithm called {name}; it has: {', '.join(there) or 'no classes'}",
+            what=f"{path} has no subclass of PolicyAlgorithm called {name}; it has: {', '.join(kinds) or 'no classes'}",
             where="--advantage_estimator",
             why="an algorithm of your own is given as file.py:Class",
-            do=f"--advantage_estimator {path}:{there[-1] if there else 'MyAlgorithm'}",
+            do=f"--advantage_estimator {path}:{kinds[-1] if kinds else 'MyAlgorithm'}",
         )
-    return found
+    return algorithm
 
 
 def _not_importable(path: str, error: Exception) -> OptionsError:
-    """The user's file as it raised: the last line of theirs that was running."""
+    """Return the error that the user's file raised, with the last line of that file that was running."""
     line = error.lineno if isinstance(error, SyntaxError) else None
     for frame in traceback.extract_tb(error.__traceback__):
         line = frame.lineno if frame.filename == str(path) else line
@@ -190,7 +190,7 @@ def _surrogate(chosen: AlgorithmSettings, base: PolicyAlgorithm) -> Surrogate:
 
 
 def _with(choice: Choice, changes: Mapping[str, object], flags: Mapping[str, str], noun: str) -> Choice:
-    """The choice with other numbers; a number that it does not have is refused by its flag."""
+    """Return the component with other numbers; a number that it does not have is refused by its flag."""
     has = {field.name for field in fields(choice)}  # type: ignore[arg-type]
     foreign = [name for name in changes if name not in has]
     if foreign:
@@ -229,12 +229,12 @@ def _divergence(chosen: AlgorithmSettings, base: PolicyAlgorithm) -> dict[str, o
     if base.drift_coef > 0:
         return _given(drift_coef=chosen.init_kl_coef)
     coefficient = base.kl_coef if chosen.init_kl_coef is None else chosen.init_kl_coef
-    place: KlPlace = base.kl_place
+    kl_place: KlPlace = base.kl_place
     if chosen.use_kl_loss is not None:
-        place = "loss" if chosen.use_kl_loss else "reward"
-    elif chosen.init_kl_coef and place == "none":
-        place = "reward"
-    return {"kl_coef": coefficient, "kl_place": place if coefficient > 0 else "none"}
+        kl_place = "loss" if chosen.use_kl_loss else "reward"
+    elif chosen.init_kl_coef and kl_place == "none":
+        kl_place = "reward"
+    return {"kl_coef": coefficient, "kl_place": kl_place if coefficient > 0 else "none"}
 
 
 def _overlong_share(chosen: AlgorithmSettings, base: PolicyAlgorithm) -> float:
@@ -291,23 +291,23 @@ def _refused(code: str, what: str, why: str, do: str) -> OptionsError:
 
 
 def lines(record: PolicyAlgorithm, settings: RlSettings) -> list[str]:
-    """The algorithm in words: every choice with its numbers, and what controls what."""
-    told = [f"{record.name or type(record).__name__}: advantage {words(record.advantage)}"]
-    told.append(f"surrogate {words(record.surrogate)}, {record.aggregation.replace('_', ' ')}" + _constant(record))
+    """Return the algorithm as lines of text: every component with its numbers, and its controllers."""
+    texts = [f"{record.name or type(record).__name__}: advantage {words(record.advantage)}"]
+    texts.append(f"surrogate {words(record.surrogate)}, {record.aggregation.replace('_', ' ')}" + _constant(record))
     if record.correction.is_active:
-        told.append(f"off-policy correction {words(record.correction)}; log-probs are computed again before a step")
+        texts.append(f"off-policy correction {words(record.correction)}; log-probs are computed again before a step")
     if record.needs_reference:
-        told.append(
+        texts.append(
             f"divergence from the reference: {record.kl_estimator} x {record.kl_coef:g} in the {record.kl_place}"
         )
     if record.drift_coef > 0:
-        told.append(f"drift from the start of the step: x {record.drift_coef:g} in the loss")
+        texts.append(f"drift from the start of the step: x {record.drift_coef:g} in the loss")
     if settings.algorithm.kl_target is not None:
         which = "drift" if record.drift_coef > 0 else "divergence"
-        told.append(f"kl_target {settings.algorithm.kl_target:g} nats a token moves the weight of the {which}")
+        texts.append(f"kl_target {settings.algorithm.kl_target:g} nats a token moves the weight of the {which}")
     if record.entropy_coef:
-        told.append(f"entropy bonus x {record.entropy_coef:g}")
-    told += [
+        texts.append(f"entropy bonus x {record.entropy_coef:g}")
+    texts += [
         text
         for text, on in (
             ("advantages are normalised over all tokens of the step", record.normalise_advantages),
@@ -322,7 +322,7 @@ def lines(record: PolicyAlgorithm, settings: RlSettings) -> list[str]:
         )
         if on
     ]
-    return told
+    return texts
 
 
 def _constant(record: PolicyAlgorithm) -> str:
@@ -330,6 +330,6 @@ def _constant(record: PolicyAlgorithm) -> str:
 
 
 def words(choice: object) -> str:
-    """A choice with its numbers."""
+    """Return a component with its numbers as text."""
     numbers = ", ".join(f"{f.name} {getattr(choice, f.name)}" for f in fields(choice))  # type: ignore[arg-type]
     return f"{type(choice).__name__}({numbers})" if numbers else type(choice).__name__

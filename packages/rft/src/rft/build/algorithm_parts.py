@@ -1,4 +1,4 @@
-"""The collaborators that an algorithm asks for: credit, the policy at the start of a step, the critic."""
+"""Parts that an algorithm needs: advantage estimator, old-policy scorer, critic."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_algos.algorithms.published import PolicyAlgorithm
-from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
 from rft.build.lora import adapt_critic
-from rft.checkpoints.writer import ResumePoint
-from rft.parallel.critic import (ParallelCritic, parallelize_critic)
-from rft.process.machine import Machine
 from rft.build.models import checkpointing_of
+from rft.checkpoints.writer import ResumePoint
+from rft.parallel.critic import ParallelCritic, parallelize_critic
+from rft.process.machine import Machine
 from rft.reward_names import weights_of
 from rft.settings import RlSettings
+from rft_algos.algorithms.published import PolicyAlgorithm
+from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
 from rft_core.errors import OptionsError
 from rft_models.critic.causal_critic import CausalCritic, load_critic
 from rft_models.policy.causal_policy import CausalPolicy
@@ -26,14 +26,14 @@ from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.loops.rl import CriticTrainer, OldPolicyScorer
 from rft_trainer.protocols import Collectives
 from rft_trainer.runs.checkpointing import StatefulTensors
-from rft_trainer.scoring.advantages import ComputeAdvantages, AdvantageEstimator, RewardShapingConfig
+from rft_trainer.scoring.advantages import AdvantageEstimator, ComputeAdvantages, RewardShapingConfig
 from rft_trainer.scoring.logprobs import LogprobScorer
 from rft_trainer.update.critic import CriticUpdater, ValueAnnotator, ValueObjective
 from rft_trainer.update.optimizer_step import MicroBatching
 
 
 def score_rules(settings: RlSettings, record: PolicyAlgorithm, longest_response: int) -> RewardShapingConfig:
-    """What happens to rewards besides the algorithm.
+    """Return the shaping of rewards that the settings add to the algorithm.
 
     Raises:
         OptionsError: weights of parts that are no NAME=NUMBER.
@@ -69,7 +69,7 @@ def credit_assigner(
     longest_response: int,
     compute_advantages: ComputeAdvantages | None = None,
 ) -> AdvantageEstimator:
-    """Who gives every token its advantage, with what it keeps between steps."""
+    """Make the estimator of every token's advantage, with the controllers that it keeps between steps."""
     chosen = settings.algorithm
     coefficient = record.drift_coef if record.drift_coef > 0 else record.kl_coef
     kl = None
@@ -117,7 +117,7 @@ def old_policy(
     *,
     in_step: bool,
 ) -> OldPolicyScorer | None:
-    """The policy at the start of a step, for algorithms that do not take the engine's word for it."""
+    """Make the scorer under the policy at the start of a step, unless the engine's log-probs are used."""
     if not (record.needs_old_logprobs or record.needs_old_entropy):
         return None
     annotate = annotator(settings, machine, policy, ranks, in_step=in_step)
@@ -126,7 +126,7 @@ def old_policy(
 
 @dataclass(frozen=True, slots=True)
 class PolicyWithCritic:
-    """What a checkpoint's model directory holds where the critic is saved beside the policy."""
+    """Model directory of a checkpoint in which the critic is saved beside the policy."""
 
     policy: CausalPolicy
     critic: CausalCritic
@@ -148,12 +148,12 @@ class PolicyWithCritic:
         return write
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights of both."""
+        """Yield the parameters of policy and critic, the critic's as "critic.NAME"."""
         yield from self.policy.named_parameters()
         yield from ((f"critic.{name}", parameter) for name, parameter in self.critic.named_parameters())
 
     def token_logprobs(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """The policy's."""
+        """Compute the policy's token log-probabilities."""
         return self.policy.token_logprobs(*arguments, **options)
 
 
@@ -167,7 +167,7 @@ class BuiltCritic:
 
     @property
     def tensor_parts(self) -> dict[str, StatefulTensors]:
-        """What a checkpoint holds of it."""
+        """Tensors of the critic in a checkpoint: weights and optimizer state, by component."""
         return {"critic": self.spread.weights, "critic_optimizer": self.spread.optimizer}
 
 

@@ -1,15 +1,15 @@
-"""Rollouts that run ahead of the trainer: what they go with, and the queue that holds them."""
+"""Asynchronous rollouts: the settings that they exclude, and the queue between replicas and trainer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rft_algos.algorithms.published import PolicyAlgorithm
-from rft.build.rl_data import RlData
 from rft.build.engines import choose_engine
 from rft.build.environment import ChosenEnvironment
+from rft.build.rl_data import RlData
 from rft.process.machine import choose_device
 from rft.settings import RlSettings
+from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_core.errors import OptionsError
 from rft_engine.replicas.engine import ReplicaEngine
 from rft_models.tokenization.tokenizer import HfTokenizer
@@ -108,17 +108,17 @@ def rollout_queue(
 
 
 def ahead_line(settings: RlSettings) -> str:
-    """Where samples are drawn and how far ahead, in words; empty where nothing is chosen."""
+    """Return the engines' processes and the allowed staleness as text; empty where neither is set."""
     ahead, replicas = settings.ahead, settings.replicas.engine_replicas
-    told = f"{replicas} replicas in processes of their own" if replicas > 1 else ""
+    line = f"{replicas} replicas in processes of their own" if replicas > 1 else ""
     if ahead.max_staleness:
-        told = told or "1 process of its own"
+        line = line or "1 process of its own"
         versions = "version" if ahead.max_staleness == 1 else "versions"
         how = "drawn whole by exactly that one, so that the run repeats to the bit"
         if not ahead.async_deterministic:
             how = "running samples go on under new weights; which token falls to which version depends on the clock"
-        told += f"; rollouts run ahead: up to {ahead.max_staleness} {versions} older than what is trained, {how}"
-    return told
+        line += f"; rollouts run ahead: up to {ahead.max_staleness} {versions} older than what is trained, {how}"
+    return line
 
 
 def close_engines(training: RlLoop) -> None:

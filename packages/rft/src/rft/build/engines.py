@@ -1,14 +1,15 @@
-"""Which inference engine runs, why, and the engine itself."""
+"""Choice of the inference engine, the engine itself, and the check of its weights."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from rft.process.machine import Machine
 from rft_core.errors import PreflightError
@@ -18,20 +19,16 @@ from rft_engine.native.copy_check import check_copy
 from rft_engine.native.engine import NativeEngine
 from rft_engine.replicas.engine import ReplicaEngine
 from rft_engine.settings import DecodingEngineSettings
-from rft_engine.weight_sync.collective_provider import CollectiveWeightProvider, CollectiveLoadEngine
+from rft_engine.weight_sync.collective_provider import CollectiveLoadEngine, CollectiveWeightProvider
 from rft_engine.weight_sync.fingerprints import WeightProvider
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.decode.hf_generate import HfGenerator
 from rft_models.decode.weight_copy import GenerationCopy, needs_copy
 from rft_models.files.checkpoint_names import to_checkpoint_names
+from rft_models.lora.files import config_text
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_trainer.evaluation.logprob_mismatch import scored_tokens
 from rft_trainer.protocols import Engine
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from torch import Tensor
-from rft_models.lora.files import config_text
-from rft_models.policy.causal_policy import CausalPolicy
 
 EngineCheck = Callable[[int], dict[str, tuple[float, float]]]
 """Given the version of the policy's weights: whether the engine serves them; metrics as (total, count), or an error."""
@@ -51,7 +48,7 @@ class EngineChoice:
 
     @property
     def shares_weights(self) -> bool:
-        """Whether it reads the parameters that are being trained, so that there is nothing to copy."""
+        """True when the engine reads the parameters that are being trained, so that there is nothing to copy."""
         return self.name not in _EXTRAS
 
 
@@ -77,7 +74,7 @@ def choose_engine(settings: DecodingEngineSettings, device: torch.device | str) 
 
 
 def _is_installed(package: str) -> bool:
-    """Whether it can be imported; a folder of that name cannot."""
+    """Return True when the package can be imported; a folder of that name cannot."""
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
 
@@ -135,6 +132,7 @@ def make_engine(
     if choice.name == "native":
         graphs = not settings.engine_enforce_eager
         return native_engine(policy, rows, max_len, machine.device, dtype=dtype, weights=weights, graphs=graphs)
+    # imported here: optional engines only when one is chosen
     from rft_engine.sglang.engine import SglangEngine
     from rft_engine.sglang.settings import SglangSettings
     from rft_engine.vllm.process import VllmProcessEngine
@@ -177,7 +175,7 @@ def native_engine(
     weights: WeightProvider | None = None,
     graphs: bool = True,
 ) -> Engine:
-    """On the parameters that are trained, or on a copy of them where they are in blocks or `dtype` is another.
+    """Make the in-process engine on the trained parameters, or on a copy where they are sharded or of another `dtype`.
 
     `weights` yields whole tensors for the copy; None = the policy's parameters are whole. `graphs`: a step may be a
     CUDA graph.
@@ -234,7 +232,7 @@ class LoraPayload:
 
 
 def engine_applies_lora(policy: CausalPolicy, engine: str) -> bool:
-    """Whether an engine adds the policy's adapters itself; else it is sent tensors with the adapters folded in.
+    """Return True when an engine adds the policy's adapters itself; else it is sent merged tensors.
 
     vLLM adds LoRA and rsLoRA. It has no DoRA, and SGLang's loads of adapters are not taken in place.
     """
@@ -249,5 +247,5 @@ def lora_payload(policy: CausalPolicy, gather: Provider | None = None) -> LoraPa
     """
     adapters = policy.adapters
     assert adapters is not None, "no adapters to send"
-    given = gather or adapters.named_parameters
-    return LoraPayload(config_text(adapters), lambda: adapters.tensors(given()).items())
+    provider = gather or adapters.named_parameters
+    return LoraPayload(config_text(adapters), lambda: adapters.tensors(provider()).items())

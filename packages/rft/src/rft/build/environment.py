@@ -1,4 +1,4 @@
-"""The environment that settings name, with the chat template between its turns: what conversations are built of."""
+"""Environment of the settings, with the chat template between its turns, for conversations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rft_trainer.settings.environment import EvalEnvironmentSettings
 
 @dataclass(frozen=True, slots=True)
 class ChosenEnvironment:
-    """An environment that is loaded, and how conversations with it are held."""
+    """A loaded environment, with the template and limits of its conversations."""
 
     settings: EvalEnvironmentSettings
     episodes: EpisodeRunner
@@ -36,7 +36,7 @@ class ChosenEnvironment:
     """Of the conversations that run ahead of the trainer; `episodes` then are those of evaluations."""
 
     def opened(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Prompts up to the end of their last message: what opens the policy's turn is the conversation's.
+        """Cut prompts at the end of their last message: the conversation adds the tokens that open the policy's turn.
 
         Raises:
             DataError: the prompt's tokens do not end with those that open the turn.
@@ -52,12 +52,12 @@ class ChosenEnvironment:
         return min(longest + more, model_facts(pretrain).max_positions)
 
     def conversations(self, engine: Engine, room: int, timer: PhaseTimer | None = None) -> Conversations:
-        """What samples them from `engine`, which holds `room` tokens."""
+        """Make the sampler of conversations on `engine`, which holds `room` tokens."""
         limits = ConversationLimits(self.settings.max_turns, self.settings.turn_max_len, room)
         return Conversations(engine, self.codec, self.episodes, self.text, self.calls, limits, timer=timer)
 
     def samples_ahead(self, longest_response: int) -> ConversationSamples:
-        """What a queue draws ahead of the trainer: each process of the environment with a thread of its own."""
+        """Make the samples of asynchronous rollouts: each process of the environment with a thread of its own."""
         num = self.settings.environment_workers if has_processes(self.settings.environment) else 1
         self.lanes.extend(_episodes(self.settings, 1) for _ in range(num))
         limits = ConversationLimits(self.settings.max_turns, self.settings.turn_max_len)
@@ -65,7 +65,7 @@ class ChosenEnvironment:
         return ConversationSamples(self.codec, self.lanes, taking, longest_response)
 
     def close(self) -> None:
-        """End its processes."""
+        """End the processes of the environment."""
         for episodes in (self.episodes, *self.lanes):
             episodes.close()
 
@@ -86,7 +86,7 @@ class ChosenEnvironment:
 
 
 def open_environment(settings: EvalEnvironmentSettings, codec: HfTokenizer) -> ChosenEnvironment | None:
-    """The environment of the settings, loaded; its tools are told to `codec`, which renders the prompts after this.
+    """Load the environment of the settings and register its tools with `codec`, which renders the prompts after this.
 
     None without one. The caller closes it.
 
@@ -127,14 +127,14 @@ def enter_environment(
 
 
 def opened_data(data: RlData, environment: ChosenEnvironment | None) -> RlData:
-    """What an RL run reads, with its prompts as conversations begin with them."""
+    """Return an RL run's data with prompts that end where conversations begin."""
     if environment is None:
         return data
     return replace(data, prompts=environment.opened(data.prompts), held_out=environment.opened(data.held_out))
 
 
 def environment_line(settings: EvalEnvironmentSettings) -> str:
-    """For the plan."""
+    """Return the environment's line of the plan."""
     turn = "" if settings.turn_max_len is None else f" of at most {settings.turn_max_len:,} tokens"
     own = not has_processes(settings.environment)
     where = "in this process" if own else f"in {settings.environment_workers} process(es) that can be killed"

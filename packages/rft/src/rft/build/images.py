@@ -1,4 +1,4 @@
-"""From the settings of images to what reads and prepares them, and what cannot be done with images."""
+"""Images from settings: their column and processor, and the settings that are refused beside images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rft_trainer.tasks.shuffled_images import shuffle_images
 
 @dataclass(frozen=True, slots=True)
 class ImageReading:
-    """How the images of rows are read; without a column there are none."""
+    """Image column of the rows and the control experiment; without a column rows have no images."""
 
     column: ImageColumn | None = None
     shuffle_seed: int | None = None
@@ -38,7 +38,7 @@ class ImageReading:
 
 
 def row_images(settings: ImageSettings, seed: int) -> ImageReading:
-    """As the settings say."""
+    """Return the reading of images that the settings select."""
     if not settings.images_key:
         return ImageReading()
     shuffles = isinstance(settings, ControlledImageSettings) and settings.shuffle_images
@@ -68,7 +68,7 @@ def refuse_beside_images(
     *,
     critic: str = "",
 ) -> None:
-    """What does not see images is refused before a model loads; `critic` is the directory of another model's.
+    """Refuse settings that cannot be used with images, before a model loads; `critic` is the critic's own directory.
 
     Raises:
         OptionsError: a critic that takes other images, a router loss, or matrices in parts, beside images.
@@ -91,17 +91,17 @@ def _refused(kind: str, what: str, why: str, do: str) -> OptionsError:
 
 
 def image_lines(rendered: Sequence[RenderedPrompt | TrainingSample]) -> list[str]:
-    """For the plan: how many images there are, and what they come to in tokens; nothing without any."""
-    found = [row.media for row in rendered if row.media is not None]
-    if not found:
+    """Return the plan's line on images: their number and their tokens; an empty list without any."""
+    media_of_rows = [row.media for row in rendered if row.media is not None]
+    if not media_of_rows:
         return []
-    images = sum(media.num_images for media in found)
-    features = [media.num_tokens / media.num_images for media in found]
+    images = sum(media.num_images for media in media_of_rows)
+    features = [media.num_tokens / media.num_images for media in media_of_rows]
     span = f"{min(features):.0f} to {max(features):.0f}" if min(features) < max(features) else f"{features[0]:.0f}"
     longest = max(len(row.token_ids) for row in rendered if row.media is not None)
     kind = "prompt" if isinstance(rendered[0], RenderedPrompt) else "demonstration"
     return [
-        f"{images:,} images in {len(found):,} of {len(rendered):,} rows, {span} features (tokens) each; "
+        f"{images:,} images in {len(media_of_rows):,} of {len(rendered):,} rows, {span} features (tokens) each; "
         f"longest {kind} with images {longest} tokens"
     ]
 
@@ -115,9 +115,9 @@ def given_images(images: GenerateImageSettings, prompt: str) -> tuple[RowImage, 
     names = [name.strip() for name in images.image.split(",") if name.strip()]
     row = Row({"image": names, "prompt": prompt}, "--image", 1)
     column = ImageColumn("image", images.limit_mm_image_per_prompt, mixed=True)
-    found = images_of(row, column)
-    check_images(row, "prompt", column, [prompt], len(found))
-    return found
+    row_images = images_of(row, column)
+    check_images(row, "prompt", column, [prompt], len(row_images))
+    return row_images
 
 
 def _has_images(images: ImageSettings) -> bool:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rft.build.engines import native_engine
-from rft.process.machine import Machine
-from rft.parallel.parallelize import (weights_dtype)
 from rft.build.reward_checks import has_images
+from rft.parallel.parallelize import weights_dtype
+from rft.process.machine import Machine
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import DataError, OptionsError
 from rft_models.loading.context_length import model_facts
@@ -47,23 +47,23 @@ class EngineJudge:
     def ask(
         self, questions: Sequence[str], keys: Sequence[int], images: Sequence[Images] | None = None
     ) -> list[str | Score]:
-        """See `rft_trainer.rewards.judge.Judge`; a question that is too long is not cut."""
+        """Answer questions as `rft_trainer.rewards.judge.Judge` does; a question that is too long fails, uncut."""
         seen = images if images is not None else [()] * len(questions)
-        found: dict[int, str | Score] = {}
+        results: dict[int, str | Score] = {}
         prompts: dict[int, _Prompt] = {}
-        for place, question in enumerate(questions):
-            row = self._encoded(question, seen[place])
+        for index, question in enumerate(questions):
+            row = self._encoded(question, seen[index])
             if isinstance(row, Score):
-                found[place] = row
+                results[index] = row
             else:
-                prompts[place] = row
+                prompts[index] = row
         if prompts:
-            answers = self._answers(list(prompts.values()), [keys[place] for place in prompts])
-            found |= zip(prompts, answers, strict=True)
-        return [found[place] for place in range(len(questions))]
+            answers = self._answers(list(prompts.values()), [keys[index] for index in prompts])
+            results |= zip(prompts, answers, strict=True)
+        return [results[index] for index in range(len(questions))]
 
     def close(self) -> None:
-        """The engine holds nothing while it sleeps."""
+        """Do nothing: the engine holds no memory while it sleeps."""
 
     def _answers(self, prompts: Sequence[_Prompt], keys: Sequence[int]) -> list[str]:
         media = [media for _, media in prompts]
@@ -95,6 +95,7 @@ class EngineJudge:
 
     def _read(self, question: str, images: Images) -> _Prompt:
         if self._images is not None and not images:
+            # the processor would look for an image behind each marker
             question = without_markers(question)
         chats = self._codec.has_chat_template
         turns = [{"role": "user", "content": question}]
@@ -122,7 +123,7 @@ def make_judge(settings: RlSettings | EvalSettings, machine: Machine) -> JudgeRe
 
 
 def judge_line(settings: RlSettings) -> list[str]:
-    """For the plan of a run; raises `OptionsError` as `make_judge` does."""
+    """Return the judge's line of the plan; raises `OptionsError` as `make_judge` does."""
     chosen = settings.judge
     if not (chosen.judge_pretrain or chosen.judge_url):
         return []
@@ -153,7 +154,7 @@ def template_of(settings: JudgeSettings) -> JudgeTemplate:
 
 
 def verdict_of(settings: JudgeSettings) -> Verdict:
-    """How an answer is read; `OptionsError` for a pattern or range that cannot be used."""
+    """Return the parser of the judge's answers; `OptionsError` for a pattern or range that cannot be used."""
     low, high = settings.judge_range
     return Verdict(settings.judge_pattern, low, high)
 

@@ -1,4 +1,4 @@
-"""From the settings of adapters to a model that trains them: where its weights are, the first values, the reference."""
+"""LoRA from settings: the base weights' directory, the adapters' initial values, the plan's lines."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rft.checkpoints.writer import ResumePoint
 from rft.build.models import freezing_of
+from rft.checkpoints.writer import ResumePoint
 from rft_core.errors import CheckpointError, DataError
 from rft_models.critic.causal_critic import CausalCritic
 from rft_models.lora import files
@@ -17,14 +17,14 @@ from rft_models.settings import AdapterSettings, ModelSettings
 
 
 def rules_of(settings: AdapterSettings) -> AdapterRules | None:
-    """What is asked for; None = no adapters."""
+    """Return the adapters' rules; None = no adapters."""
     return AdapterRules.of(
         settings.lora_rank, settings.lora_alpha, settings.lora_dropout, settings.target_modules, settings.lora_type
     )
 
 
 def weights_directory(settings: AdapterSettings, pretrain: str | Path, restored: ResumePoint | None) -> str | Path:
-    """What a policy is loaded from: of a run with adapters always the weights under them, also when it continues.
+    """Return the directory that a policy is loaded from; with adapters always that of the base weights, also on resume.
 
     Raises:
         CheckpointError: the checkpoint to continue from holds no adapters.
@@ -64,14 +64,14 @@ def adapt(
 
 
 def adapt_critic(critic: CausalCritic, settings: AdapterSettings, *, seed: int) -> None:
-    """The same for a critic, whose head is trained whole; a checkpoint holds all of its tensors."""
+    """Put adapters into a critic, whose head is trained in full; a checkpoint holds all of its tensors."""
     rules = rules_of(settings)
     if rules is not None:
         critic.adapt(rules, seed=seed)
 
 
 def counting(policy: CausalPolicy, schedule: Callable[[int], float]) -> Callable[[int], float]:
-    """The learning rate of each optimizer step; asked at the end of a step, it lets the masks of the next one begin."""
+    """Return the learning rate of each step; its call at the end of a step also begins the next one's dropout masks."""
     adapters = policy.adapters
     if adapters is None:
         return schedule
@@ -98,7 +98,7 @@ def _folder(restored: ResumePoint) -> Path:
 
 
 def adapter_lines(settings: AdapterSettings, pretrain: str, *, needs_reference: bool) -> list[str]:
-    """For people, before anything is loaded; from the configuration alone.
+    """Return the plan's lines on adapters, from the configuration alone, before anything is loaded.
 
     Raises:
         OptionsError: a target module that no linear layer has.
@@ -108,12 +108,12 @@ def adapter_lines(settings: AdapterSettings, pretrain: str, *, needs_reference: 
         return []
     from rft_models.lora.adapters import preview
 
-    told: list[str] = preview(pretrain, rules)
+    lines: list[str] = preview(pretrain, rules)
     if needs_reference:
-        told.append("the reference is the policy with its adapters disabled: no second model is loaded")
-    return told
+        lines.append("the reference is the policy with its adapters disabled: no second model is loaded")
+    return lines
 
 
 def quantization(settings: AdapterSettings) -> dict[str, Any]:
-    """Arguments of `load_policy`."""
+    """Return the quantization arguments of `load_policy`."""
     return {"load_in_4bit": True} if settings.load_in_4bit else {}

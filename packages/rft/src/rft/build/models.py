@@ -1,7 +1,6 @@
-"""From the settings of a model to what loading it takes."""
+"""Arguments of model loading from settings: tokenizer, head chunks, checkpointing, freezing."""
 
 from __future__ import annotations
-
 
 from rft_models.families.custom import load_model_code
 from rft_models.layers.gradient_checkpointing import Checkpointing
@@ -12,11 +11,9 @@ from rft_models.vision.processor import load_processor
 
 
 def codec_of(settings: WeightsSettings) -> HfTokenizer:
-    """The tokenizer, with the image processor of a model that sees, once the model code of a person has run."""
+    """The tokenizer, with the image processor of a vision model, after the user's model code has run."""
     load_model_code(settings.model_code)
     return load_processor(settings.pretrain)
-
-
 
 
 def head_chunk_size(settings: ModelSettings) -> int | None:
@@ -25,12 +22,12 @@ def head_chunk_size(settings: ModelSettings) -> int | None:
 
 
 def checkpointing_of(settings: ModelSettings) -> Checkpointing | None:
-    """What is computed again in the backward pass; None: nothing."""
+    """Return the gradient checkpointing of the settings; None: nothing is recomputed."""
     return Checkpointing.of(
         settings.gradient_checkpointing, settings.gradient_checkpointing_mode, settings.gradient_checkpointing_every
     )
 
 
 def freezing_of(settings: ModelSettings) -> FreezeRules:
-    """What is left untrained."""
+    """Return the rules of the parameters that are not trained."""
     return FreezeRules.of(settings.freeze_prefix, settings.train_only_tokens_from)

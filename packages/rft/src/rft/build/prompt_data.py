@@ -1,4 +1,4 @@
-"""From data settings to what the loops take: prompts as token ids, and demonstrations as samples."""
+"""Prompts as token ids and demonstrations as samples, from data settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO_IMAGES = ImageReading()
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Rows that fit, rendered; what was left out; and how an epoch visits them."""
+    """Rendered rows that fit, the rows left out, and the mixture by which an epoch visits them."""
 
     rendered: tuple[RenderedPrompt, ...]
     left_out: tuple[tuple[str, int], ...]
@@ -36,7 +36,7 @@ class Prepared:
     data_hash: str
 
     def lines(self) -> list[str]:
-        """For the plan: sources, lengths, and every row that was left out (the first ten by name)."""
+        """Return the plan's lines: sources, lengths, and every row that was left out (the first ten by name)."""
         total = len(self.rendered) + len(self.left_out)
         longest = max((len(r.token_ids) for r in self.rendered), default=0)
         fit = f"{len(self.rendered):,} of {total:,} rows fit (longest prompt {longest} tokens)"
@@ -48,18 +48,18 @@ class Prepared:
         return lines
 
     def mixture_of(self, prompt_ids: Sequence[str]) -> Mixture:
-        """How an epoch visits these of the rows, in their order (source after source)."""
+        """Return the mixture by which an epoch visits these rows, in their order (source after source)."""
         sources = [prompt_id.rpartition(":")[0] for prompt_id in prompt_ids]
         sizes = [sources.count(spec.name) for spec in self.loaded.specs]
         return Mixture(sizes, self.mixture.probabilities)
 
     def prompts(self) -> list[Prompt]:
-        """As the RL loop takes them."""
+        """Return the prompts in the RL loop's form."""
         return as_prompts(self.rendered)
 
 
 def as_prompts(rendered: Sequence[RenderedPrompt]) -> list[Prompt]:
-    """As the RL loop and the evaluator take them."""
+    """Return the prompts in the form of the RL loop and the evaluator."""
     return [Prompt(r.prompt_id, r.token_ids, r.text, r.label, r.source, r.media, r.messages) for r in rendered]
 
 
@@ -85,7 +85,7 @@ def read_training(
     prompt_max_len: int,
     images: ImageReading = _NO_IMAGES,
 ) -> Prepared:
-    """The rows to train on."""
+    """Read and render the rows to train on."""
     if not rows.prompt_data:
         raise OptionsError(
             code="data.no_prompt_data",
@@ -111,16 +111,16 @@ def read_training(
     kept_ids = {r.prompt_id for r in kept}
     used = [row for row in chosen if row.prompt_id in kept_ids]
     probabilities = [spec.probability for spec in specs]
-    given = [p for p in probabilities if p is not None]
-    mixture = Mixture(source_sizes(used, specs), given if len(given) == len(specs) else None)
+    known = [p for p in probabilities if p is not None]
+    mixture = Mixture(source_sizes(used, specs), known if len(known) == len(specs) else None)
     return Prepared(tuple(kept), tuple(left_out), prompt_max_len, loaded, mixture, content_hash(used))
 
 
 def _first(prompts: Sequence[PromptRow], limit: int) -> list[PromptRow]:
     """`limit` rows, from each source in proportion to its size, the first ones of each; global order is kept."""
     sizes = Counter(prompt.source for prompt in prompts)
-    places = sorted(range(len(prompts)), key=lambda i: ((prompts[i].index + 0.5) / sizes[prompts[i].source], i))
-    return [prompts[i] for i in sorted(places[:limit])]
+    indices = sorted(range(len(prompts)), key=lambda i: ((prompts[i].index + 0.5) / sizes[prompts[i].source], i))
+    return [prompts[i] for i in sorted(indices[:limit])]
 
 
 def read_held_out(

@@ -1,4 +1,4 @@
-"""Engines in processes of their own, several as one: what each is started with, and where it runs."""
+"""Engine replicas in processes of their own: the start of each, its GPUs, its environment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def wants_replicas(settings: RlSettings) -> bool:
-    """Whether engines get processes of their own: several of them, or one that runs ahead of the trainer."""
+    """Return True when engines get processes of their own: several of them, or one that runs ahead of the trainer."""
     return settings.replicas.engine_replicas > 1 or settings.ahead.max_staleness > 0
 
 
@@ -67,9 +67,9 @@ def make_replicas(
     choice = choose_engine(settings.engine, machine.device)
     agreed = CollectiveWeightProvider(weights, rank=machine.ranks.rank) if in_blocks else None
     merged: WeightProvider = partial(_merged, policy, agreed or weights)
-    given = merged if choice.shares_weights else to_checkpoint_names(policy.model, merged)
+    provider = merged if choice.shares_weights else to_checkpoint_names(policy.model, merged)
     architecture = source if policy.adapters is not None else settings.model.pretrain
-    shelf = SharedWeightStore(given, dtype, together=agreed.together if agreed else None)
+    shelf = SharedWeightStore(provider, dtype, together=agreed.together if agreed else None)
 
     def start(number: int) -> Replica:
         log = logs / f"replica-{machine.ranks.rank}-{number}.log"
@@ -98,7 +98,7 @@ def make_replicas(
 
 
 def _start_together(start: Callable[[int], Replica], count: int, started: list[Replica]) -> None:
-    """All at once, as a start takes minutes; those that succeed are put into `started` also where another fails.
+    """Start all at once, as a start takes minutes; those that succeed are put into `started` also where another fails.
 
     The threads are daemons: whoever interrupts the program does not wait for them.
     """
@@ -115,9 +115,9 @@ def _start_together(start: Callable[[int], Replica], count: int, started: list[R
         thread.start()
     for thread in threads:
         thread.join()
-    found = [made[number] for number in range(count)]
-    started += [replica for replica in found if not isinstance(replica, BaseException)]
-    for error in found:
+    outcomes = [made[number] for number in range(count)]
+    started += [replica for replica in outcomes if not isinstance(replica, BaseException)]
+    for error in outcomes:
         if isinstance(error, BaseException):
             raise error
 
@@ -166,26 +166,27 @@ def _whole(
     environment: dict[str, str],
     dtype: torch.dtype,
 ) -> ExternalEngineReplica:
-    """vLLM or SGLang."""
+    """Make a replica around vLLM or SGLang."""
     from rft_engine.sglang.engine import SglangEngine
     from rft_engine.sglang.settings import SglangSettings
     from rft_engine.vllm.process import VllmProcessEngine
     from rft_engine.vllm.settings import VllmSettings
 
-    given = settings.engine
+    engine_settings = settings.engine
     kind = SglangSettings if choice.name == "sglang" else VllmSettings
     chosen = kind(
         model_dir=source,
-        max_rows=given.engine_max_rows,
+        max_rows=engine_settings.engine_max_rows,
         max_len=longest,
         dtype=str(dtype).removeprefix("torch."),
-        tensor_parallel_size=given.engine_tp_size,
-        memory_utilization=given.engine_mem_util,
-        quantization="fp8" if given.engine_fp8 else None,
+        tensor_parallel_size=engine_settings.engine_tp_size,
+        memory_utilization=engine_settings.engine_mem_util,
+        quantization="fp8" if engine_settings.engine_fp8 else None,
         enable_sleep=False,
-        enforce_eager=given.engine_enforce_eager or torch.device(machine.device).type == "cpu",
+        enforce_eager=engine_settings.engine_enforce_eager or torch.device(machine.device).type == "cpu",
     )
     if isinstance(chosen, VllmSettings):
+        # the weights come from a snapshot in shared memory, not from this process's GPU tensors
         chosen = replace(chosen, transport="file")
     log.parent.mkdir(parents=True, exist_ok=True)
 
@@ -198,7 +199,7 @@ def _whole(
 
 
 def _merged(policy: CausalPolicy, weights: WeightProvider) -> Iterable[tuple[str, Tensor]]:
-    """Whole tensors as a model without adapters has them."""
+    """Yield full tensors with adapters merged, as a model without adapters has them."""
     return policy.served(weights())
 
 

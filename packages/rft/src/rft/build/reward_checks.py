@@ -1,4 +1,4 @@
-"""Rewards beside images: a reward model or a judge that takes text alone would judge what it does not see."""
+"""Checks of rewards beside images: a text-only reward model or judge would score images that it does not see."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rft_models.files.directories import existing_directory, read_json
 
 
 def has_images(settings: RlSettings | EvalSettings) -> bool:
-    """Whether prompts may hold images."""
+    """Return True when prompts may hold images."""
     return bool(settings.images.images_key)
 
 
@@ -25,22 +25,22 @@ def require_image_rewards(settings: RlSettings | EvalSettings) -> None:
     """
     if not has_images(settings):
         return
-    places = [("reward_pretrain", place.place) for place in model_places(settings.reward_models)]
+    directories = [("reward_pretrain", directory.place) for directory in model_places(settings.reward_models)]
     if settings.judge.judge_pretrain:
-        places.append(("judge_pretrain", settings.judge.judge_pretrain))
-    for flag, place in places:
-        file = existing_directory(place) / "config.json"
+        directories.append(("judge_pretrain", settings.judge.judge_pretrain))
+    for flag, directory in directories:
+        file = existing_directory(directory) / "config.json"
         kind = str(read_json(file).get("model_type", "")) if file.is_file() else ""
         if kind and not is_vision(kind):
-            raise _blind(flag, place, kind, settings.images.images_key)
+            raise _blind(flag, directory, kind, settings.images.images_key)
 
 
 def _blind(flag: str, place: str, kind: str, images_key: str) -> OptionsError:
-    told = "a vision-language reward model" if flag == "reward_pretrain" else "a vision-language model"
+    wanted_model = "a vision-language reward model" if flag == "reward_pretrain" else "a vision-language model"
     return OptionsError(
         code="reward.no_images",
         what=f"{flag} = {place} (model_type {kind}) takes no images here, and prompts hold those of {images_key}",
         where=f"--{flag}",
         why="it would judge answers about images that it does not see",
-        do=f"--{flag} DIR of {told}, or --reward file.py:function, which may ask for images",
+        do=f"--{flag} DIR of {wanted_model}, or --reward file.py:function, which may ask for images",
     )

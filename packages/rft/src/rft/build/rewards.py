@@ -1,4 +1,4 @@
-"""What judges responses: the function, reward models of this process, servers, and a judge, as one reward."""
+"""Reward of a run: function, in-process reward models, servers and judge, as one `Reward`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 
 from rft.build.judge import judge_line, make_judge, remote_judge
-from rft.process.machine import Machine, choose_device
-from rft.parallel.parallelize import (weights_dtype)
+from rft.build.reward_checks import has_images, require_image_rewards
 from rft.decoder_sizes import model_sizes
+from rft.parallel.parallelize import weights_dtype
+from rft.process.machine import Machine, choose_device
 from rft.reward_names import NamedPlace, function_name, heads_of, model_places, server_places, weights_of
-from rft.build.reward_checks import require_image_rewards, has_images
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import OptionsError
 from rft_models.reward_model.loading import load_reward_model
@@ -34,7 +34,7 @@ _GIB = 1 << 30
 
 
 def build_reward(settings: RlSettings | EvalSettings, machine: Machine, *, function: Reward | None = None) -> Reward:
-    """Everything that the settings name, ready to score; `function` takes the place of the named function.
+    """Build every reward that the settings name, ready to score; `function` takes the place of the named function.
 
     Raises:
         OptionsError: names that contradict one another, a function that cannot be called, heads without weights.
@@ -62,12 +62,13 @@ def build_reward(settings: RlSettings | EvalSettings, machine: Machine, *, funct
         if judge is not None:
             add(RewardComponent(JUDGE, judge, waits=bool(settings.judge.judge_url)))
         _refuse_equal_names([part.name for part in parts])
+        # all parts were built: from here the reward closes them
         built.pop_all()
     return parts[0].reward if len(parts) == 1 and weights is None else CombinedReward(parts, weights)
 
 
 def check_reward(settings: RlSettings) -> None:
-    """What starting would refuse of the function and the servers; no model's weights are loaded."""
+    """Check function and servers as the start would; no model's weights are loaded."""
     require_image_rewards(settings)
     name = function_name(settings)
     if name:
@@ -78,7 +79,7 @@ def check_reward(settings: RlSettings) -> None:
 
 
 def reward_lines(settings: RlSettings) -> list[str]:
-    """For the plan of a run.
+    """Return the reward's lines of the plan of a run.
 
     Raises:
         OptionsError: as `build_reward`; no weight is read and no server is asked.
@@ -111,7 +112,7 @@ def reward_lines(settings: RlSettings) -> list[str]:
 
 
 def _names(settings: RlSettings) -> list[str]:
-    """Of the parts, as `build_reward` calls them."""
+    """Return the names of the parts, as `build_reward` calls them."""
     models, judge = settings.reward_models, settings.judge
     names = [function_name(settings).rpartition(":")[2]] if function_name(settings) else []
     names += [place.name for place in (*server_places(models), *model_places(models))]
@@ -127,7 +128,7 @@ def _function_part(settings: RlSettings | EvalSettings, name: str, function: Rew
 
 
 def _servers(settings: RewardModelSettings, *, with_image: bool) -> list[RewardComponent]:
-    """One a URL, each tried once; `with_image`: on a prompt that has one."""
+    """Make one component a URL, each server tried once; `with_image`: on a prompt with an image."""
     parts: list[RewardComponent] = []
     for place in server_places(settings):
         reward = RemoteReward(
@@ -141,8 +142,10 @@ def _servers(settings: RewardModelSettings, *, with_image: bool) -> list[RewardC
     return parts
 
 
-def _models(settings: RlSettings | EvalSettings, machine: Machine, weights: Mapping[str, float] | None) -> list[RewardComponent]:
-    """One a directory."""
+def _models(
+    settings: RlSettings | EvalSettings, machine: Machine, weights: Mapping[str, float] | None
+) -> list[RewardComponent]:
+    """Load one reward model a directory."""
     places = model_places(settings.reward_models)
     held = _held(settings, places, machine.device)
     parts: list[RewardComponent] = []
@@ -166,7 +169,7 @@ def _models(settings: RlSettings | EvalSettings, machine: Machine, weights: Mapp
 
 @contextmanager
 def _visit(model: RewardModel, device: str) -> Generator[None]:
-    """The model on the device for as long as it scores."""
+    """Keep the model on the device while the block runs."""
     model.to(device)
     try:
         yield
@@ -177,7 +180,7 @@ def _visit(model: RewardModel, device: str) -> Generator[None]:
 
 
 def _held(settings: RlSettings | EvalSettings, places: Sequence[NamedPlace], device: str) -> bool:
-    """Whether the models stay on the device between their phases; on a CPU there is nowhere else to be."""
+    """Return True when the models stay on the device between their phases; on a CPU always."""
     asked = settings.reward_models.reward_offload
     if torch.device(device).type == "cpu":
         return True

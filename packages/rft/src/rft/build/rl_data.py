@@ -1,14 +1,14 @@
-"""What an RL run reads: its prompts, their lengths and the arithmetic of its steps."""
+"""Data of an RL run: prompts, lengths, and the number of its steps and updates."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rft_algos.algorithms.published import PolicyAlgorithm
 from rft.build.algorithm import algorithm_record
 from rft.build.images import refuse_beside_images, row_images
 from rft.build.prompt_data import Prepared, as_prompts, read_held_out, read_training
 from rft.settings import EvalSettings, RlSettings
+from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_core.errors import OptionsError
 from rft_models.loading.context_length import model_facts
 from rft_models.tokenization.tokenizer import HfTokenizer
@@ -46,7 +46,7 @@ def response_limits(settings: RlSettings | EvalSettings, longest_prompt: int) ->
 
 @dataclass(frozen=True, slots=True)
 class RlData:
-    """What an RL run trains and is evaluated on, and its arithmetic."""
+    """Training and held-out prompts of an RL run, its batch plan and step counts."""
 
     training: Prepared
     prompts: list[Prompt]
@@ -104,6 +104,7 @@ def rl_data(settings: RlSettings, codec: HfTokenizer, world_size: int) -> RlData
     num_steps, num_updates = steps_an_episode * batch.num_episodes, plan.total_steps
     if batch.max_steps and batch.max_steps < num_steps:
         num_steps = batch.max_steps
+        # a run cut by max_steps makes fewer updates, and its learning-rate schedule ends with it
         num_updates = min(num_updates, num_steps * len(plan.cut(plan.collection_size)) * batch.max_epochs)
     longest = max(len(prompt.token_ids) for prompt in (*prompts, *held_out))
     return RlData(training, prompts, held_out, plan, num_steps, num_updates, longest)

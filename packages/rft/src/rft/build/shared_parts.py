@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from rft_algos.schedules import learning_rate
 from rft.build.lora import quantization
-from rft.checkpoints.writer import ResumePoint, make_writer, save_schedule
-from rft.process.machine import Machine
 from rft.build.models import checkpointing_of, freezing_of, head_chunk_size
+from rft.checkpoints.writer import ResumePoint, make_writer, save_schedule
 from rft.parallel.parallelize import held_dtype
+from rft.process.machine import Machine
+from rft_algos.schedules import learning_rate
 from rft_dist.settings import AdamSettings, CheckpointSettings, StrategySettings
 from rft_models.files.divisibility import refuse_uneven_model
 from rft_models.policy.causal_policy import CausalPolicy
@@ -42,7 +42,7 @@ def learning_rate_schedule(settings: AdamSettings, peak: float, num_updates: int
 
 
 def make_ledger(mixture: Mixture, data_hash: str, num_rows: int, num_epochs: int, seed: int) -> Ledger:
-    """Every row once an epoch, in the mixture's order."""
+    """Make the ledger that visits every row once an epoch, in the mixture's order."""
     return Ledger(
         num_rows,
         num_epochs,
@@ -63,7 +63,7 @@ def make_saver(
     restored: ResumePoint | None,
     tensor_parts: dict[str, StatefulTensors] | None = None,
 ) -> Saver:
-    """Saves on every rank; hands every part its saved state where a checkpoint is given."""
+    """Make the saver of every rank; with a checkpoint, restore the saved state of every part."""
     writer = make_writer(directory, settings, metadata, machine.collectives, restored)
     saver = Saver(
         writer,
@@ -89,7 +89,7 @@ def trainable_policy(
     codec: HfTokenizer,
     adapter: AdapterSettings,
 ) -> CausalPolicy:
-    """The weights in `source`, ready to be laid out and trained: whole, or still in their files."""
+    """Load the weights in `source`, ready to be parallelized and trained: in full, or still in their files (meta)."""
     refuse_uneven_model(source, strategy.tp_size)
     load = load_on_meta if strategy.meta_init else load_policy
     policy = load(
@@ -114,7 +114,7 @@ def balanced_forward(settings: ModelSettings, policy: CausalPolicy, machine: Mac
 
 
 def micro_batching(max_sequences: int, max_tokens: int, packing: bool) -> MicroBatching:
-    """How a rank cuts its samples; no cut changes the step."""
+    """Return the splitting of a rank's samples into micro-batches; no splitting changes the step."""
     return MicroBatching(max_sequences=max_sequences, max_tokens=max_tokens, by_tokens=packing)
 
 

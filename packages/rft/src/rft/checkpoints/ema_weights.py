@@ -1,4 +1,4 @@
-"""The moving averages (`--enable_ema`) in the place of the weights: of a checkpoint, and of a run to be evaluated."""
+"""EMA weights (`--enable_ema`) in place of the weights: exported from a checkpoint, or swapped in for an evaluation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TensorsWithEma:
 
 
 def take_averages(policy: CausalPolicy, checkpoint: Checkpoint, stored: BlockReader) -> TensorsWithEma:
-    """Put every average that the checkpoint has into the policy; what stands for its weights from now on.
+    """Copy every average of the checkpoint into the policy; return the reader that replaces that of its weights.
 
     Raises:
         OptionsError: it has none, or some of tensors that the model does not have.
@@ -65,12 +65,12 @@ def take_averages(policy: CausalPolicy, checkpoint: Checkpoint, stored: BlockRea
 
 
 def _no_averages(checkpoint: Checkpoint, unknown: list[str]) -> OptionsError:
-    found = (
+    unusable = (
         f"averages of {len(unknown)} tensors that its model does not have, the first {unknown[0]}" if unknown else ""
     )
     return OptionsError(
         code="export.no_averages",
-        what=f"step {checkpoint.step} holds {found or 'no moving average of its weights'}",
+        what=f"step {checkpoint.step} holds {unusable or 'no moving average of its weights'}",
         where=f"--ema, {checkpoint.path}",
         why="averages of whole weights are kept while a run trains with --enable_ema",
         do=f"rft-train export {checkpoint.path} DIR (the weights themselves), or train with --enable_ema",
@@ -78,7 +78,7 @@ def _no_averages(checkpoint: Checkpoint, unknown: list[str]) -> OptionsError:
 
 
 def while_averaged(policy: CausalPolicy, optimizer: Any, ranks: Collectives) -> SwapInEma:
-    """What puts the optimizer's averages in the place of the policy's weights for a while, however they lie."""
+    """Return a context manager factory that swaps the optimizer's averages into the policy, for any strategy."""
     from rft_dist.strategies import ema_swap
 
     trained = dict(policy.trainable_parameters())
@@ -92,8 +92,8 @@ def averaged_evaluator(
 ) -> EmaEvaluator | None:
     """The evaluation of the averages, where there are any and prompts are held out.
 
-    `runs_ahead`: other threads draw with the weights all the time, so that nothing can stand in their place; which is
-    said where `tells`.
+    `runs_ahead`: other threads draw with the weights all the time, so EMA weights cannot be swapped in; logged where
+    `tells`.
     """
     if evaluator is None or averages is None:
         return None
@@ -108,7 +108,7 @@ def averaged_evaluator(
 
 
 def has_adapters(checkpoint: Checkpoint) -> bool:
-    """Whether its run trained adapters."""
+    """Return True when the checkpoint's run trained adapters."""
     return (checkpoint.model_directory / files.FOLDER).is_dir()
 
 

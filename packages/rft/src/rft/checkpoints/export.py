@@ -42,18 +42,19 @@ def export(source: Path, target: Path, dtype_name: str = "", *, averages: bool =
     staging = target.with_name(f".{target.name}-{os.getpid()}")
     try:
         policy = load_policy(checkpoint.model_directory, dtype=dtype)
-        given = take_averages(policy, checkpoint, stored) if averages else stored
+        expected = take_averages(policy, checkpoint, stored) if averages else stored
         policy.save_pretrained(staging)
-        found = weights_of(staging)
-        _compare_weights(given, found, staging)
-        digest = _hash_of(found)
+        written = weights_of(staging)
+        _compare_weights(expected, written, staging)
+        digest = _hash_of(written)
         apart = _compare_logprobs(policy, staging, dtype)
         if target.exists():
+            # an empty directory is allowed as the target, and a rename needs it gone
             target.rmdir()
         staging.rename(target)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return _report(checkpoint, target, found, apart, digest)
+    return _report(checkpoint, target, written, apart, digest)
 
 
 def weights_of(directory: Path) -> BlockReader:
@@ -70,7 +71,7 @@ def _widest(stored: BlockReader) -> torch.dtype:
 
 
 def _compare_weights(stored: BlockReader | TensorsWithEma, found: BlockReader, where: Path) -> None:
-    """Names, shapes and bytes; with another dtype, the bytes of the stored tensors after the conversion."""
+    """Compare names, shapes and bytes; with another dtype, the bytes of the stored tensors after the conversion."""
     if set(stored.table) != set(found.table):
         difference = sorted(set(stored.table) ^ set(found.table))
         raise _differs(f"{len(difference)} tensors are in one only, the first {difference[0]}", where)
@@ -103,9 +104,9 @@ def _compare_logprobs(policy: CausalPolicy, staging: Path, dtype: torch.dtype) -
     again = load_policy(staging, dtype=dtype)
     size = min(policy.model.config.get_text_config().vocab_size, 2**31)
     tokens = torch.randint(size, (_PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
-    places, one = torch.arange(_PROBE_TOKENS), torch.zeros(_PROBE_TOKENS, dtype=torch.int64)
+    positions, one = torch.arange(_PROBE_TOKENS), torch.zeros(_PROBE_TOKENS, dtype=torch.int64)
     wanted = torch.ones(_PROBE_TOKENS, dtype=torch.bool)
-    first, second = (each.token_logprobs(tokens, places, one, wanted)[0] for each in (policy.eval(), again.eval()))
+    first, second = (each.token_logprobs(tokens, positions, one, wanted)[0] for each in (policy.eval(), again.eval()))
     apart = float((first - second).abs().max())
     if not apart == 0.0:
         raise _differs(f"log-probabilities of a probe differ by {apart:.3g}", staging)

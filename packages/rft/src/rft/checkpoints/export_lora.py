@@ -45,8 +45,8 @@ def export_adapter(source: Path, target: Path) -> list[str]:
 
     def write(staging: Path) -> None:
         shutil.copytree(folder, staging)
-        found, given = files.read_tensors(staging), files.read_tensors(folder)
-        if found.keys() != given.keys() or any(not torch.equal(found[name], given[name]) for name in given):
+        written, stored = files.read_tensors(staging), files.read_tensors(folder)
+        if written.keys() != stored.keys() or any(not torch.equal(written[name], stored[name]) for name in stored):
             raise differs("tensors are not those of the checkpoint", staging)
 
     whole_or_not_at_all(target, write)
@@ -99,7 +99,7 @@ def load_adapted(directory: Path) -> CausalPolicy:
 
 @torch.no_grad()
 def logprob_difference(first: CausalPolicy, second: CausalPolicy) -> float:
-    """The largest over a probe of random tokens, in nats."""
+    """Return the largest log-prob difference of two policies over a probe of random tokens, in nats."""
     size = min(first.model.config.get_text_config().vocab_size, 2**31)
     tokens = torch.randint(size, (PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
     batch = (tokens, torch.arange(PROBE_TOKENS), torch.zeros_like(tokens), torch.ones_like(tokens, dtype=torch.bool))
@@ -108,7 +108,7 @@ def logprob_difference(first: CausalPolicy, second: CausalPolicy) -> float:
 
 
 def differs(what: str, where: Path) -> DataError:
-    """An export that is not what it was made from."""
+    """Return the error that an export differs from its source."""
     return DataError(
         code="export.differs",
         what=what,

@@ -25,7 +25,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """What became of the weights that were asked for."""
+    """Outcome of loading initial weights: names loaded, missing, unexpected and mismatched."""
 
     loaded: tuple[str, ...]
     missing: tuple[str, ...]
@@ -40,9 +40,9 @@ class LoadReport:
     def __str__(self) -> str:
         parts = [f"{len(self.loaded)} loaded"]
         for name in ("missing", "unexpected", "mismatched"):
-            found = getattr(self, name)
-            shown = f" ({', '.join(found[:_SHOWN])}{', ...' if len(found) > _SHOWN else ''})" if found else ""
-            parts.append(f"{len(found)} {name}{shown}")
+            names = getattr(self, name)
+            shown = f" ({', '.join(names[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''})" if names else ""
+            parts.append(f"{len(names)} {name}{shown}")
         return ", ".join([*parts, f"{self.kept} kept from --pretrain"])
 
 
@@ -126,13 +126,14 @@ def _checkpoint(settings: CheckpointSettings) -> Checkpoint:
 
 def _state(policy: CausalPolicy) -> dict[str, Tensor]:
     """The model's tensors by name, one that is tied to an earlier one left out."""
-    found: dict[str, Tensor] = {}
-    places: set[int] = set()
+    tensors: dict[str, Tensor] = {}
+    addresses: set[int] = set()
     for name, tensor in policy.model.state_dict().items():
-        if tensor.data_ptr() not in places:
-            found[name] = tensor
-        places.add(tensor.data_ptr())
-    return found
+        # a tied tensor would be copied twice and counted twice
+        if tensor.data_ptr() not in addresses:
+            tensors[name] = tensor
+        addresses.add(tensor.data_ptr())
+    return tensors
 
 
 def _as_the_model_names(prefix: str, names: Iterable[str]) -> str:

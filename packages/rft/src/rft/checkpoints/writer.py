@@ -1,4 +1,4 @@
-"""Between the loops' idea of saving and the store on disk: write one checkpoint, open one to continue from."""
+"""Checkpoint writer between the loops and the store on disk, and the checkpoint that a run continues from."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ GIGABYTE = 10**9
 
 
 class PolicyWithShards(Protocol):
-    """A policy whose weights are shared out over the ranks; a strategy gives it."""
+    """A policy whose weights are sharded over the ranks by a strategy."""
 
     def own_weights(self) -> Mapping[str, Tensor]:
         """Whole weights that this rank writes, by their names in the Hugging Face directory; all ranks call it."""
         ...
 
     def description(self) -> Callable[[Path], None]:
-        """What writes configuration and tokenizer, as they are when `own_weights` has been called."""
+        """Return a function that writes configuration and tokenizer, as they are when `own_weights` has been called."""
         ...
 
 
@@ -66,7 +66,7 @@ class StoreWriter:
         policy: SavablePolicy,
         metadata: Mapping[str, object],
     ) -> None:
-        """Returns when the checkpoint is on disk and read back, or is being written from a copy."""
+        """Save one checkpoint; return once it is on disk and read back, or is being written from a copy."""
         shared: Any = policy if hasattr(policy, "own_weights") else None
         if shared:
             snapshot = cast(Snapshot, lambda _: shared.description())  # pyright: ignore[reportUnknownLambdaType]
@@ -87,22 +87,23 @@ class StoreWriter:
 
     @property
     def failed(self) -> bool:
-        """Whether a save in the background has failed."""
+        """True when a save in the background has failed."""
         return self._saves is not None and self._saves.failed
 
     def wait(self) -> None:
-        """Until nothing is being written; raises what failed."""
+        """Wait until nothing is being written; raise the error of a save that failed."""
         if self._saves is not None:
             self._saves.wait()
 
     def _given(self, part: Tensors) -> Tensors:
-        """What this rank gives of a part: of one that every rank holds, rank 0 all."""
+        """Return this rank's share of a part; a part that every rank holds comes from rank 0 alone."""
         return part if self._collectives.rank == 0 or not isinstance(part, Mapping) else {}
 
     def _opened_saves(self) -> BackgroundSaves:
-        """Ranks need a channel that training does not use: two threads would order its exchanges differently."""
+        """Return the background saves, made at the first call, on a channel that training does not use."""
         if self._saves is None:
             one = self._collectives.world_size == 1
+            # beside training's channel: two threads would order its exchanges differently
             exchange = self._collectives if one else StoreExchange.beside(self._collectives)
             self._saves = BackgroundSaves(self._open_store(exchange))
         return self._saves
@@ -121,7 +122,7 @@ def make_writer(
     collectives: Exchange,
     restored: ResumePoint | None,
 ) -> StoreWriter:
-    """What saves the run, as the settings say."""
+    """Make the checkpoint writer that the settings select."""
     opened = partial(open_store, directory, settings, restored)
     return StoreWriter(opened, metadata, collectives, in_background=settings.async_save)
 
@@ -150,7 +151,7 @@ def open_store(
 
 
 def save_schedule(settings: CheckpointSettings) -> SaveSchedule:
-    """Every so many steps, episodes and minutes."""
+    """Return the schedule of saves: every so many steps, episodes and minutes."""
     return SaveSchedule(
         every_steps=max(settings.save_steps, 0),
         every_episodes=settings.save_interval,
@@ -171,11 +172,11 @@ class ResumePoint:
 
     @property
     def model_directory(self) -> Path:
-        """Where its weights and tokenizer are."""
+        """Directory of the checkpoint's weights and tokenizer."""
         return self.checkpoint.model_directory
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
-        """The optimizer's state."""
+        """Return the optimizer's state tensors."""
         return self.checkpoint.tensors("optimizer")
 
     def records(self) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def parallelize_critic(
     machine: Machine,
     restored: ResumePoint | None,
 ) -> ParallelCritic:
-    """Lay a loaded critic out as the settings say, continued where a checkpoint is given, however it lay there.
+    """Parallelize a loaded critic, and restore it from a checkpoint of any layout where one is given.
 
     Its weights are stepped on in the type that they are loaded in.
     """
@@ -89,7 +89,7 @@ class _AllWeights(nn.Module):
         self.model, self.head = critic.model, critic.head
 
     def forward(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Any use of them."""
+        """Call `function` while all parameters are gathered."""
         return function(*arguments)
 
 
@@ -102,11 +102,11 @@ class GatheredCritic:
     """Calls a function with the weights there."""
 
     def values(self, *row: Any, **media: Any) -> Tensor:
-        """As of the critic."""
+        """Compute the critic's values with its weights gathered."""
         return self.compute(self.inner.values, *row, **media)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """In blocks."""
+        """Yield the sharded parameters by name."""
         return self.inner.named_parameters()
 
 
@@ -122,48 +122,48 @@ class CriticWeights:
 
     @torch.no_grad()
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from `state_tensors()`."""
+        """Copy tensors of `state_tensors()` into the critic."""
         for name, parameter in self.critic.named_parameters():
             parameter.copy_(tensors[name])
 
 
 @dataclass(frozen=True, slots=True)
 class CriticBlocks:
-    """The same in blocks (`ShardSource`, `ShardSink`): a checkpoint of either goes on as the other."""
+    """The critic's sharded weights (`ShardSource`, `ShardSink`); a checkpoint of either layout restores the other."""
 
     critic: CausalCritic
     rank: int
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """What this rank holds of each weight; nothing of some, where there are more ranks than rows."""
+        """Return this rank's shard of each weight; none of some, where there are more ranks than rows."""
         from rft_dist.strategies.dtensor_shards import local
 
-        held = {name: local(parameter.detach()) for name, parameter in self.critic.named_parameters()}
-        return {name: block for name, block in held.items() if block.numel()}
+        shards = {name: local(parameter.detach()) for name, parameter in self.critic.named_parameters()}
+        return {name: block for name, block in shards.items() if block.numel()}
 
     def shards(self) -> Sequence[Shard]:
-        """This rank's blocks; of what several ranks hold, the lowest gives it."""
+        """Return this rank's shards; one that several ranks hold comes from the lowest of them."""
         from rft_dist.strategies.dtensor_shards import is_first_copy, start_of
 
-        whole = dict(self.critic.named_parameters())
+        parameters = dict(self.critic.named_parameters())
         return [
-            Shard(name, tuple(whole[name].shape), start_of(whole[name]), block.contiguous())
+            Shard(name, tuple(parameters[name].shape), start_of(parameters[name]), block.contiguous())
             for name, block in self.state_tensors().items()
-            if is_first_copy(whole[name], self.rank)
+            if is_first_copy(parameters[name], self.rank)
         ]
 
     def wanted(self) -> Sequence[Wanted]:
         """The blocks that this rank holds."""
         from rft_dist.strategies.dtensor_shards import start_of
 
-        whole = dict(self.critic.named_parameters())
+        parameters = dict(self.critic.named_parameters())
         return [
-            Wanted(name, tuple(whole[name].shape), block.dtype, start_of(whole[name]), tuple(block.shape))
+            Wanted(name, tuple(parameters[name].shape), block.dtype, start_of(parameters[name]), tuple(block.shape))
             for name, block in self.state_tensors().items()
         ]
 
     @torch.no_grad()
     def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
-        """Take one of them."""
+        """Copy a block that was read into this rank's shard."""
         del start
         self.state_tensors()[name].copy_(tensor)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def restore_optimizer(optimizer: Any, restored: ResumePoint | None, component: str = "optimizer") -> None:
-    """Hand an optimizer its saved state, in blocks where it takes them; without a checkpoint it stays as it is."""
+    """Load an optimizer's saved state, in shards where it takes them; without a checkpoint it is unchanged."""
     if restored is None:
         return
     if not hasattr(optimizer, "wanted"):
@@ -29,15 +29,15 @@ def restore_optimizer(optimizer: Any, restored: ResumePoint | None, component: s
 
 @dataclass(frozen=True, slots=True)
 class _WhatIsThere:
-    """Asks for everything that is needed, and for what may be missing where it is there."""
+    """Sink that requests every required tensor, and an optional one only if it was saved."""
 
     sink: ShardSink
     saved: Collection[str]
 
     def wanted(self) -> Sequence[Wanted]:
-        """See `ShardSink`."""
+        """Return the requests of the sink, without optional tensors that were not saved."""
         return [each for each in self.sink.wanted() if each.name in self.saved or not is_optional(each.name)]
 
     def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
-        """See `ShardSink`."""
+        """Write a block to the sink (`ShardSink`)."""
         self.sink.put(name, start, tensor)

@@ -1,4 +1,4 @@
-"""How a policy comes to lie on the ranks: replicas, blocks (FSDP2) or DeepSpeed's partitions, and shared sequences."""
+"""Parallelize a policy: data parallel, FSDP2, DeepSpeed ZeRO, tensor or sequence parallel."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def held_dtype(strategy: StrategySettings, *, bf16: bool) -> torch.dtype:
 
 
 def _narrow_dtype(strategy: StrategySettings) -> torch.dtype | None:
-    """What is computed in, where float32 is stepped on; None = they are the same."""
+    """Return the compute dtype beside float32 master weights; None = weights are stepped on in their own dtype."""
     if strategy.fp16:
         return torch.float16
     return torch.bfloat16 if strategy.use_mp_opt else None
@@ -90,7 +90,7 @@ def parallelize(
     machine: Machine,
     restored: ResumePoint | None,
 ) -> ParallelModel:
-    """Lay a loaded policy out as the settings say, with an optimizer that is continued where a checkpoint is given."""
+    """Parallelize a loaded policy and make its optimizer, restored where a checkpoint is given."""
     ranks = machine.collectives
     sharing = share_samples(policy, strategy, machine)
     options: dict[str, Any] = {
@@ -135,7 +135,7 @@ def parallelize(
 
 
 def strategy_line(strategy: StrategySettings, *, bf16: bool) -> str:
-    """How weights, gradients and moments lie, in words."""
+    """Return the layout of weights, gradients and moments as text."""
     if strategy.fsdp:
         over = "the ranks that hold the same parts" if strategy.tp_size > 1 else "all ranks"
         over = f"groups of {strategy.shard_size} ranks" if strategy.shard_size else over
@@ -157,7 +157,7 @@ def strategy_line(strategy: StrategySettings, *, bf16: bool) -> str:
 
 
 def _added_words(strategy: StrategySettings, *, bf16: bool) -> Iterator[str]:
-    """What holds under every way to lie on the ranks."""
+    """Yield the plan's words on precision, offload and EMA, common to all strategies."""
     if strategy.meta_init:
         yield "every rank reads its blocks alone from the files"
     if strategy.fp16:
@@ -173,7 +173,7 @@ def _added_words(strategy: StrategySettings, *, bf16: bool) -> Iterator[str]:
 
 
 def parallelize_reference(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> CausalPolicy:
-    """Lay weights that are not trained out: in blocks where those of the policy are."""
+    """Shard weights that are not trained where the policy's are sharded."""
     group = shard_reference(policy, strategy, machine) if strategy.tp_size > 1 else None
     if strategy.fsdp or strategy.zero_stage == 3:
         _shard(policy, strategy, machine, None if group is None else group.data_mesh)
@@ -181,7 +181,7 @@ def parallelize_reference(policy: CausalPolicy, strategy: StrategySettings, mach
 
 
 def is_sharded(strategy: StrategySettings) -> bool:
-    """Whether a rank holds a part of the weights only."""
+    """Return True when a rank holds only a part of the weights."""
     return strategy.fsdp or strategy.zero_stage == 3 or strategy.tp_size > 1
 
 
@@ -210,6 +210,7 @@ def _shard(policy: CausalPolicy, strategy: StrategySettings, machine: Machine, m
         device, files = torch.device(machine.device), policy.unread
         sharded.fill(files.block, device)
         files.close()
+        # the files are closed: every block is in memory
         policy.unread = None
         policy.verify(device=device, dtype=_narrow_dtype(strategy))
     return sharded
@@ -256,7 +257,7 @@ def _zero(
 
 @dataclass(frozen=True, slots=True)
 class _ZeroOptimizer:
-    """DeepSpeed's optimizer as loops and checkpoints see it: its state is given and taken in blocks."""
+    """DeepSpeed's optimizer with the interface of loops and checkpoints; its state is sharded."""
 
     inner: Any
     state: Any
@@ -267,27 +268,27 @@ class _ZeroOptimizer:
         self.inner.backward(loss, last=last)
 
     def step(self, learning_rate: float) -> Any:
-        """Clip, update, clear."""
+        """Clip the gradient, update the weights, clear the gradient."""
         return self.inner.step(learning_rate)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """What this rank holds."""
+        """Return the tensors that this rank holds."""
         return self.inner.state_tensors()
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what `state_tensors` gave on this rank."""
+        """Load the tensors that `state_tensors` returned on this rank."""
         self.inner.load_state_tensors(tensors)
 
     def shards(self) -> Sequence[Shard]:
-        """See `ShardSource`."""
+        """Return the shards of the state (`ShardSource`)."""
         return self.state.shards()
 
     def wanted(self) -> Sequence[Wanted]:
-        """See `ShardSink`."""
+        """Return the shards to read (`ShardSink`)."""
         return self.state.wanted()
 
     def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
-        """See `ShardSink`."""
+        """Write a block into the state (`ShardSink`)."""
         self.state.put(name, start, tensor)
 
 
@@ -302,17 +303,18 @@ class _WeightsInBlocks:
     adapters: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
 
     def own_weights(self) -> Mapping[str, Tensor]:
-        """Whole weights that this rank writes: every rank about as many bytes; all ranks call it."""
+        """Return the full weights that this rank writes, about as many bytes on every rank; all ranks call it."""
         owners = assign_by_bytes(_sizes(self.policy.base_parameters()), self.ranks.world_size)
-        found: dict[str, Tensor] = {}
+        full: dict[str, Tensor] = {}
         self.adapters.clear()
         for name, tensor in self.policy.served(self._keeping_adapters()):
+            # every rank must draw the iterator to its end, as each tensor is gathered by all
             if owners[name] == self.ranks.rank:
-                found[name] = tensor.detach().clone()
-        return dict(to_checkpoint_names(self.policy.model, found.items)())
+                full[name] = tensor.detach().clone()
+        return dict(to_checkpoint_names(self.policy.model, full.items)())
 
     def _keeping_adapters(self) -> Iterator[tuple[str, Tensor]]:
-        """The whole tensors; those of adapters are small, and kept for `description`."""
+        """Yield the full tensors; those of adapters are small, and kept for `description`."""
         adapters = self.policy.adapters
         for name, tensor in self.weights():
             if adapters is not None:
@@ -320,7 +322,7 @@ class _WeightsInBlocks:
             yield name, tensor
 
     def description(self) -> Callable[[Path], None]:
-        """What writes configuration and tokenizer, and the adapters as `own_weights` found them."""
+        """Return a function that writes configuration, tokenizer, and the adapters as `own_weights` collected them."""
         kept = dict(self.adapters)
 
         def write(directory: Path) -> None:
@@ -331,19 +333,19 @@ class _WeightsInBlocks:
         return write
 
     def save_description(self, directory: Path) -> None:
-        """Configuration and tokenizer."""
+        """Write configuration, tokenizer and adapters."""
         self.description()(directory)
 
     def save_pretrained(self, directory: Path) -> None:
-        """Not possible by one rank."""
+        """Raise: sharded weights cannot be written by one rank."""
         raise AssertionError("weights in blocks are written by all ranks")
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """What this rank holds."""
+        """Yield the tensors that this rank holds."""
         yield from self.held()
 
     def token_logprobs(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """The policy's."""
+        """Compute the policy's token log-probabilities."""
         return self.policy.token_logprobs(*arguments, **options)
 
 

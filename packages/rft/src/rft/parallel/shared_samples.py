@@ -24,7 +24,7 @@ NamedTensors = Callable[[], Iterable[tuple[str, Tensor]]]
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Who shares samples with this rank."""
+    """Ranks that share samples with this one."""
 
     data: DataCollectives
     """The ranks as those see them that share samples out: a group that computes together is one."""
@@ -99,7 +99,7 @@ def shard_reference(policy: CausalPolicy, strategy: StrategySettings, machine: M
 
 
 def sharing_words(strategy: StrategySettings) -> list[str]:
-    """How ranks compute together, in words."""
+    """Return the plan's words on ranks that compute together."""
     if strategy.tp_size > 1:
         return [f"{strategy.tp_size} ranks hold parts of every matrix and compute together (tensor parallel)"]
     if strategy.sp_size > 1:

@@ -1,4 +1,4 @@
-"""What the images of a run's data come to before it starts: tokens of prompts, rows that are left out, and a remedy.
+"""Image tokens of a run's data before it starts: tokens of prompts, rows that are left out, and a remedy.
 
 Some rows, evenly spread, are read, and of their images the headers; nothing is decoded.
 """
@@ -25,7 +25,7 @@ SAMPLED = 512
 
 @dataclass(frozen=True, slots=True)
 class PlannedRow:
-    """A row by its numbers."""
+    """Text tokens and image sizes of one row."""
 
     where: str
     text_tokens: int
@@ -34,12 +34,12 @@ class PlannedRow:
     """(width, height) of each image; None where its header does not say."""
 
     def tokens(self, images: PlannedImages, most_pixels: int | None = None) -> int | None:
-        """Of the whole prompt; None where an image has no size or a shape that is refused."""
+        """Return the tokens of the whole prompt; None where an image has no size or a shape that is refused."""
         counts = self.image_tokens(images, most_pixels)
         return None if counts is None else self.text_tokens + sum(counts) - len(counts)
 
     def image_tokens(self, images: PlannedImages, most_pixels: int | None = None) -> list[int] | None:
-        """Features of each image."""
+        """Return the features of each image; None where an image has no size or a shape that is refused."""
         counts = [images.image_tokens(*size, most_pixels) if size else None for size in self.sizes]
         known = [count for count in counts if count is not None]
         return known if len(known) == len(counts) else None
@@ -47,7 +47,7 @@ class PlannedRow:
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
-    """What was found; counts are of the rows that were looked at."""
+    """Image tokens and rejected rows of the data; counts are of the rows that were sampled."""
 
     num_rows: int
     """In the data."""
@@ -74,11 +74,11 @@ class ImagePlan:
     """Settings with which no row is left out; "" where none is."""
 
     def lines(self) -> list[str]:
-        """For a person."""
+        """Return the plan's lines on images."""
         few, many = self.images_a_row
         low, high = self.pixels
         least, mean, most = self.tokens_a_row
-        told = [
+        lines = [
             f"{self.num_sampled:,} of {self.num_rows:,} rows looked at, headers alone: {self.num_images:,} images, "
             f"{_span(few, many)} a row, {_span(low, high)} pixels each",
             f"{_span(least, most)} tokens of images a row, mean {mean:,.1f}; longest with its text {self.longest:,} "
@@ -86,25 +86,25 @@ class ImagePlan:
         ]
         if self.too_long:
             about = f", about {round(self.too_long * self.num_rows / self.num_sampled):,} of all"
-            told.append(
+            lines.append(
                 f"left out, longer than {self.limit:,} tokens: {self.too_long:,} of these rows"
                 f"{about if self.num_rows > self.num_sampled else ''}; none with {self.remedy}"
             )
         if self.too_many:
-            told.append(
+            lines.append(
                 f"refused: {self.too_many:,} of these rows have more images than limit_mm_image_per_prompt allows; "
                 f"--limit_mm_image_per_prompt {self.most_images}"
             )
         if self.unreadable:
-            told.append(
+            lines.append(
                 f"refused: {self.unreadable:,} of these rows have an image of a shape or header that the model's "
                 f"processor does not take, the first {self.first_unreadable}"
             )
-        return told
+        return lines
 
 
 def image_plan(settings: Any, *, limit: int, limit_flag: str) -> ImagePlan | None:
-    """Of the training rows of RL or SFT settings; None where no row has an image.
+    """Plan the images of the training rows of RL or SFT settings; None where no row has an image.
 
     Raises:
         DataError, OptionsError: as the start would for a row, the model's processor or a package that is missing.
@@ -123,13 +123,14 @@ def image_plan(settings: Any, *, limit: int, limit_flag: str) -> ImagePlan | Non
 def _sampled(data: Any, column: ImageColumn) -> tuple[list[PromptRow], int]:
     """Some rows with all their images, however many are allowed, and how many rows there are."""
     specs = parse_sources(data.prompt_data, data.prompt_data_probs or None)
-    found = [read_rows(spec.path, split=data.prompt_split or None) for spec in specs]
-    total = sum(map(len, found))
+    tables = [read_rows(spec.path, split=data.prompt_split or None) for spec in specs]
+    total = sum(map(len, tables))
     chosen: list[PromptRow] = []
-    for spec, rows in zip(specs, found, strict=True):
+    for spec, rows in zip(specs, tables, strict=True):
         wanted = min(len(rows), -(-SAMPLED * len(rows) // total))
-        picked = [rows[place * len(rows) // wanted] for place in range(wanted)]
+        picked = [rows[index * len(rows) // wanted] for index in range(wanted)]
         output = getattr(data, "output_key", None)
+        # rows above the limit must be read to be counted
         unlimited = replace(column, limit=-1)
         chosen += prompts_from_rows(
             picked, source=spec.name, input_key=data.input_key, output_key=output, images=unlimited
@@ -181,11 +182,11 @@ def _summed(
 def _remedy(rows: Sequence[PlannedRow], images: PlannedImages, limit: int, flag: str, longest: int) -> str:
     """The largest cap on pixels with which all rows fit, and the limit that holds them as they are."""
     as_they_are = f"{flag} {longest}"
-    most = largest_cap(rows, images, limit)
-    if not most:
+    max_pixels = largest_cap(rows, images, limit)
+    if not max_pixels:
         return as_they_are
-    below = f" --min_pixels {images.pixels_of_token}" if most < images.least_pixels else ""
-    return f"--max_pixels {most}{below} or {as_they_are}"
+    below = f" --min_pixels {images.pixels_of_token}" if max_pixels < images.least_pixels else ""
+    return f"--max_pixels {max_pixels}{below} or {as_they_are}"
 
 
 def largest_cap(rows: Sequence[PlannedRow], images: PlannedImages, limit: int) -> int:

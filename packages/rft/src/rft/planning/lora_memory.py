@@ -1,4 +1,4 @@
-"""How many weights adapters have, from the widths of a decoder alone; without torch."""
+"""Number of LoRA weights, from the widths of a decoder alone; without torch."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def _shapes(sizes: DecoderSizes) -> dict[str, list[tuple[int, int]]]:
     """Name -> (in, out) of the linear layers of that name in one block."""
     width, query, keys = sizes.hidden, sizes.query_width, sizes.kv_width
     ffn = sizes.shared_ffn if sizes.num_experts else sizes.ffn
-    found = {
+    shapes = {
         "q_proj": [(width, query)],
         "k_proj": [(width, keys)],
         "v_proj": [(width, keys)],
         "o_proj": [(query, width)],
     }
     if ffn:
-        found |= {"gate_proj": [(width, ffn)], "up_proj": [(width, ffn)], "down_proj": [(ffn, width)]}
+        shapes |= {"gate_proj": [(width, ffn)], "up_proj": [(width, ffn)], "down_proj": [(ffn, width)]}
     if sizes.shared_gate:
-        found["shared_expert_gate"] = [(width, 1)]
-    return found
+        shapes["shared_expert_gate"] = [(width, 1)]
+    return shapes

@@ -1,4 +1,4 @@
-"""What the vision tower of a model holds on a rank, by formula, beside its decoder."""
+"""Memory of a model's vision tower on a rank, by formula, beside its decoder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOWER_NAMES = ("visual", "vision_tower")
 
 @dataclass(frozen=True, slots=True)
 class ImageParts:
-    """What images add to a plan."""
+    """Image tokens and memory terms that images add to a plan."""
 
     images: ImagePlan | None
     """Of the training rows; None without images, or where the data are not on this machine."""
@@ -31,7 +31,7 @@ class ImageParts:
 def image_parts(
     command: str, settings: Any, values: Mapping[str, Any], run: TrainingMemoryConfig, positions: int | None
 ) -> ImageParts:
-    """Tokens of images, and what the tower holds.
+    """Return the tokens of images, and the memory of the vision tower.
 
     Raises:
         DataError, OptionsError: as the start would.
@@ -54,12 +54,12 @@ def tower_part(
     sizes = tower_sizes(values["pretrain"])
     if sizes is None:
         return 0, [], []
-    told = f"{sizes.parameters:,} parameters more are the vision tower's"
+    summary = f"{sizes.parameters:,} parameters more are the vision tower's"
     if not values.get("images_key"):
-        return sizes.parameters, weight_terms(sizes, run, trained=False), [f"{told}, which no row of this run uses"]
+        return sizes.parameters, weight_terms(sizes, run, trained=False), [f"{summary}, which no row of this run uses"]
     frozen = any(name in prefix for prefix in _prefixes(values) for name in _TOWER_NAMES)
     terms = weight_terms(sizes, run, trained=not frozen and not run.adapter_weights)
-    notes = [f"{told}{', frozen' if frozen else ''}"]
+    notes = [f"{summary}{', frozen' if frozen else ''}"]
     if tokens_a_row is None:
         return (
             sizes.parameters,
@@ -113,10 +113,10 @@ def activation_term(sizes: TowerSizes, run: TrainingMemoryConfig, num_tokens: in
     block = activation_bytes_of_block(like, run.compute_bytes)
     if run.recomputes:
         kept = sizes.hidden * run.compute_bytes
-        told = f"at most {patches:,} patches x ({sizes.layers} x {kept:,} + {block:,} bytes)"
-        return MemoryTerm("tower activations", patches * (sizes.layers * kept + block), told, in_rollout=False)
-    told = f"at most {patches:,} patches x {sizes.layers} blocks x {block:,} bytes"
-    return MemoryTerm("tower activations", patches * sizes.layers * block, told, in_rollout=False)
+        formula = f"at most {patches:,} patches x ({sizes.layers} x {kept:,} + {block:,} bytes)"
+        return MemoryTerm("tower activations", patches * (sizes.layers * kept + block), formula, in_rollout=False)
+    formula = f"at most {patches:,} patches x {sizes.layers} blocks x {block:,} bytes"
+    return MemoryTerm("tower activations", patches * sizes.layers * block, formula, in_rollout=False)
 
 
 def planned_images(command: str, settings: Any, positions: int | None) -> tuple[ImagePlan | None, list[str]]:
@@ -139,7 +139,7 @@ def planned_images(command: str, settings: Any, positions: int | None) -> tuple[
 
 
 def _missing(prompt_data: str, path: Path) -> str:
-    """What is needed to count images and is not on this machine; "" where all is."""
+    """Return the reason why images cannot be counted on this machine; "" where everything is there."""
     if not prompt_data:
         return "prompt_data is empty"
     for part in prompt_data.split(","):

@@ -9,7 +9,7 @@ from torch.utils import deterministic
 
 
 def repeat_exactly(device: str, *, debug: bool = False) -> None:
-    """On a CPU only operations that repeat to the bit; on a GPU those cost too much, and whatever is fast.
+    """Use deterministic operations on a CPU, and any on a GPU, where deterministic ones cost too much.
 
     With them torch also fills every new tensor with NaN before anything is written there, which a cache of keys and
     values pays for at each rollout: that is left to `debug`, where reading too early is to be seen.

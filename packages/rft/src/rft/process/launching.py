@@ -1,4 +1,4 @@
-"""How a run becomes several processes, and what they compare before a model loads. No torch is imported here."""
+"""Start of a run's processes, and the comparison of ranks before a model loads. No torch is imported here."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def spawned(resolved: Resolved[Any], program: Sequence[str], *, run: Path | None
 
 
 def refuse_one_process(resolved: Resolved[Any], ranks: RankInfo) -> None:
-    """Raise OptionsError where `nproc` asks for ranks and nobody has started them."""
+    """Raise OptionsError where `nproc` asks for ranks and no launcher has started them."""
     nproc = _asked(resolved)
     if nproc > 1 and ranks.world_size == 1:
         raise OptionsError(
@@ -65,7 +65,7 @@ def refuse_one_process(resolved: Resolved[Any], ranks: RankInfo) -> None:
 
 
 def _written(resolved: Resolved[Any], name: str) -> str:
-    """Where a setting was written."""
+    """Return the origin of a setting as text."""
     return f"{name}: {resolved.origins[name]}" if name in resolved.origins else "default"
 
 
@@ -74,7 +74,7 @@ def _asked(resolved: Resolved[Any]) -> int:
 
 
 def _compare_with_launcher(resolved: Resolved[Any], nproc: int) -> None:
-    """A number on the command line has to be the launcher's; one in a file of a run that goes on may be another."""
+    """Raise `OptionsError` where --nproc on the command line is not the launcher's number; one in a file may differ."""
     here = os.environ.get("LOCAL_WORLD_SIZE", "")
     if resolved.origins["nproc"].kind != "command line" or here in ("", str(nproc)):
         return
@@ -93,7 +93,7 @@ def _log_folder(resolved: Resolved[Any], run: Path | None) -> Path:
 
 
 class Preflight:
-    """What the ranks of a training run check before its model loads."""
+    """Checks that the ranks of a training run make before its model loads."""
 
     def __init__(self, resolved: Resolved[Any], run: Path | None = None) -> None:
         """`run` is the directory that the run continues in, where it does."""
@@ -106,7 +106,7 @@ class Preflight:
 
     @property
     def run(self) -> Path:
-        """Where the run will be, as far as it is known; its folder may not be there."""
+        """Directory of the run, as far as it is known; it may not exist yet."""
         return self._run
 
     def grid(self, ranks: RankInfo, *, num_devices: int, shares_devices: bool) -> ParallelDims:
@@ -129,20 +129,20 @@ class Preflight:
         return self._grid
 
     def compare(self, store: KeyValueStore) -> None:
-        """Once the ranks have met: what differs is named on all of them."""
+        """Compare the ranks' settings and files once they have met; a difference is reported on all of them."""
         assert self._ranks is not None
         self._report = compare_ranks(store, self._ranks, self._subject(), seconds=timeout_seconds())
 
     def lines(self) -> list[str]:
-        """What was compared, for the start of the run."""
+        """Return the comparison's lines for the start of the run."""
         assert self._ranks is not None
         assert self._grid is not None
         note = forgotten_srun(self._ranks, os.environ)
-        told = [*(self._grid.lines() if self._grid.world_size > 1 else []), *([note] if note else [])]
-        told += self._report.lines() if self._report else []
+        lines = [*(self._grid.lines() if self._grid.world_size > 1 else []), *([note] if note else [])]
+        lines += self._report.lines() if self._report else []
         if self._report and self._grid.num_nodes == 1:
-            told.append("one machine: files of data are the same ones, and not compared")
-        return told
+            lines.append("one machine: files of data are the same ones, and not compared")
+        return lines
 
     def _subject(self) -> Subject:
         assert self._ranks is not None
@@ -152,8 +152,8 @@ class Preflight:
         for name in _MODELS:
             if values.get(name):
                 facts |= {f"{name}: {key}": text for key, text in model_facts(values[name]).items()}
-        for place in named_models(str(values.get("reward_pretrain") or "")):
-            facts |= {f"reward_pretrain {place.name}: {key}": text for key, text in model_facts(place.place).items()}
+        for model in named_models(str(values.get("reward_pretrain") or "")):
+            facts |= {f"reward_pretrain {model.name}: {key}": text for key, text in model_facts(model.place).items()}
         if self._grid.num_nodes > 1 and self._ranks.local_rank == 0:
             facts |= file_facts(files_of(values))
         problem = gloo_problem(self._ranks, self._grid.num_nodes, os.environ)

@@ -1,4 +1,4 @@
-"""Where a command runs: its device, its ranks, its threads."""
+"""Process environment of a command: its device, ranks and threads."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ class Machine:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes and prints."""
+        """True on the process that writes and prints."""
         return self.ranks.rank == 0
 
     def attach(self, run: Path, resume_command: str) -> None:
-        """The run's directory is known: its log, and what the watch writes, go there."""
+        """Direct the log and the files of the health monitor into the run's directory."""
         if self.watched is not None:
             self.watched.attach(run, resume_command)
 
     def forget_last_failure(self) -> None:
-        """The run begins or goes on: what is left of an earlier end is taken away."""
+        """Delete the files of an earlier failure, as the run begins or continues."""
         if self.watched is not None:
             self.watched.watch.folder.clear()
 
@@ -72,8 +72,8 @@ class Machine:
         threads = torch.get_num_threads()
         noun = "thread" if threads == 1 else "threads"
         ranks = "1 process" if self.ranks.world_size == 1 else f"{self.ranks.world_size} ranks"
-        given = os.environ.get("OMP_NUM_THREADS")
-        why = f"OMP_NUM_THREADS={given}" if given else f"of {usable_cores()} usable cores"
+        num_threads = os.environ.get("OMP_NUM_THREADS")
+        why = f"OMP_NUM_THREADS={num_threads}" if num_threads else f"of {usable_cores()} usable cores"
         return f"{ranks} on {self.device}, {threads} torch {noun} each ({why})"
 
 
@@ -124,6 +124,7 @@ def open_machine(
     watched = HealthConfig(Activity(), limits or WatchSettings(), always_compares=debug)
     with logged(ranks.rank, first_line(ranks, device, command)) as log:
         try:
+            # before the watch: there is no store to watch through yet
             store = meet_ranks(ranks)
         except PeerError as error:
             log.write(f"{error}\n")
@@ -149,7 +150,7 @@ def usable_cores() -> int:
 
 
 def bfloat16_arithmetic(device: str) -> str:
-    """How this device computes with bfloat16, in words, where that is asked for."""
+    """Return a note on this device's bfloat16 arithmetic; empty where there is nothing to note."""
     if device != "cpu":
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         return "" if native else "this GPU has no bfloat16 arithmetic and emulates it: leave --bf16 out to be faster"
@@ -159,7 +160,7 @@ def bfloat16_arithmetic(device: str) -> str:
 
 
 def _multiplies_bfloat16() -> bool:
-    """AVX512_BF16, AMX or their like on other processors."""
+    """Return True for AVX512_BF16, AMX, or the bf16 feature of an ARM processor."""
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     if any(hasattr(torch.cpu, name) and getattr(torch.cpu, name)() for name in checks):
         return True

@@ -1,4 +1,4 @@
-"""One process of a run under the watch: what it is told of, and how the process ends when something fails."""
+"""One process of a run under the health monitor: its phases and steps, and its end when something fails."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from rft_dist.launch.process_group import HealthConfig, RankInfo, start_watch, s
 
 @dataclass(frozen=True, slots=True)
 class WatchedProcess:
-    """The watch and the log of this rank; listens to the phases of the loop."""
+    """Health monitor and log of this rank; a listener of the phase timer."""
 
     watch: Watch
     log: RankLog
 
     def attach(self, run: Path, resume_command: str) -> None:
-        """The directory of the run is known."""
+        """Direct log and monitor into the directory of the run."""
         self.log.attach(run)
         self.watch.folder.attach(run, resume_command)
 
     def enter_phase(self, name: str | None) -> None:
-        """As the phase timer tells it."""
+        """Enter a phase: flush the log and record the phase for the monitor."""
         self.log.flush()
         self.watch.activity.enter_phase(name)
 
     def end_step(self) -> None:
-        """As the phase timer tells it."""
+        """End a step: record it for the monitor and in the log."""
         activity = self.watch.activity
         activity.end_step()
         last = f", last collective #{activity.last.call.number}" if activity.last else ""
@@ -45,16 +45,16 @@ class WatchedProcess:
 
 
 def first_line(ranks: RankInfo, device: str, command: Sequence[str]) -> str:
-    """What the log of a rank begins with."""
-    place = f"rank {ranks.rank} of {ranks.world_size} (node {ranks.node_rank}, {socket.gethostname()}"
-    return f"{place}, pid {os.getpid()}, {device}): {shlex.join(scrub_command(command))}"
+    """Return the first line of a rank's log."""
+    who = f"rank {ranks.rank} of {ranks.world_size} (node {ranks.node_rank}, {socket.gethostname()}"
+    return f"{who}, pid {os.getpid()}, {device}): {shlex.join(scrub_command(command))}"
 
 
 @contextmanager
 def watched_process(
     ranks: RankInfo, watched: HealthConfig, log: RankLog, show_error: Callable[[RftError], None] | None = None
 ) -> Generator[WatchedProcess]:
-    """While the block runs, the ranks watch one another. An error that ends it is told to the others first.
+    """Monitor the ranks while the block runs. An error that ends it is first reported to the other ranks.
 
     `show_error` shows the error of a process that is ended from outside of its main thread.
 

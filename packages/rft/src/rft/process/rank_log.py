@@ -1,4 +1,4 @@
-"""logs/rank_N.log of a run: what this process prints, and what it logs from INFO on, from its start to its end.
+"""Log of one rank (logs/rank_N.log): its printed lines, and its log records from INFO on.
 
 The run's folder is known late, and made later still, by rank 0: until then the lines are kept in memory.
 What libraries in C++ write past Python (NCCL_DEBUG) is not in it.
@@ -34,12 +34,13 @@ class RankLog:
         self._closed = False
 
     def attach(self, run: Path) -> None:
-        """The run's folder; its logs/ may not be there yet."""
+        """Set the run's folder; its logs/ may not exist yet."""
         self._logs = run / "logs"
         self.flush()
 
     def write(self, text: str) -> None:
         """Add text as it was printed; colours are taken out, and what a live panel redraws is left out."""
+        # a live panel would fill the log with its redraws
         if _REDRAWN.search(text):
             return
         text = _COLOURS.sub("", text)
@@ -61,7 +62,7 @@ class RankLog:
             self._waiting.clear()
 
     def close(self) -> None:
-        """No more comes."""
+        """Close the log; text written later is dropped."""
         self.flush()
         self._closed = True
         if self._file is not None:
@@ -81,13 +82,13 @@ class Tee:
         self._stream, self._log = stream, log
 
     def write(self, text: str) -> int:
-        """To both."""
+        """Write text to the stream and to the log."""
         written = self._stream.write(text)
         self._log.write(text)
         return written
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """To both."""
+        """Write lines to the stream and to the log."""
         for line in lines:
             self.write(line)
 
@@ -96,7 +97,7 @@ class Tee:
 
 
 class _Handler(logging.Handler):
-    """Records into the log; those that reach it through stderr anyway are left out."""
+    """Logging handler that writes records into the log, except those that reach it through stderr anyway."""
 
     def __init__(self, log: RankLog, below: int | None) -> None:
         super().__init__(logging.INFO)
@@ -104,7 +105,7 @@ class _Handler(logging.Handler):
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line."""
+        """Write one record as a line of the log."""
         if self._below is None or record.levelno < self._below:
             self._log.write(self.format(record) + "\n")
 
@@ -126,7 +127,7 @@ def logged(rank: int, header: str) -> Generator[RankLog]:
 
 @contextlib.contextmanager
 def _logging_into(log: RankLog) -> Generator[None]:
-    """A handler on the root logger. Where there was none, warnings must go on reaching stderr as they did."""
+    """Add a handler to the root logger; where there was none, warnings still reach stderr as before."""
     root = logging.getLogger()
     alone = not root.handlers
     handlers: list[logging.Handler] = [_Handler(log, logging.WARNING if alone else None)]

@@ -47,7 +47,7 @@ WARM_START, CHOICES = "warm_start", "choices.json"
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What a person may choose."""
+    """Choices of a person for a quickstart."""
 
     seed: int = 0
     save_path: str = ""
@@ -58,7 +58,7 @@ class Choices:
 
     @property
     def learned(self) -> Task:
-        """What is trained on."""
+        """The task that is trained on."""
         return TASKS[self.task]
 
 
@@ -87,7 +87,7 @@ def run(argv: list[str]) -> int:
 
 
 def _one_thread() -> None:
-    """A model this small gains a fifth from a second thread and loses tenfold from one on a busy core."""
+    """Use one torch thread: a model this small gains a fifth from a second, and loses tenfold on a busy core."""
     if "OMP_NUM_THREADS" not in os.environ:
         import torch
 
@@ -151,7 +151,7 @@ def prepare(path: Path, choices: Choices) -> None:
 
 
 def _warm_up(path: Path, choices: Choices, command: list[str], *, fresh: bool) -> None:
-    """Supervised training until the model is right about half of the time."""
+    """Train on demonstrations until the model is right about half of the time."""
     from rft_cli.commands import sft
     from rft_cli.config.resolve import resolve
 
@@ -170,7 +170,7 @@ def _data_words(path: Path, recipe: str, name: str = "train") -> list[str]:
 
 
 def _more_supervised(path: Path, choices: Choices, command: list[str]) -> None:
-    """The control: supervised training goes on from the warm start for as long as was asked."""
+    """Run the control: supervised training from the warm start for as long as was asked."""
     from rft.run_lifecycle import final_model
     from rft_cli.commands import eval as eval_command
     from rft_cli.commands import sft
@@ -243,6 +243,6 @@ def resume(path: Path, overrides: list[str]) -> int:
 
 
 def root_of(path: Path) -> Path | None:
-    """The directory of the quickstart that `path` is, or is the warm-up of; None for any other run."""
+    """Return the quickstart directory that `path` is, or is the warm-up of; None for any other run."""
     roots = (path, path.parent) if path.name == WARM_START else (path,)
     return next((root for root in roots if (root / CHOICES).is_file()), None)

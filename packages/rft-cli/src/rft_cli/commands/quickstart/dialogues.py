@@ -78,7 +78,7 @@ def _prepare(path: Path, seed: int, make: Callable[[int], Dialogues]) -> Dialogu
 
 
 def _texts(rows: Sequence[Row]) -> list[str]:
-    """As the chat template writes them, so that the words of the template are tokens too."""
+    """Return the dialogues as the chat template writes them, so that the words of the template become tokens too."""
     return [
         "".join(f"{message['role']}: {message['content']}\n" for message in row["input"])
         + f"assistant: {row['output']}"

@@ -1,4 +1,4 @@
-"""What a quickstart can train on: additions for a model of text, drawn images for one that sees.
+"""Tasks of the quickstart: additions for a text model, drawn images for a vision model, dialogues.
 
 Each task writes its data files and its untrained model; its two stages are ordinary recipes.
 """

@@ -1,4 +1,4 @@
-"""What must hold between settings, and which settings have no effect beside the others."""
+"""Contradictions between settings, and settings that have no effect beside the others."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _hf(values: Values, origins: Origins) -> Iterator[Problem]:
 
 
 def _sglang(values: Values, origins: Origins) -> Iterator[Problem]:
-    """What SGLang cannot do, or cannot tell the log-probs of (`rft_engine.sglang.settings` has the whole list)."""
+    """Yield the problems of SGLang's limits (`rft_engine.sglang.settings` has the full list)."""
     why = "SGLang rounds matrices when it starts, and not those that are loaded after every step"
     if values.get("engine_fp8"):
         yield _problem("engine.sglang.quantization", origins, values, ["engine_fp8", "engine_type"], why, _VLLM)
@@ -143,7 +143,7 @@ def _sglang(values: Values, origins: Origins) -> Iterator[Problem]:
 
 
 def _compared_engines(values: Values, origins: Origins) -> Iterator[Problem]:
-    """Names that are known, and flags that one of them can carry out."""
+    """Yield the problems of unknown engine names, and of flags that none of the engines supports."""
     names = ComparedEnginesSettings(engines=values["engines"]).names
     for name in names:
         if name not in KNOWN_ENGINES:
@@ -222,7 +222,7 @@ def _divergence(values: Values, origins: Origins) -> Iterator[Problem]:
 
 
 def _algorithm(values: Values, origins: Origins) -> Iterator[Problem]:
-    """What the record of the algorithm says of flags that do not go together."""
+    """Yield the problem that `algorithm_record` reports of flags that do not go together."""
     try:
         _record(values)
     except OptionsError as error:
@@ -280,27 +280,27 @@ _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def notes(values: Values, origins: Origins, defaults: Values) -> list[str]:
-    """What was asked for and has no effect beside the other settings, so that it is said and not passed over.
+    """Return a note for every setting that was asked for and has no effect beside the others.
 
-    A value that is the default anyway says nothing (the config.yaml of a run holds every setting).
+    A value that is the default anyway gives no note (the config.yaml of a run holds every setting).
     """
-    told: list[str] = []
+    lines: list[str] = []
     if "advantage_estimator" in values:
-        told += _idle_parts(values, origins, defaults)
-    told += idle_image_settings(values, origins, defaults)
-    told += idle_environment_settings(values, origins, defaults)
+        lines += _idle_parts(values, origins, defaults)
+    lines += idle_image_settings(values, origins, defaults)
+    lines += idle_environment_settings(values, origins, defaults)
     ways = ("load_checkpoint", "ckpt_weights_only", "ckpt_partial")
     if values.get("ckpt_path") and not any(values[name] for name in ways):
-        told.append(f"ckpt_path = {values['ckpt_path']} ({origins['ckpt_path']}) has no effect: {ways[0]} is false")
+        lines.append(f"ckpt_path = {values['ckpt_path']} ({origins['ckpt_path']}) has no effect: {ways[0]} is false")
     for name, (condition, holds) in _NEEDS.items():
         asked = name in values and origins[name].kind != "default" and values[name] != defaults[name]
         if asked and not holds(values[condition]):
             state = f"{condition} is {as_text(values[condition]) or 'empty'} ({origins[condition]})"
-            told.append(f"{name} = {as_text(values[name])} ({origins[name]}) has no effect: {state}")
+            lines.append(f"{name} = {as_text(values[name])} ({origins[name]}) has no effect: {state}")
     for name, why in idle_reward_settings(values):
         if origins[name].kind != "default" and values[name] != defaults[name]:
-            told.append(f"{name} = {as_text(values[name])} ({origins[name]}) has no effect: {why}")
-    return told
+            lines.append(f"{name} = {as_text(values[name])} ({origins[name]}) has no effect: {why}")
+    return lines
 
 
 def _idle_parts(values: Values, origins: Origins, defaults: Values) -> list[str]:

@@ -1,4 +1,4 @@
-"""What does not go together with an environment, and settings of conversations that have no effect without one."""
+"""Settings that contradict an environment, and conversation settings that have no effect without one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def environment_problems(values: Values, origins: Origins, complain: Complain) -
 
 
 def idle_environment_settings(values: Values, origins: Origins, defaults: Values) -> list[str]:
-    """One line for each setting that was asked for and says nothing here."""
+    """Return one line for each setting that was asked for and has no effect here."""
     if "environment" not in values:
         return []
     given = values["environment"]

@@ -1,4 +1,4 @@
-"""What must hold between the settings of images and the others, and which of them have no effect."""
+"""Contradictions between image settings and the others, and image settings that have no effect."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def image_problems(values: Mapping[str, Any], complain: Complain) -> Iterator[Pr
 def idle_image_settings(
     values: Mapping[str, Any], origins: Mapping[str, Origin], defaults: Mapping[str, Any]
 ) -> list[str]:
-    """One line for each that was asked for; a command without images has none."""
+    """Return one line for each image setting without effect that was asked for; none for a command without images."""
     if "images_key" not in values:
         return []
-    told: list[str] = []
+    lines: list[str] = []
     if values["images_key"] and values.get("prompt"):
-        told.append(
+        lines.append(
             f"images_key = {values['images_key']} ({origins['images_key']}) has no effect: "
             f"prompt is one text ({origins['prompt']}), whose images are named by image"
         )
@@ -41,7 +41,7 @@ def idle_image_settings(
         return []
     names = _OF_ROWS if values.get("image") else (*_OF_ROWS, *_OF_ANY)
     state = f"images_key is empty ({origins['images_key']})" if not values["images_key"] else "no row is read"
-    return told + [
+    return lines + [
         f"{name} = {as_text(values[name])} ({origins[name]}) has no effect: {state}"
         for name in names
         if name in values and origins[name].kind != "default" and values[name] != defaults[name]

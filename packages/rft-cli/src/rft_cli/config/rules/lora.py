@@ -1,4 +1,4 @@
-"""What does not go together with adapters."""
+"""Settings that contradict LoRA adapters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def adapter_problems(command: str, values: Mapping[str, Any], complain: Complain
 
 
 def _beside_weights(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
-    """Other ways to choose what is trained, and to lay it out."""
+    """Yield the contradictions with other choices of trained weights, and with parallel strategies."""
     for name in ("freeze_prefix", "train_only_tokens_from"):
         if values[name] not in ("", -1):
             why = "with adapters every weight of the model is frozen already"

@@ -1,4 +1,4 @@
-"""What must hold between rewards that are models, and which of their settings have no effect beside the others."""
+"""Contradictions between reward-model settings, and those that have no effect beside the others."""
 
 from __future__ import annotations
 

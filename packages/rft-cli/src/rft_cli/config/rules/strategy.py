@@ -1,4 +1,4 @@
-"""Which ways to lie on the ranks go together, and what needs whole weights on every rank."""
+"""Parallel strategies that exclude one another, and settings that need full weights on every rank."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def strategy_problems(values: Mapping[str, Any], complain: Complain) -> Iterator
 
 
 def _together(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
-    """Ranks that compute one forward together do it in one way."""
+    """Yield the contradictions of tensor and sequence parallelism: a group of ranks uses one of them."""
     size = values["tp_size"]
     if size > 1:
         if values["zero_stage"]:
@@ -58,7 +58,7 @@ def _together(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem
 
 
 def _parts_in_blocks(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
-    """Parts of matrices that FSDP2 spreads over the ranks that hold the same."""
+    """Yield the contradictions of tensor parallel shards that FSDP2 shards again over ranks with the same parts."""
     for name, why in (
         ("shard_size", "parts are spread over all ranks that hold the same, which is what a shard_size would lower"),
         ("fsdp_cpu_offload", "gradients of norms are summed over the ranks of a group, on the device"),
@@ -69,14 +69,14 @@ def _parts_in_blocks(values: Mapping[str, Any], complain: Complain) -> Iterator[
 
 
 def _averages(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
-    """What is averaged are the model's own matrices."""
+    """Yield the contradictions of EMA, which averages the model's own full matrices."""
     if values["train_only_tokens_from"] >= 0:
         why = "the average is of whole matrices, and rows of one are trained"
         yield complain("strategy.ema_rows", ["enable_ema", "train_only_tokens_from"], why, "leave enable_ema out")
 
 
 def _precision(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
-    """One type is computed in."""
+    """Yield the contradictions of precision settings: one dtype is computed in."""
     if not values["fp16"]:
         return
     for other in ("bf16", "use_mp_opt"):
@@ -89,7 +89,7 @@ def _precision(values: Mapping[str, Any], complain: Complain) -> Iterator[Proble
 
 
 def _without_memory(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
-    """Who reads blocks alone needs blocks, and files that hold exactly these weights."""
+    """Yield the contradictions of `meta_init`, which needs FSDP2 and files that hold exactly these weights."""
     if not values["meta_init"]:
         return
     if not values["fsdp"]:
@@ -107,7 +107,7 @@ def _without_memory(values: Mapping[str, Any], complain: Complain) -> Iterator[P
 
 
 def _with_blocks(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
-    """What needs whole weights on every rank."""
+    """Yield the contradictions of settings that need full weights on every rank."""
     how = "fsdp" if values["fsdp"] else "zero_stage" if values["zero_stage"] else "tp_size"
     if values["train_only_tokens_from"] >= 0:
         why = "the trained rows are a part of a matrix that no rank holds whole"

@@ -1,4 +1,4 @@
-"""DeepSpeed as it is used here: its import, its configuration, and what of it is refused before a model is touched."""
+"""DeepSpeed integration: import, configuration, and options refused before a model is touched."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroOptions:
-    """What DeepSpeed is asked for; `ZeroModel` says what each does."""
+    """DeepSpeed options of a run; `ZeroModel` documents each."""
 
     stage: int
     max_norm: float
@@ -38,7 +38,7 @@ class ZeroOptions:
 
 
 def load_deepspeed(device: torch.device) -> Any:
-    """The module, told which device this process computes on, and silent below errors.
+    """Import DeepSpeed, set to the device this process computes on, with its log silent below errors.
 
     Raises:
         PreflightError: it is not installed, or too old.
@@ -72,7 +72,7 @@ def load_deepspeed(device: torch.device) -> Any:
 def start_engine(
     deepspeed: Any, root: nn.Module, optimizer: torch.optim.Optimizer, config: dict[str, Any], device: torch.device
 ) -> Any:
-    """DeepSpeed's engine; what it prints meanwhile is dropped."""
+    """Create DeepSpeed's engine; its output to stdout meanwhile is dropped."""
     init_single_process_group(device)
     with contextlib.redirect_stdout(io.StringIO()), local_rank(device):
         engine, *_ = deepspeed.initialize(model=root, optimizer=optimizer, config=config, dist_init_required=False)
@@ -81,7 +81,7 @@ def start_engine(
 
 @contextlib.contextmanager
 def local_rank(device: torch.device) -> Generator[None]:
-    """DeepSpeed asks the environment for this one even where it is told the device; no child should inherit it."""
+    """Set LOCAL_RANK while the block runs: DeepSpeed reads it even with a device given; no child should inherit it."""
     missing = "LOCAL_RANK" not in os.environ
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
     try:
@@ -94,7 +94,7 @@ def local_rank(device: torch.device) -> Generator[None]:
 def verify_options(
     trained: Iterable[Tensor], options: ZeroOptions, world_size: int, frozen: Iterable[Tensor] = ()
 ) -> torch.dtype:
-    """The type of the trained weights. Frozen ones may be of another where the trained are float32 (adapters).
+    """Return the dtype of the trained weights; frozen ones may have another where the trained are float32 (adapters).
 
     Raises:
         OptionsError: what DeepSpeed cannot do, or would do without an effect; `do` names the nearest that works.
@@ -151,7 +151,7 @@ def _verify_hpz(hpz_size: int, world_size: int, stage: int) -> None:
 
 
 def verify_float16(deepspeed: Any) -> None:
-    """OptionsError where the device does not compute in float16."""
+    """Raise OptionsError where the device does not compute in float16."""
     if not deepspeed.accelerator.get_accelerator().is_fp16_supported():
         raise OptionsError(
             code="zero.float16",
@@ -163,7 +163,7 @@ def verify_float16(deepspeed: Any) -> None:
 
 
 def engine_config(dtype: torch.dtype, options: ZeroOptions, device: torch.device, numel: int) -> dict[str, Any]:
-    """What `deepspeed.initialize` is given: sums of gradients and exchanges of them are in float32 for any weights.
+    """Return the config of `deepspeed.initialize`: gradients are summed and exchanged in float32 for any weights.
 
     `numel` is the number of trained weights: no more is exchanged at a time.
     """

@@ -1,4 +1,4 @@
-"""Which part of each tensor a rank holds under ZeRO, as ranges of flattened tensors.
+"""Partition of each tensor over the ranks under ZeRO, as ranges of flattened tensors.
 
 DeepSpeed lays the trained parameters of a group (decayed, not decayed) one after another in a flat
 float32 tensor and gives every rank a range of it (stages 1 and 2), or cuts each parameter into one
@@ -19,7 +19,7 @@ from rft_dist.optim.adamw import fresh_state
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What this rank steps on of one trained parameter."""
+    """Range of one trained parameter that this rank steps on."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,30 +38,30 @@ class Part:
 
 
 def shape_of(parameter: nn.Parameter) -> tuple[int, ...]:
-    """Of the whole parameter, also where it is spread."""
+    """Return the shape of the full parameter, also where it is partitioned (stage 3)."""
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def stepped_parts(optimizer: Any, parameters: Mapping[str, nn.Parameter], rank: int) -> list[Part]:
     """The ranges that this rank steps on, by name; a rank may hold nothing of a parameter."""
     find = _part_of_stage_3 if hasattr(optimizer, "fp32_partitioned_groups_flat") else _part_of_stages_1_2
-    found = (find(optimizer, name, parameter, rank) for name, parameter in parameters.items())
-    return [part for part in found if part is not None and part.numel]
+    parts = (find(optimizer, name, parameter, rank) for name, parameter in parameters.items())
+    return [part for part in parts if part is not None and part.numel]
 
 
 def _part_of_stage_3(optimizer: Any, name: str, parameter: nn.Parameter, rank: int) -> Part | None:
-    group, place, _ = optimizer.grad_position[optimizer.get_param_id(parameter)]
+    group, offset_in_flat, _ = optimizer.grad_position[optimizer.get_param_id(parameter)]
     offset, numel = own_range(parameter, rank)
-    return Part(name, shape_of(parameter), offset, numel, optimizer.fp32_partitioned_groups_flat[group], place)
+    return Part(name, shape_of(parameter), offset, numel, optimizer.fp32_partitioned_groups_flat[group], offset_in_flat)
 
 
 def _part_of_stages_1_2(optimizer: Any, name: str, parameter: nn.Parameter, rank: int) -> Part | None:
     mapping: Any = getattr(parameter, "_hp_mapping", None)
     if mapping is None:
         return None
-    place, whole = mapping.hp_fragment_address, mapping.lp_fragment_address
+    in_flat, in_parameter = mapping.hp_fragment_address, mapping.lp_fragment_address
     (flat,) = optimizer.optimizer.param_groups[mapping.param_group_index]["params"]
-    return Part(name, shape_of(parameter), whole.start, whole.numel, flat, place.start)
+    return Part(name, shape_of(parameter), in_parameter.start, in_parameter.numel, flat, in_flat.start)
 
 
 def own_range(parameter: nn.Parameter, rank: int) -> tuple[int, int]:
@@ -89,6 +89,7 @@ def flat_states(optimizer: Any) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     for flat in flats:
         state = optimizer.optimizer.state[flat]
         if not state:
+            # torch makes a state at the first step; a checkpoint needs one before it
             state.update(fresh_state(flat.detach()))
         yield flat, state
 

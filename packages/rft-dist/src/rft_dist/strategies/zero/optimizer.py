@@ -1,4 +1,4 @@
-"""ZeRO 1, 2 and 3 by DeepSpeed: moments, then gradients, then weights spread over the ranks.
+"""ZeRO 1, 2 and 3 by DeepSpeed: moments, then gradients, then weights partitioned over the ranks.
 
 Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020.
 Bytes of a rank for P parameters in bfloat16 over S ranks, float32 master copies and moments:
@@ -37,7 +37,7 @@ from rft_dist.strategies.zero.state import Read, ZeroState, ZeroWeights
 
 
 class ZeroModel:
-    """A module whose training state is spread over the ranks by DeepSpeed, in place.
+    """A module whose training state is partitioned over the ranks by DeepSpeed, in place.
 
     Example::
 
@@ -68,7 +68,8 @@ class ZeroModel:
         ema_decay: float | None = None,
         readers: Iterable[tuple[nn.Module, Sequence[nn.Parameter]]] = (),
     ) -> None:
-        """
+        """Partition the training state of `model` over the ranks, in place.
+
         Args:
             model: float32, or bfloat16 or float16 with float32 copies to step on; the weights of rank 0 are taken.
                 Where what is trained is float32, frozen weights may be of another type.
@@ -165,7 +166,7 @@ class ZeroOptimizer:
         Stage 1 exchanges once a step.
         """
         self._begun = True
-        # DeepSpeed takes the mean over the ranks.
+        # times the number of ranks: DeepSpeed takes the mean over them, and a loss carries its global denominator
         with local_rank(self._engine.device):
             self._engine.backward(loss * self._engine.world_size, scale_wrt_gas=False)
 
@@ -182,6 +183,7 @@ class ZeroOptimizer:
             group["lr"] = learning_rate
         with local_rank(self._engine.device):
             self._engine.step()
+        # before the next micro-batch: DeepSpeed adds to what it kept of this step's gradients
         clear_kept_gradients(self._engine.optimizer)
         applied = bool(self._engine.was_step_applied())
         if applied:
@@ -197,7 +199,7 @@ class ZeroOptimizer:
         self.state.load_tensors(tensors)
 
     def state_shards(self) -> list[Shard]:
-        """The same as blocks with their places; those of all ranks cover every tensor once."""
+        """Return the state of `state_tensors` as blocks with offsets; those of all ranks cover every tensor once."""
         return self.state.shards()
 
     def load_state(self, read: Read) -> None:

@@ -36,7 +36,7 @@ Read = Callable[[str], Tensor | None]
 
 
 class ZeroWeights:
-    """The weights of a model under ZeRO: given and taken in blocks (`ShardSource`, `ShardSink`)."""
+    """The weights of a model under ZeRO, saved and loaded in blocks (`ShardSource`, `ShardSink`)."""
 
     def __init__(self, model: nn.Module, optimizer: Any, collectives: Collectives) -> None:
         self._parameters = dict(model.named_parameters())
@@ -66,7 +66,7 @@ class ZeroWeights:
         return blocks
 
     def wanted(self) -> list[Wanted]:
-        """What this rank keeps: a range of each weight at stage 3, else all of them."""
+        """Return requests for the weights of this rank: a range of each at stage 3, else all of them."""
         blocks: list[Wanted] = []
         for name, parameter in self._parameters.items():
             offset, flat = own_weights(parameter, self._rank)
@@ -87,9 +87,9 @@ class ZeroWeights:
     def load(self, read: Callable[[str], Tensor]) -> None:
         """Take all weights from whole tensors, of which one is there at a time; of any floating-point type."""
         for name, parameter in self._parameters.items():
-            found = read(name)
-            assert tuple(found.shape) == shape_of(parameter), f"{name}: {list(found.shape)}"
-            self.put(name, (0,) * found.ndim, found)
+            full = read(name)
+            assert tuple(full.shape) == shape_of(parameter), f"{name}: {list(full.shape)}"
+            self.put(name, (0,) * full.ndim, full)
 
 
 class ZeroState:
@@ -122,17 +122,17 @@ class ZeroState:
     def tensors(self) -> dict[str, Tensor]:
         """This rank's ranges, flat, under the names of what they are ranges of; live, not copies."""
         states = {id(flat): state for flat, state in flat_states(self._optimizer)}
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, part in self._parts.items():
             state = states[id(part.flat)]
-            found |= {f"{kind}/{name}": part.of(state[kind]) for kind in self._kinds}
-            found[f"step/{name}"] = state["step"].detach()
+            tensors |= {f"{kind}/{name}": part.of(state[kind]) for kind in self._kinds}
+            tensors[f"step/{name}"] = state["step"].detach()
             if self._has_master:
-                found[f"master/{name}"] = part.of(part.flat)
+                tensors[f"master/{name}"] = part.of(part.flat)
         if self._scaler is not None:
             values = [float(getattr(self._scaler, field)) for field in _SCALER_FIELDS]
-            found[_SCALER] = torch.tensor(values, dtype=torch.float64)
-        return found
+            tensors[_SCALER] = torch.tensor(values, dtype=torch.float64)
+        return tensors
 
     def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Put back what `tensors` gave on this rank, bit for bit.
@@ -140,9 +140,9 @@ class ZeroState:
         Raises:
             CheckpointError: missing or unexpected names, another shape or another dtype; nothing has changed then.
         """
-        held = self.tensors()
-        compare_states(held, tensors)
-        for name, tensor in held.items():
+        current = self.tensors()
+        compare_states(current, tensors)
+        for name, tensor in current.items():
             if name == _SCALER:
                 self._set_scaler(tensors[name])
             else:
@@ -169,7 +169,7 @@ class ZeroState:
         return list(self._wanted())
 
     def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
-        """Take a block.
+        """Copy one block of the state into the range that this rank holds.
 
         Raises:
             CheckpointError: parameters that are stepped together have taken different numbers of steps.
@@ -252,7 +252,7 @@ def _copy_overlap(source: Tensor, source_offset: int, target: Tensor, target_off
 
 
 def _forget_gathered(parameter: nn.Parameter) -> None:
-    """Let a spread parameter be gathered anew before its next use."""
+    """Drop the gathered copy of a partitioned parameter, so that its next use gathers it anew."""
     spread: Any = parameter
     if hasattr(parameter, "ds_tensor"):
         spread.partition()

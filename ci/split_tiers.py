@@ -1,0 +1,88 @@
+"""Choose which test cases run in tier 2 alone, from the durations of a run of all tests.
+
+    pytest -n 2 --dist loadgroup -m "full or not full" --junitxml all.xml
+    python ci/split_tiers.py all.xml
+
+Writes tests/tier2_cases.txt, one node id a line. `conftest.py` gives these cases the marker `full`. Of a test function
+whose cases take long together, the quickest stay in tier 1, at least one if it is quick enough, so that every kind of
+test is represented there; a case that nobody may leave out is named in ALWAYS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+OUTPUT = ROOT / "tests" / "tier2_cases.txt"
+SECONDS_OF_A_FUNCTION = 2.0
+"""The quickest cases of a test function stay in tier 1 while they take less together."""
+SECONDS_OF_A_CASE = 6.0
+"""The most that the one case of a long function may take to stay."""
+ALWAYS = ("tests/architecture/*",)
+"""Node ids, as patterns, that stay in tier 1 whatever they take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One test case of the measured run."""
+
+    function: str
+    """Node id without parameters."""
+    node_id: str
+    seconds: float
+    """Set-up, call and tear-down."""
+
+
+def cases_of(path: Path, scale: float) -> list[Case]:
+    """Read the cases of a JUnit file; their times are divided by `scale`, for a machine that was busy."""
+    cases = []
+    for element in ElementTree.parse(path).getroot().iter("testcase"):
+        name, _, group = element.attrib["name"].rpartition("@") if "@" in element.attrib["name"] else ("", "", "")
+        name = name if name and group.isidentifier() else element.attrib["name"]
+        file = element.attrib["classname"].replace(".", "/") + ".py"
+        function = f"{file}::{name.partition('[')[0]}"
+        cases.append(Case(function, f"{file}::{name}", float(element.attrib["time"]) / scale))
+    return cases
+
+
+def tier_2(cases: list[Case]) -> list[Case]:
+    """The cases that tier 1 leaves out."""
+    by_function: dict[str, list[Case]] = defaultdict(list)
+    for case in cases:
+        by_function[case.function].append(case)
+    left_out: list[Case] = []
+    for group in by_function.values():
+        long = sum(case.seconds for case in group) > SECONDS_OF_A_FUNCTION
+        if not long or any(fnmatch(group[0].node_id, pattern) for pattern in ALWAYS):
+            continue
+        kept = 0.0
+        for number, case in enumerate(sorted(group, key=lambda case: (case.seconds, case.node_id))):
+            kept += case.seconds
+            if kept > (SECONDS_OF_A_CASE if number == 0 else SECONDS_OF_A_FUNCTION):
+                left_out.append(case)
+    return left_out
+
+
+def main() -> None:
+    """Write the file and say what both tiers take."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("junit", type=Path)
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="how many times as long the run took as on quiet cores"
+    )
+    arguments = parser.parse_args()
+    cases = cases_of(arguments.junit, arguments.scale)
+    left_out = tier_2(cases)
+    total, seconds = sum(case.seconds for case in cases), sum(case.seconds for case in left_out)
+    OUTPUT.write_text("".join(f"{node_id}\n" for node_id in sorted(case.node_id for case in left_out)))
+    print(f"{len(cases)} cases, {total:,.0f} s; tier 2 alone: {len(left_out)} cases, {seconds:,.0f} s")
+    print(f"tier 1: {len(cases) - len(left_out)} cases, {total - seconds:,.0f} s of both workers together")
+
+
+if __name__ == "__main__":
+    main()
