@@ -25,7 +25,17 @@ BARE_BEGINNINGS = {
 }
 """Words after which the reader still looks for what is spoken of; `As of`, `Of the` and `In blocks` are among them."""
 
-CEILINGS: dict[str, int] = {}
+CEILINGS: dict[str, int] = {
+    "rft": 2,
+    "rft_algos": 0,
+    "rft_cli": 0,
+    "rft_core": 0,
+    "rft_dist": 0,
+    "rft_engine": 6,
+    "rft_models": 0,
+    "rft_trainer": 0,
+    "rft_kernels": 0,
+}
 """Docstrings of each package that break the rule; the number may only fall (`python count_violations.py`)."""
 
 

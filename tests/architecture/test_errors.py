@@ -12,7 +12,43 @@ from architecture.source_tree import FunctionNode, Module, Sources, planted, rea
 CODE = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
 """Area, dot, rule."""
 
-SHARED_CODES: dict[str, int] = {}
+SHARED_CODES: dict[str, int] = {
+    "adapters.frozen_too": 2,
+    "checkpoint.peer_missing": 2,
+    "command.unknown": 2,
+    "data.cut": 2,
+    "data.not_utf8": 2,
+    "data.refused_value": 2,
+    "data.split": 2,
+    "data.wrong_type": 2,
+    "engine.deadline": 2,
+    "engine.empty_prompt": 2,
+    "engine.out_of_step": 6,
+    "engine.prompt_too_long": 2,
+    "engine.sample_keys": 2,
+    "engine.sampling_option": 2,
+    "engine.unknown_token": 3,
+    "engine.weights.incomplete": 3,
+    "engine.weights.unfinished": 2,
+    "environment.unknown": 2,
+    "export.differs": 2,
+    "freezing.two_ways": 2,
+    "models.damaged_weights": 3,
+    "models.missing_weights": 2,
+    "models.no_config": 2,
+    "numerics.non_finite": 2,
+    "optimizer.state_differs": 2,
+    "option.no_value": 3,
+    "option.not_allowed": 2,
+    "option.stray": 3,
+    "option.unknown": 2,
+    "option.value": 2,
+    "prompt.all_too_long": 2,
+    "reward.judge_template": 2,
+    "run.exists": 3,
+    "run.not_found": 2,
+    "run.stopped": 2,
+}
 """Codes that so many modules write; each is to get one function that makes the error, or a code of its own."""
 
 

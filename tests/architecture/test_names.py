@@ -35,14 +35,53 @@ WEIGHT_WORDS = {
     *("gradient", "gradients", "grad", "grads", "master", "masters", "model", "policy", "critic", "optimizer"),
 }
 
-CEILINGS: dict[str, int] = {}
+CEILINGS: dict[str, int] = {
+    "rft": 40,
+    "rft_algos": 3,
+    "rft_cli": 8,
+    "rft_core": 0,
+    "rft_dist": 38,
+    "rft_engine": 33,
+    "rft_models": 12,
+    "rft_trainer": 76,
+    "rft_kernels": 2,
+}
 """Private words that each package still binds; the number may only fall (`python count_violations.py`)."""
 
 MOST_OF_ONE_NAME = 2
 COMMON_STEMS = {INIT, "protocols", "registry", "settings"}
-SHARED_CLASSES: dict[str, int] = {}
+SHARED_CLASSES: dict[str, int] = {
+    "BatchSettings": 2,
+    "Block": 2,
+    "Choices": 2,
+    "Collectives": 3,
+    "DecodableModel": 2,
+    "DecodeCache": 2,
+    "Limits": 2,
+    "Plan": 2,
+    "Prepared": 2,
+    "Resolved": 2,
+    "RowSums": 2,
+    "SlabSums": 2,
+    "Stage": 2,
+    "Wanted": 3,
+    "WatchedProcess": 2,
+}
 """Public classes with one name and so many definitions; each is to get a name of its own."""
-SHARED_STEMS: dict[str, int] = {}
+SHARED_STEMS: dict[str, int] = {
+    "conformance": 3,
+    "critic": 3,
+    "engine": 4,
+    "environment": 4,
+    "images": 5,
+    "lora": 3,
+    "process": 3,
+    "rewards": 3,
+    "rl": 3,
+    "sft": 4,
+    "vocab_slabs": 3,
+    "worker": 3,
+}
 """Modules with one name and so many files."""
 
 

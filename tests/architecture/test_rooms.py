@@ -47,7 +47,7 @@ ROOT_MODULES = {
         "typed_lists",
     },
     "rft_kernels": {"ops", "row_statistics", "tiles"},
-    "rft_models": {"head_memory"},
+    "rft_models": set[str](),
     "rft_trainer": set[str](),
 }
 ANYWHERE = {INIT, "protocols", "settings"}

@@ -43,7 +43,8 @@ def unsafe_code(sources: Sources) -> list[Violation]:
     found: list[Violation] = []
     for module in sources.values():
         found += [Violation(module.name, line, f"imports {base}") for line, base in pickler_imports(module)]
-        found += [Violation(module.name, node.lineno, what) for node in module.nodes for what in faults_of(node)]
+        for node in module.nodes:
+            found += [Violation(module.name, getattr(node, "lineno", 1), what) for what in faults_of(node)]
         if module.stem in NAMES_WITHOUT_AN_IDEA:
             found.append(Violation(module.name, 1, f"{module.stem} names no idea"))
     return found

@@ -1,4 +1,4 @@
-"""What is known of a row after some of its logits: five numbers that can be merged, and three that follow from all.
+"""Statistics of a row of logits: five that can be merged over parts, and three that follow from all parts.
 
 A row's logits may be cut into any parts (slabs of the vocabulary, splits of a kernel's grid, shards of
 ranks). With z* the highest logit of a part, each part gives
@@ -21,7 +21,7 @@ IGNORED = -100
 
 
 class SlabSums(NamedTuple):
-    """Of each row over one part of the vocabulary [R], or over several parts [S, R]."""
+    """Mergeable sums of each row over one part of the vocabulary [R], or over several parts [S, R]."""
 
     highest: Tensor
     """Highest logit, float32 (float64 for float64 inputs); -inf where every logit of the part is."""
@@ -37,7 +37,7 @@ class SlabSums(NamedTuple):
 
 
 class RowSums(NamedTuple):
-    """Of each row over the whole vocabulary, [R] each, in nats."""
+    """Statistics of each row over the whole vocabulary, [R] each, in nats."""
 
     normalizer: Tensor
     """log sum_v exp(z_v)."""
@@ -57,5 +57,5 @@ def stacked(parts: SlabSums | list[SlabSums]) -> SlabSums:
 
 
 def num_parts(length: int, part: int) -> int:
-    """How many parts of at most `part` cover `length`."""
+    """Return the number of parts of at most `part` that cover `length`."""
     return -(-length // part)

@@ -1,4 +1,4 @@
-"""How the fused kernel cuts rows, vocabulary and hidden width, and into how many parts the vocabulary goes."""
+"""Tile sizes of the fused kernel over rows, vocabulary and hidden width, and the number of vocabulary parts."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from rft_models.tiny_models.text import build_character_model
 
+sys.path.insert(0, str(Path(__file__).parent / "logprobs"))  # `head_memory`, the formula that a test measures
 torch.set_num_threads(1)
 
 VOCAB = 61

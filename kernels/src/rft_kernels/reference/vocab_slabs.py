@@ -74,7 +74,7 @@ def join_sums(parts: SlabSums | list[SlabSums]) -> SlabSums:
 
 
 def merge_sums(parts: SlabSums | list[SlabSums]) -> RowSums:
-    """What follows for each row from parts that cover the whole vocabulary, see `RowSums`.
+    """Compute `RowSums` of each row from parts that cover the whole vocabulary.
 
     Args:
         parts: [S, R] tensors, or S parts of [R], or one.
@@ -191,7 +191,7 @@ def _sum_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def _base(highest: Tensor) -> Tensor:
-    """What logits are measured from: 0 where all are -inf, for -inf - -inf is NaN."""
+    """Return the base that logits are measured from: 0 where all are -inf, for -inf - -inf is NaN."""
     return highest.masked_fill(highest == -torch.inf, 0.0)
 
 

@@ -147,7 +147,7 @@ def _num_sms(tensor: Tensor) -> int:
 
 
 def _suits_descriptors(*matrices: Tensor) -> bool:
-    """Whether the copy engine can read them, rows and start at multiples of 16 bytes, and it pays.
+    """Return whether the copy engine can read the tensors (rows and start at multiples of 16 bytes), and it pays.
 
     With float32 the products run without tensor cores and descriptors make the compiler spill registers.
     """

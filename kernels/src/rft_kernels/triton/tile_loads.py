@@ -1,4 +1,4 @@
-"""What the kernels do to a tile of products, in registers: logits of them, and sums joined to a row's running sums.
+"""Operations on a tile of products in registers: logits of them, and sums joined to a row's running sums.
 
 Columns beyond the slab are -inf before anything is summed, and a running maximum starts at -inf: a
 padded column read as 0, or a maximum that starts at 0, would win over logits that are all far below 0.

@@ -120,7 +120,7 @@ def student_quantile(probability: float, degrees: int) -> float:
 
 
 def _student_within(t: float, degrees: int) -> float:
-    """P(|T| <= t)."""
+    """Compute the probability P(|T| <= t)."""
     theta = math.atan(t / math.sqrt(degrees))
     cos_squared = math.cos(theta) ** 2
     if degrees == 1:

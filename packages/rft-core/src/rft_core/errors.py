@@ -1,4 +1,4 @@
-"""What went wrong, as one record that every package raises and the command line shows.
+"""Errors as one record (`Problem`) that every package raises and the command line shows.
 
 A failure that a person can meet carries seven fields (`Problem`), once as text for the
 terminal and once as one JSON line for programs. The class of the error says which exit code

@@ -19,7 +19,7 @@ _SECRET_TEXT = re.compile(
 
 
 def looks_like_key(text: str) -> bool:
-    """Whether `text` is more likely a key than a name that a person would choose."""
+    """Return whether `text` is more likely a key than a name that a person would choose."""
     return bool(_SECRET_TEXT.search(text)) or bool(re.fullmatch(r"[0-9a-fA-F]{32,}", text.strip()))
 
 

@@ -35,7 +35,7 @@ _AFTER = {
 
 
 class Collectives(Protocol):
-    """What a run needs from its ranks; a single process fulfils it too."""
+    """Collective operations of a run; a single process implements them too."""
 
     @property
     def rank(self) -> int:
@@ -44,7 +44,7 @@ class Collectives(Protocol):
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
+        """Number of ranks of the run."""
         ...
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class Collectives(Protocol):
         ...
 
     def sum_in_place(self, tensor: Tensor) -> None:
-        """As `sum`, into `tensor`, which must be contiguous: no second copy of a large buffer."""
+        """Sum over ranks into `tensor`, which must be contiguous: no second copy of a large buffer."""
         ...
 
     def broadcast_in_place(self, tensor: Tensor) -> None:
@@ -87,13 +87,13 @@ class SingleProcess:
         return tensor.detach().clone()
 
     def sum_in_place(self, tensor: Tensor) -> None:
-        """Nothing to add."""
+        """Leave the only rank's tensor unchanged."""
 
     def broadcast_in_place(self, tensor: Tensor) -> None:
-        """Nothing to replace."""
+        """Leave the tensor of rank 0 unchanged."""
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """`[data]`."""
+        """Return the bytes of the only rank: `[data]`."""
         return [data]
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:

@@ -1,4 +1,4 @@
-"""What a person chooses about the update of the weights and about checkpoints.
+"""Settings of the weight update, checkpoints, strategy and launch.
 
 Metadata keys of a field, read by the command line: `minimum`, `maximum` (inclusive), `above`
 (exclusive), `bare` (the value of the flag given without one). No torch is imported here.
@@ -49,7 +49,7 @@ class OptimizerSettings(AdamSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
-    """Where a run is kept, when it is saved, and what it continues from."""
+    """Checkpoint settings: the run's directory, when it is saved, and the checkpoint it continues from."""
 
     save_path: str = ""
     """Directory of this run; empty = runs/<run name>."""
@@ -87,7 +87,7 @@ class CheckpointSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class StrategySettings:
-    """How weights, gradients and moments lie on the ranks and in memory."""
+    """Strategy settings: the distribution of weights, gradients and moments over ranks and memory."""
 
     fsdp: bool = False
     """Spread weights, gradients and moments over the ranks (FSDP2); a layer is gathered while it computes."""
@@ -138,7 +138,7 @@ class StrategySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchSettings:
-    """How a run is started."""
+    """Launch settings: ranks and how they are started."""
 
     nproc: int = field(default=0, metadata={"minimum": 0})
     """Processes that are started on this machine, a GPU each where there are any; 0 = what torchrun or srun started,

@@ -46,7 +46,7 @@ class WholeGenerator(Protocol):
         ended: Callable[[], Tensor],
         media: Sequence[Any] | None = None,
     ) -> None:
-        """Continue every row until [B] bool `ended()`, asked after each token, or for `max_new_tokens`.
+        """Continue every row until [B] bool `ended()`, called after each token, or for `max_new_tokens`.
 
         `media` are the images of each row, None where it has none.
 

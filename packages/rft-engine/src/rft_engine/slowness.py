@@ -29,7 +29,7 @@ class SlowestReason:
 def slowest_reason(stats: EngineStats) -> SlowestReason:
     """Return the cause of most of the time that a call lost.
 
-    Prefill costs its share of the wall time. Of the rest, idle rows cost 1 - occupancy, which is laid to a long tail
+    Prefill costs its share of the wall time. Of the rest, idle rows cost 1 - occupancy, attributed to a long tail
     where the longest completion is `LONG_TAIL` times the median, to the memory where it held fewer rows than asked,
     and else to too few samples. A cause of less than three tenths is not named: then the forward itself is the limit.
 

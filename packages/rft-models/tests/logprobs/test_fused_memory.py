@@ -11,8 +11,8 @@ import subprocess
 import sys
 
 import torch
+from head_memory import HeadPath, head_memory
 
-from rft_models.head_memory import HeadPath, head_memory
 from rft_models.logprobs.fused_loss import chunk_for
 from rft_models.logprobs.linear_logprobs import slab_for
 

@@ -145,7 +145,7 @@ class RoutedPolicy(Policy, Protocol):
         with_entropy: bool = False,
         entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor | None, BalanceShare]:
-        """Compute `token_logprobs`, and the share under the whole step's counts (None: this batch is the whole step)."""
+        """Compute `token_logprobs`, and the share under the whole step's counts (None: this batch is the step)."""
         ...
 
 
@@ -162,7 +162,7 @@ class Critic(Protocol):
     def values(
         self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor | None = None
     ) -> Tensor:
-        """Return [T]: at token t the estimate before it is sampled, aligned with its log-prob; undefined if not wanted."""
+        """Return [T]: the estimate before token t is sampled, aligned with its log-prob; any number if not wanted."""
         ...
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...

@@ -145,3 +145,23 @@ def test_two_ranks_annotate_with_the_bits_of_one(kind: str) -> None:
     assert both == [alone, alone]
     assert [len(row) for row in alone] == [len(r.completion_ids) for g in small_groups() for r in g.rollouts]
     assert any(number != 0 for row in alone for number in row)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_logprobs_and_entropies_of_one_forward_are_those_of_two(world_size: int) -> None:
+    policy = BigramPolicy(VOCAB)
+    with torch.no_grad():
+        policy.table.copy_(uniforms([3], VOCAB * VOCAB).reshape(VOCAB, VOCAB))
+    alone = LogprobScorer(policy, OneRank(), max_sequences=2, max_tokens=0, temperature=0.7)
+    expected_pair = alone(small_groups()), alone.entropies(small_groups())
+    forwards: list[int] = []
+
+    def scores(rank: ThreadRank) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+        scorer = LogprobScorer(policy, rank, max_sequences=2, max_tokens=0, temperature=0.7)
+        forward = scorer._forward
+        scorer._forward = lambda samples, **given: (forwards.append(len(samples)), forward(samples, **given))[1]  # type: ignore[method-assign]
+        return scorer.with_entropies(small_groups())
+
+    with ThreadPoolExecutor(world_size) as pool:
+        assert list(pool.map(scores, thread_ranks(world_size))) == [expected_pair] * world_size
+    assert sum(forwards) == len(expected()), "each rollout is in one forward pass, once"

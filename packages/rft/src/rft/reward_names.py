@@ -116,9 +116,9 @@ def memory_notes(values: Mapping[str, Any]) -> list[str]:
     stay = {"auto": "where a tenth of the GPU holds them all, else for their phase", "held": "all the time"}
     when = stay.get(values["reward_offload"], "for its phase, one after another")
     notes: list[str] = []
-    for place in named_models(values["reward_pretrain"]):
-        size = model_sizes(place.place)[0].parameters * bytes_each / GIB
-        notes.append(f"reward model {place.name}: {size:.3f} GiB more on every rank, {when}")
+    for model in named_models(values["reward_pretrain"]):
+        size = model_sizes(model.place)[0].parameters * bytes_each / GIB
+        notes.append(f"reward model {model.name}: {size:.3f} GiB more on every rank, {when}")
     if values["judge_pretrain"]:
         size = model_sizes(values["judge_pretrain"])[0].parameters * bytes_each / GIB
         notes.append(f"the judge: {size:.3f} GiB more on every rank, all the time, and its cache while it answers")

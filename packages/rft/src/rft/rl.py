@@ -1,6 +1,6 @@
 """Composition of an RL run: from resolved settings to its collaborators and its loop.
 
-The only module that knows all packages. It builds; it does not train, print or decide.
+The only module that imports all packages. It builds; it does not train, print or decide.
 """
 
 from __future__ import annotations

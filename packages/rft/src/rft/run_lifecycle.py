@@ -37,7 +37,18 @@ from rft_trainer.sinks.jsonl import JsonlSink
 
 RUNS = Path("runs")
 _LOG = logging.getLogger(__name__)
-_PACKAGES = ("torch", "transformers", "safetensors", "rft-algos", "rft-models", "rft-dist", "rft-engine", "rft-trainer")
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "safetensors",
+    "rft-core",
+    "rft-algos",
+    "rft-models",
+    "rft-dist",
+    "rft-engine",
+    "rft-trainer",
+    "rft",
+)
 
 
 @dataclass(frozen=True, slots=True)

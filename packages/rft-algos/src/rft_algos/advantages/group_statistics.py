@@ -44,7 +44,7 @@ def group_numbers(group_ids_N: Tensor) -> Tensor:
 
 
 def num_groups(flags_N: Tensor, groups_N: Tensor) -> Tensor:
-    """How many groups carry a flag.
+    """Count the groups that carry a flag.
 
     Args:
         flags_N: [N] bool, equal within a group.
@@ -57,7 +57,7 @@ def num_groups(flags_N: Tensor, groups_N: Tensor) -> Tensor:
 
 
 def group_sum(values_N: Tensor, groups_N: Tensor) -> Tensor:
-    """At every sequence, the sum over its group.
+    """Compute, at every sequence, the sum over its group.
 
     Args:
         values_N: [N] float64.
@@ -70,7 +70,7 @@ def group_sum(values_N: Tensor, groups_N: Tensor) -> Tensor:
 
 
 def group_size(groups_N: Tensor) -> Tensor:
-    """At every sequence, how many sequences its group has.
+    """Count, at every sequence, the sequences of its group.
 
     Args:
         groups_N: [N] int64 group numbers.
@@ -82,7 +82,7 @@ def group_size(groups_N: Tensor) -> Tensor:
 
 
 def group_mean(values_N: Tensor, groups_N: Tensor) -> Tensor:
-    """At every sequence, the mean over its group.
+    """Compute, at every sequence, the mean over its group.
 
     Args:
         values_N: [N] float64.
@@ -95,7 +95,7 @@ def group_mean(values_N: Tensor, groups_N: Tensor) -> Tensor:
 
 
 def is_constant(values_N: Tensor, groups_N: Tensor) -> Tensor:
-    """At every sequence, whether all values of its group are equal, as those of a group of one are.
+    """Return, at every sequence, whether all values of its group are equal, as those of a group of one are.
 
     Args:
         values_N: [N] float64.
@@ -126,7 +126,7 @@ def centred(values_N: Tensor, groups_N: Tensor) -> Tensor:
 
 
 def group_std(values_N: Tensor, groups_N: Tensor) -> Tensor:
-    """At every sequence, the standard deviation of its group, with Bessel's correction.
+    """Compute, at every sequence, the standard deviation of its group, with Bessel's correction.
 
     sqrt(sum (v - mean)^2 / (G - 1)); 0 for a group of one.
 

@@ -1,4 +1,4 @@
-"""What an algorithm is composed of: advantage, surrogate and off-policy correction. Torch-free.
+"""Components of an algorithm: advantage, surrogate and off-policy correction. Torch-free.
 
 A choice is a frozen record that names an equation and holds its parameters, with the published
 values as defaults. `rft_algos.objectives` maps the type of a choice to its equation; nothing else
@@ -98,7 +98,7 @@ def _check_discount(**values: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advantage:
-    """How rewards become advantages; a subclass names an equation of `rft_algos.advantages`."""
+    """Advantage estimator: rewards to advantages; a subclass names an equation of `rft_algos.advantages`."""
 
     compares_groups: ClassVar[bool] = True
     """Whether it needs two or more rollouts of a prompt."""
@@ -255,7 +255,7 @@ class ProcessGroupNorm(Advantage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surrogate:
-    """What is minimised token by token; a subclass names an equation of `rft_algos.surrogates`."""
+    """Surrogate loss, minimised token by token; a subclass names an equation of `rft_algos.surrogates`."""
 
     by_sequence: ClassVar[bool] = False
     """Whether its value belongs to a sequence, so that only the mean over sequences is the published loss."""

@@ -58,7 +58,7 @@ Aggregation = Literal["token_mean", "sequence_mean_token_mean", "sequence_mean_t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyAlgorithm:
-    """What every policy-gradient algorithm chooses. Use a subclass, whose defaults are published ones."""
+    """Settings common to all policy-gradient algorithms. Use a subclass, whose defaults are published ones."""
 
     name: ClassVar[str] = ""
     advantage: Advantage = field(default_factory=GroupNorm)
@@ -112,27 +112,27 @@ class PolicyAlgorithm:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether log-probs of a reference policy change the result."""
+        """True where log-probs of a reference policy change the result."""
         return self.kl_place != "none" and self.kl_coef > 0
 
     @property
     def needs_entropy(self) -> bool:
-        """Whether gradients flow through the entropy of each token."""
+        """True where gradients flow through the entropy of each token."""
         return self.entropy_coef > 0
 
     @property
     def needs_old_entropy(self) -> bool:
-        """Whether the entropy at the start of the step selects tokens."""
+        """True where the entropy at the start of the step selects tokens."""
         return self.high_entropy_fraction < 1
 
     @property
     def needs_old_logprobs(self) -> bool:
-        """Whether the trainer's own log-probs at the start of the step differ in use from the engine's."""
+        """True where the trainer's own log-probs at the start of the step differ in use from the engine's."""
         return self.correction.is_active
 
     @property
     def has_other_terms(self) -> bool:
-        """Whether tokens of advantage zero have a gradient."""
+        """True where tokens of advantage zero have a gradient."""
         kl_in_loss = self.kl_place == "loss" and self.needs_reference
         return kl_in_loss or self.needs_entropy or self.drift_coef > 0 or isinstance(self.surrogate, Dro | KlCov)
 
@@ -211,7 +211,7 @@ class GspoTokenAlgorithm(GspoAlgorithm):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GmpoAlgorithm(PolicyAlgorithm):
-    """Geometric-mean policy optimisation.
+    """Geometric-mean policy optimisation (GMPO).
 
     Defaults of Zhao et al. 2025 (arXiv 2507.20673): log-ratios clipped to +-0.4, no KL.
     """

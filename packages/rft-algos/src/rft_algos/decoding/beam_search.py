@@ -50,7 +50,7 @@ class Beams:
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """What a step did."""
+    """Outcome of one beam-search step."""
 
     beams: Beams
     parents_PK: Tensor

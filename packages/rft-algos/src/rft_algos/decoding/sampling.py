@@ -91,7 +91,7 @@ def truncated_logprobs(logprobs_B: Tensor, log_kept_mass_B: Tensor, kept_B: Tens
 
 
 def kept_tokens(logprobs_BV: Tensor, top_p: float, top_k: int, min_p: float) -> Tensor:
-    """Which tokens may be drawn, cutting off by min-p, then top-k, then top-p of what is left.
+    """Mask the tokens that may be sampled, cutting off by min-p, then top-k, then top-p of what is left.
 
     min-p keeps p >= min_p * max p. top-k keeps the k most probable. top-p keeps the smallest set of
     the most probable tokens whose share of the remaining mass is at least top_p, the token that

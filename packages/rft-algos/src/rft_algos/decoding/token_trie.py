@@ -109,7 +109,7 @@ class TokenTrie:
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     def is_end(self, states: Tensor) -> Tensor:
-        """Where a sequence is complete, so that nothing may follow.
+        """Mask the states in which a sequence is complete, so that nothing may follow.
 
         Args:
             states: [...] int64 states.
@@ -120,7 +120,7 @@ class TokenTrie:
         return self.offsets_S1[states + 1] == self.offsets_S1[states]
 
     def allowed(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What may come next, for every state as many places as the widest state has.
+        """Return the tokens that may come next, for every state as many places as the widest state has.
 
         Args:
             states: [...] int64 states.

@@ -131,7 +131,7 @@ def unbiased_k3(log_ratio_reference_T: Tensor, log_ratio_old_T: Tensor) -> Tenso
 
 
 def is_clamped(log_ratio_T: Tensor) -> Tensor:
-    """Where `k3` had to clamp: x_t < -20.
+    """Mask the tokens where `k3` had to clamp: x_t < -20.
 
     Args:
         log_ratio_T: [T] log pi - log pi_ref, in nats.

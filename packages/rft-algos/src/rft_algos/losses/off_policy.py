@@ -195,7 +195,7 @@ def veto_outliers(
 def mismatch_metrics(
     old_logprobs_T: Tensor, behaviour_logprobs_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """How far the trainer and the engine disagree, as (total, count) pairs that add up over cuts and ranks.
+    """Measure the trainer-engine mismatch, as (total, count) pairs that add up over cuts and ranks.
 
         mismatch/kl_k1                     mean of -log rho: KL(behaviour || old), unbiased, may be negative
         mismatch/kl_k3                     mean of rho - 1 - log rho: the same, never negative
@@ -255,7 +255,7 @@ def mismatch_maxima(old_logprobs_T: Tensor, behaviour_logprobs_T: Tensor, loss_m
 
 
 def effective_sample_size(total_weight: float, total_weight_square: float) -> float:
-    """How many equally weighted samples are worth as much as these.
+    """Compute the number of equally weighted samples that are worth as much as these.
 
     ESS = (sum w)^2 / sum w^2, between 0 and the number of samples; no tensors ([] totals as floats).
 

@@ -112,7 +112,7 @@ def dpo(
     beta: float = 0.1,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Direct preference optimisation.
+    """Compute the loss of direct preference optimisation (DPO).
 
     l = -(1 - e) log sigmoid(beta d) - e log sigmoid(-beta d), e the label smoothing and
     d = log pi(c) - log ref(c) - (log pi(r) - log ref(r)).

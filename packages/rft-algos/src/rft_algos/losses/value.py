@@ -50,7 +50,7 @@ def clipped_value_loss(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor
 
 
 def value_clipped(values_T: Tensor, old_values_T: Tensor, returns_T: Tensor, clip: float | None) -> Tensor:
-    """Where the clip of `clipped_value_loss` decides the loss, so that the token gives no gradient.
+    """Mask the tokens where the clip of `clipped_value_loss` decides the loss, so that the token gives no gradient.
 
     Args:
         values_T: [T] values of the critic.
@@ -141,7 +141,7 @@ def value_moments(values_T: Tensor, returns_T: Tensor, loss_mask_T: Tensor) -> V
 
 
 def explained_variance(moments: ValueMoments) -> float | None:
-    """How much of the variance of the returns the critic explains: 1 - Var(G - V) / Var(G).
+    """Compute the share of the variance of the returns that the critic explains: 1 - Var(G - V) / Var(G).
 
     1 for a perfect critic, 0 for one that predicts a constant, negative for one that is worse. A
     constant offset of the values is not held against them.

@@ -1,4 +1,4 @@
-"""From a record of choices to credit and loss: the only place that dispatches on an algorithm's choices.
+"""Objectives: advantages and loss of an algorithm record, the only place that dispatches on its components.
 
 `compute_advantages` gives every token of a whole batch its advantage and weight, before any cut into
 micro-batches; `policy_loss` and `supervised_loss` give the share of the step's loss that the tokens

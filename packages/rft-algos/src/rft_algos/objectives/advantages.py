@@ -95,7 +95,7 @@ class RolloutBatch:
 
 @dataclass(frozen=True, slots=True)
 class AdvantageOutput:
-    """What every token of a step is worth."""
+    """Advantages of the tokens of one step."""
 
     advantages_T: Tensor
     """[T] float64, 0 where masked."""

@@ -49,7 +49,7 @@ Metrics = dict[str, tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class LossOutput:
-    """What a loss gives back.
+    """Outputs of a policy loss.
 
     Example: two micro-batches with `policy/clip_fraction` (3, 40) and (1, 60) have 4 of 100 tokens
     clipped; their losses are added, not averaged.
@@ -166,7 +166,7 @@ def policy_loss(
 
 
 def is_by_token(record: PolicyAlgorithm) -> bool:
-    """Whether the loss of a token depends on that token's own log-prob and entropy alone (`token_losses`).
+    """Return whether the loss of a token depends on that token's own log-prob and entropy alone (`token_losses`).
 
     Args:
         record: the algorithm.

@@ -1,4 +1,4 @@
-"""Which equation each choice stands for. A user's own choice joins with `register_equation`."""
+"""Registry of the equation of each component. A user's own component joins with `register_equation`."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def equation_of(choice: Advantage | Surrogate | Correction) -> Callable[..., Any
 
 
 def clip_indicator_of(choice: Surrogate) -> Callable[..., Any] | None:
-    """Where the clip of a surrogate acts, or None for one without a clip.
+    """Return the clip mask of a surrogate, or None for one without a clip.
 
     Args:
         choice: the surrogate (no tensors).

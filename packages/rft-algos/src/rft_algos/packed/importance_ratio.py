@@ -26,7 +26,7 @@ def ratio(log_ratio_T: Tensor) -> Tensor:
 
 
 def is_clamped(log_ratio_T: Tensor) -> Tensor:
-    """Where `ratio` had to clamp: |log_ratio| > 20.
+    """Mask the tokens where `ratio` had to clamp: |log_ratio| > 20.
 
     Args:
         log_ratio_T: [T] log pi - log pi_old, in nats.

@@ -70,7 +70,7 @@ def reverse_scan_(values_T: Tensor, coefficients_T: Tensor) -> Tensor:
 
 
 def loss_positions(loss_mask_T: Tensor) -> Tensor | None:
-    """Where the L loss tokens stand.
+    """Return the positions of the L loss tokens.
 
     Args:
         loss_mask_T: [T] bool, true at tokens that the policy sampled.
@@ -114,7 +114,7 @@ def scatter_loss_tokens(values_L: Tensor, positions_L: Tensor | None, num_tokens
 
 
 def last_positions(segment_ids_T: Tensor, positions_L: Tensor | None) -> Tensor:
-    """Where the last loss token of each sequence stands.
+    """Return the position of the last loss token of each sequence.
 
     Args:
         segment_ids_T: [T] int64, the sequence of each token; the tokens of one are contiguous.
@@ -130,7 +130,7 @@ def last_positions(segment_ids_T: Tensor, positions_L: Tensor | None) -> Tensor:
 
 
 def same_sequence(segment_ids_T: Tensor, positions_L: Tensor | None) -> Tensor:
-    """Which loss tokens are followed by another one of their sequence.
+    """Mask the loss tokens that are followed by another one of their sequence.
 
     Args:
         segment_ids_T: [T] int64, the sequence of each token; the tokens of one are contiguous.
@@ -166,7 +166,7 @@ def _scan(values_T: Tensor, coefficients_T: Tensor, carry_1: Tensor) -> None:
 
 
 def _summarise_blocks(values_BM: Tensor, coefficients_BM: Tensor) -> tuple[Tensor, Tensor]:
-    """What leaves each block when 0 enters it, and by what it multiplies anything that enters."""
+    """Compute what leaves each block when 0 enters it, and the factor by which it multiplies its input."""
     sums_M = values_BM[-1].clone()
     products_M = coefficients_BM[-1].clone()
     for index in reversed(range(values_BM.shape[0] - 1)):

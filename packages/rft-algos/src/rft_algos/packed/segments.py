@@ -36,14 +36,14 @@ class Rows:
         return values_T[: self.number * _ROW].view(-1, _ROW), values_T[self.number * _ROW :]
 
     def ragged(self, values_T: Tensor) -> Tensor:
-        """What rows do not hold: the values of the ragged ones and of those left over, in one line."""
+        """Tokens that rows do not hold: the values of the ragged ones and of those left over, in one line."""
         rows, rest = self.split(values_T)
         return torch.cat([rows.index_select(0, self.ragged_X).flatten(), rest])
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentIndex:
-    """Which entry of an array with one entry a sequence belongs to each token.
+    """Index, for each token, of its sequence's entry in an array with one entry a sequence.
 
     Example, on the CPU: segment ids 0 0 0 1 -1 with loss mask 1 1 0 1 0 have the slots 0 0 2 1 2,
     of which 2 is the spare one, in the runs (0, 2 tokens), (2, 1), (1, 1), (2, 1).
@@ -62,7 +62,7 @@ class SegmentIndex:
 
     @property
     def keep_all(self) -> bool:
-        """Whether every token counts; asked on the CPU only, elsewhere False."""
+        """Return whether every token counts; asked on the CPU only, elsewhere False."""
         return self.runs is not None and not bool((self.runs[0] == self.spare).any())
 
 
@@ -93,7 +93,7 @@ def segment_index(loss_mask_T: Tensor, segment_ids_T: Tensor) -> SegmentIndex:
 
 
 def all_true(mask_T: Tensor) -> bool:
-    """Whether a mask masks nothing; asks the device for the answer.
+    """Return whether a mask masks nothing; asks the device for the answer.
 
     Args:
         mask_T: [T] bool.
@@ -169,7 +169,7 @@ def broadcast_to_tokens(values_S: Tensor, segment_index: SegmentIndex) -> Tensor
 
 
 def segment_sum(values_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor) -> Tensor:
-    """At every token, the sum over the loss tokens of its sequence.
+    """Compute, at every token, the sum over the loss tokens of its sequence.
 
     Args:
         values_T: [T] values; what stands at masked tokens, NaN included, reaches neither sum nor gradient.
@@ -183,7 +183,7 @@ def segment_sum(values_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor) ->
 
 
 def segment_lengths(loss_mask_T: Tensor, segment_ids_T: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
-    """At every token, how many loss tokens its sequence has.
+    """Count, at every token, the loss tokens of its sequence.
 
     Args:
         loss_mask_T: [T] bool.
@@ -197,7 +197,7 @@ def segment_lengths(loss_mask_T: Tensor, segment_ids_T: Tensor, *, dtype: torch.
 
 
 def segment_mean(values_T: Tensor, loss_mask_T: Tensor, segment_ids_T: Tensor) -> Tensor:
-    """At every token, the mean over the loss tokens of its sequence; 0 for a sequence that has none.
+    """Compute, at every token, the mean over the loss tokens of its sequence; 0 for a sequence that has none.
 
     Args:
         values_T: [T] values; what stands at masked tokens, NaN included, reaches neither mean nor gradient.

@@ -1,4 +1,4 @@
-"""Which tokens of a batch to learn from.
+"""Selection of the tokens of a batch to learn from.
 
 A selection is made once, over the whole batch, before it is cut into micro-batches and spread over
 ranks; what a micro-batch then gets is a mask. Selecting within micro-batches would make the result
@@ -65,7 +65,7 @@ def high_entropy_tokens_per_sequence(
 
 
 def share(loss_mask_T: Tensor, fraction: float) -> int:
-    """How many tokens a fraction of the loss tokens is: max(1, floor(fraction * n)), 0 where n = 0.
+    """Return the number of tokens that a fraction of the loss tokens is: max(1, floor(fraction * n)), 0 where n = 0.
 
     The product is that of floating-point numbers: floor(0.29 * 100) is 28.
 

@@ -1,4 +1,4 @@
-"""Which groups of rollouts are worth training on, and how many more prompts to sample for those that are not.
+"""Filters of groups of rollouts worth training on, and the number of prompts to sample for those that are not.
 
 Give the rewards before shaping by length and the like: a penalty for long responses makes a group of
 right answers look as if it had something to teach.
@@ -19,7 +19,7 @@ _ROUNDING = 1e-9
 
 
 def has_reward_variance(rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:
-    """Whether the rewards of a sequence's group differ, so that comparing them teaches something.
+    """Return whether the rewards of a sequence's group differ, so that comparing them teaches something.
 
     Exact: equal rewards are equal whatever their value, and no tolerance hides a small difference.
     For rewards of right and wrong this is the condition of dynamic sampling: at least one of each.
@@ -38,7 +38,7 @@ def has_reward_variance(rewards_N: Tensor, group_ids_N: Tensor) -> Tensor:
 
 
 def fraction_with_variance(rewards_N: Tensor, group_ids_N: Tensor) -> tuple[Tensor, Tensor]:
-    """How many groups have a signal, of how many groups: totals and counts add over ranks, then divide.
+    """Count the groups with a signal, and all groups: totals and counts add over ranks, then divide.
 
     Args:
         rewards_N: [N] finite rewards.
@@ -53,7 +53,7 @@ def fraction_with_variance(rewards_N: Tensor, group_ids_N: Tensor) -> tuple[Tens
 
 
 def accuracy_between(rewards_N: Tensor, group_ids_N: Tensor, low: float, high: float) -> Tensor:
-    """Whether the mean reward of a sequence's group is in [low, high]: prompts neither too hard nor too easy.
+    """Return whether the mean reward of a sequence's group is in [low, high]: prompts neither too hard nor too easy.
 
     With rewards of 0 and 1 the mean is the share of right answers. Both bounds are included;
     `has_reward_variance` is for what excludes exactly the groups of none and of all.
@@ -122,7 +122,7 @@ class DynamicSamplingRefill:
         return 0 if num_rounds >= self.max_rounds else self.missing(num_kept)
 
     def is_exhausted(self, num_kept: int, num_rounds: int) -> bool:
-        """Whether the rounds are used up with groups still missing (no tensors).
+        """Return whether the rounds are used up with groups still missing (no tensors).
 
         Args:
             num_kept: groups kept so far, over all rounds.

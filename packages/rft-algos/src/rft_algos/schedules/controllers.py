@@ -17,7 +17,7 @@ class FixedCoefficient:
     coefficient: float
 
     def updated(self, kl: float, num_samples: int) -> FixedCoefficient:
-        """The same record."""
+        """Return the controller unchanged."""
         return self
 
 

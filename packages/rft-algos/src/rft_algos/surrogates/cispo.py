@@ -38,7 +38,7 @@ def cispo(
 
 
 def cispo_clipped(log_ratio_T: Tensor, clip_low: float | None, clip_high: float) -> Tensor:
-    """Where the weight of `cispo` was clipped; such a token still gives a gradient.
+    """Mask the tokens where the weight of `cispo` was clipped; such a token still gives a gradient.
 
     r_t > 1 + clip_high or r_t < 1 - clip_low.
 

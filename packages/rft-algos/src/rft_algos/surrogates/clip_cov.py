@@ -114,7 +114,7 @@ def clip_cov(
 def clip_cov_clipped(
     log_ratio_T: Tensor, advantages_T: Tensor, selected_T: Tensor, clip_low: float, clip_high: float
 ) -> Tensor:
-    """Where a token of `clip_cov` gives no gradient: selected, or clipped as in PPO.
+    """Mask the tokens to which `clip_cov` gives no gradient: selected, or clipped as in PPO.
 
     Args:
         log_ratio_T: [T] log pi - log pi_old, in nats.

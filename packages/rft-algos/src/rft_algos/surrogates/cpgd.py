@@ -40,7 +40,7 @@ def cpgd(logprobs_T: Tensor, old_logprobs_T: Tensor, advantages_T: Tensor, clip_
 def cpgd_clipped(
     logprobs_T: Tensor, old_logprobs_T: Tensor, advantages_T: Tensor, clip_low: float, clip_high: float
 ) -> Tensor:
-    """Where the clip of `cpgd` decides the loss, so that the token gives no gradient.
+    """Mask the tokens where the clip of `cpgd` decides the loss, so that the token gives no gradient.
 
     (A_t > 0 and log pi_t > log pi_old,t + log(1 + clip_high)) or
     (A_t < 0 and log pi_t < log pi_old,t + log(1 - clip_low)).

@@ -50,7 +50,7 @@ def dppo_tv(
 def dppo_tv_kept(
     logprobs_T: Tensor, old_logprobs_T: Tensor, advantages_T: Tensor, limit_low: float, limit_high: float
 ) -> Tensor:
-    """Which tokens `dppo_tv` keeps.
+    """Mask the tokens that `dppo_tv` keeps.
 
     m_t = pi_t - pi_old,t <= limit_high where A_t > 0, pi_t - pi_old,t >= -limit_low elsewhere.
 
@@ -100,7 +100,7 @@ def dppo_kl(
 def dppo_kl_kept(
     logprobs_T: Tensor, old_logprobs_T: Tensor, advantages_T: Tensor, limit_low: float, limit_high: float
 ) -> Tensor:
-    """Which tokens `dppo_kl` keeps: those within the region, and those on their way back.
+    """Mask the tokens that `dppo_kl` keeps: those within the region, and those on their way back.
 
     m_t = not (D_t > limit_high and pi_t > pi_old,t) where A_t > 0,
     m_t = not (D_t > limit_low and pi_t < pi_old,t) elsewhere,

@@ -57,7 +57,7 @@ def gmpo_clipped(
     clip_low: float = 0.4,
     clip_high: float = 0.4,
 ) -> Tensor:
-    """Where the clip of `gmpo` holds a token's log-ratio, so that the token gives no gradient.
+    """Mask the tokens where the clip of `gmpo` holds a token's log-ratio, so that the token gives no gradient.
 
     (A_i > 0 and log_ratio_t > clip_high) or (A_i < 0 and log_ratio_t < -clip_low).
 

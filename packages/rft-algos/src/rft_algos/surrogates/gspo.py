@@ -57,7 +57,7 @@ def gspo_clipped(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
 ) -> Tensor:
-    """Where the clip of `gspo` decides the loss, so that the whole sequence gives no gradient.
+    """Mask the tokens where the clip of `gspo` decides the loss, so that the whole sequence gives no gradient.
 
     Args:
         log_ratio_T: [T] log pi - log pi_old, in nats.
@@ -120,7 +120,7 @@ def gspo_token_clipped(
     clip_low: float = 3e-4,
     clip_high: float = 4e-4,
 ) -> Tensor:
-    """Where the clip of `gspo_token` decides the loss, so that the token gives no gradient.
+    """Mask the tokens where the clip of `gspo_token` decides the loss, so that the token gives no gradient.
 
     Args:
         log_ratio_T: [T] log pi - log pi_old, in nats.

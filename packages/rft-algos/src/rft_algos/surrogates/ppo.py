@@ -35,7 +35,7 @@ def ppo_clip(log_ratio_T: Tensor, advantages_T: Tensor, clip_low: float, clip_hi
 
 
 def ppo_clipped(log_ratio_T: Tensor, advantages_T: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """Where the clip of `ppo_clip` decides the loss, so that the token gives no gradient.
+    """Mask the tokens where the clip of `ppo_clip` decides the loss, so that the token gives no gradient.
 
     (A_t > 0 and r_t > 1 + clip_high) or (A_t < 0 and r_t < 1 - clip_low).
 
@@ -85,7 +85,7 @@ def dual_clip(
 def dual_clipped(
     log_ratio_T: Tensor, advantages_T: Tensor, clip_low: float, clip_high: float, dual: float = 3.0
 ) -> Tensor:
-    """Where a clip of `dual_clip` decides the loss, so that the token gives no gradient.
+    """Mask the tokens where a clip of `dual_clip` decides the loss, so that the token gives no gradient.
 
     `ppo_clipped`, or A_t < 0 and r_t > dual.
 
@@ -130,7 +130,7 @@ def two_sided(log_ratio_T: Tensor, advantages_T: Tensor, clip_low: float, clip_h
 def two_sided_clipped(
     log_ratio_T: Tensor, advantages_T: Tensor, clip_low: float, clip_high: float, delta: float
 ) -> Tensor:
-    """Where a clip of `two_sided` decides the loss, so that the token gives no gradient.
+    """Mask the tokens where a clip of `two_sided` decides the loss, so that the token gives no gradient.
 
     `ppo_clipped`, or A_t < 0 and r_t > delta.
 

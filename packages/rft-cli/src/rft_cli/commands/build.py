@@ -58,12 +58,12 @@ def read_texts(files: str, keys: str) -> Iterator[str]:
     """
     names = [key.strip() for key in keys.split(",") if key.strip()]
     paths = [Path(part.strip()).expanduser() for part in files.split(",") if part.strip()]
-    found = False
+    has_text = False
     for path in paths:
         for text in _lines(path) if path.suffix == ".txt" else _columns(path, names):
-            found = True
+            has_text = True
             yield text
-    if not found:
+    if not has_text:
         raise DataError(
             code="build.no_texts",
             what=f"--texts {files!r} with --text_keys {keys!r} gives no text",

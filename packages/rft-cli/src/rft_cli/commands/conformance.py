@@ -100,7 +100,7 @@ def _prompts(settings: ConformanceSettings, codec: HfTokenizer) -> tuple[list[Pr
     return prompts, f"{source}: {len(prompts)} {noun}, {each}, seed {settings.output.seed}"
 
 
-def _built_in(settings: ConformanceSettings, codec: HfTokenizer, most: int) -> tuple[list[Prompt], str]:
+def _built_in(settings: ConformanceSettings, codec: HfTokenizer, max_tokens: int) -> tuple[list[Prompt], str]:
     """The built-in texts that the tokenizer can write, cut at `most` tokens; drawn tokens where it can write none."""
     limit = settings.data.max_samples or len(BUILT_IN)
     renderer, prompts = renderer_for(settings.data, codec), list[Prompt]()
@@ -112,11 +112,11 @@ def _built_in(settings: ConformanceSettings, codec: HfTokenizer, most: int) -> t
                 raise
             continue
         if row.token_ids:
-            prompts.append(Prompt(row.prompt_id, row.token_ids[:most], row.text, None, "text"))
+            prompts.append(Prompt(row.prompt_id, row.token_ids[:max_tokens], row.text, None, "text"))
     if prompts:
         return prompts[:limit], "built-in texts (--prompt_data gives your own)"
     drawn = integers(derive_key(settings.output.seed, "prompts"), _DRAWN_PROMPTS * _DRAWN_TOKENS, 0, codec.vocab_size)
-    rows = drawn.reshape(_DRAWN_PROMPTS, _DRAWN_TOKENS)[:, :most]
+    rows = drawn.reshape(_DRAWN_PROMPTS, _DRAWN_TOKENS)[:, :max_tokens]
     ids = [tuple(int(token) for token in row) for row in rows]
     prompts = [Prompt(f"drawn:{i}", row, codec.decode(row), None, "drawn") for i, row in enumerate(ids)]
     return prompts[:limit], "drawn tokens, since the tokenizer cannot write the built-in texts"
@@ -180,7 +180,11 @@ def _kind(policy: CausalPolicy, machine: Machine) -> str:
 
 
 def _write(
-    settings: ConformanceSettings, machine: Machine, policy: CausalPolicy, results: list[EngineResult], told: str
+    settings: ConformanceSettings,
+    machine: Machine,
+    policy: CausalPolicy,
+    results: list[EngineResult],
+    prompts_line: str,
 ) -> None:
     """Write all figures as one JSON object."""
     told_environment = environment(machine)
@@ -190,7 +194,7 @@ def _write(
         "model": settings.model.pretrain,
         "model_type": policy.model.config.model_type,
         "dtype": _name(policy.dtype),
-        "prompts": told,
+        "prompts": prompts_line,
         "settings": dataclasses.asdict(settings),
         "limits": dataclasses.asdict(limits_of(policy.dtype)),
         "engines": as_record(results),

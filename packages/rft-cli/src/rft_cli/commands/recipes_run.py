@@ -87,22 +87,22 @@ def _run_stage(title: str, stage: Stage, words: list[str]) -> None:
     print(f"\n{title}: finished, {_minutes(started)}", flush=True)
 
 
-def _is_finished(stage: Stage, place: Path) -> bool:
+def _is_finished(stage: Stage, target: Path) -> bool:
     """Return True for a training run whose summary says so; for a model or an output, when its file exists."""
     if stage.command in ("sft", "rl"):
-        return _json(place / "summary.json").get("outcome") == "finished"
-    return place.is_file() if stage.command in ("eval", "generate") else (place / "config.json").is_file()
+        return _json(target / "summary.json").get("outcome") == "finished"
+    return target.is_file() if stage.command in ("eval", "generate") else (target / "config.json").is_file()
 
 
-def _set_aside_unsaved(place: Path) -> bool:
+def _set_aside_unsaved(target: Path) -> bool:
     """Return True when there is a checkpoint to continue from; else move the run aside, so that it starts again."""
-    if any((place / "checkpoints").glob("step_*[0-9]/manifest.json")):
+    if any((target / "checkpoints").glob("step_*[0-9]/manifest.json")):
         return True
     number = 1
-    while (aside := place.with_name(f"{place.name}-unsaved-{number}")).exists():
+    while (aside := target.with_name(f"{target.name}-unsaved-{number}")).exists():
         number += 1
-    place.rename(aside)
-    print(f"{place} ended before its first checkpoint: moved to {aside}, and started again")
+    target.rename(aside)
+    print(f"{target} ended before its first checkpoint: moved to {aside}, and started again")
     return False
 
 

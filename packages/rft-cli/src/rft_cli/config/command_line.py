@@ -86,9 +86,9 @@ def _most(setting: Setting | None, name: str) -> int:
     return 2 if setting.is_pair else 1
 
 
-def _take(rest: list[str], most: int) -> list[str]:
+def _take(rest: list[str], max_words: int) -> list[str]:
     taken: list[str] = []
-    while rest and len(taken) < most and not is_flag(rest[0]):
+    while rest and len(taken) < max_words and not is_flag(rest[0]):
         taken.append(rest.pop(0))
     return taken
 

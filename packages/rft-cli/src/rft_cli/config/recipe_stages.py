@@ -47,8 +47,8 @@ class Stage:
 
     def words(self, values: Mapping[str, str], *, quick: bool) -> list[str]:
         """The command line with `values` in the places; a model of an earlier stage is looked up in {run}."""
-        given = (*self.run, *self.quick) if quick else self.run
-        return [_PLACE.sub(lambda place: _value(place, values), word) for word in given]
+        line = (*self.run, *self.quick) if quick else self.run
+        return [_PLACE.sub(lambda match: _value(match, values), word) for word in line]
 
 
 def read_stage(fields: Mapping[str, str], path: Path) -> Stage:
@@ -105,7 +105,7 @@ def _split(text: str, path: Path) -> tuple[str, ...]:
         ) from error
 
 
-def _value(place: re.Match[str], values: Mapping[str, str]) -> str:
-    if place[2]:
-        return str(final_model(Path(values["run"]) / place[2]))
-    return values[place[1]]
+def _value(match: re.Match[str], values: Mapping[str, str]) -> str:
+    if match[2]:
+        return str(final_model(Path(values["run"]) / match[2]))
+    return values[match[1]]

@@ -1,6 +1,6 @@
 """Recipes: their names, their headers, and the file that a `--config` selects.
 
-A recipe is a file of settings beside this module. Its header tells a person whether to run it::
+A recipe is a file of settings in `rft_cli/recipes`. Its header tells a person whether to run it::
 
     recipe:
       command: rl
@@ -12,7 +12,7 @@ A recipe is a file of settings beside this module. Its header tells a person whe
     pretrain: ...
 
 It states only what differs from the defaults. A recipe of several stages lists their command lines
-(`recipes.stages` says how they are read) and the files that they need below the data directory::
+(`config.recipe_stages` says how they are read) and the files that they need below the data directory::
 
       needs: gsm8k/train.jsonl, gsm8k/test.jsonl
       stages:

@@ -29,7 +29,7 @@ def read_values(config: Path) -> dict[str, Any]:
 
 
 def as_words(values: Mapping[str, Any], command: str) -> list[str]:
-    """Those values that `command` knows, as its flags; what is null or empty is its default."""
+    """Return the values that `command` has, as its flags; a null or empty value is left to its default."""
     words: list[str] = []
     for name in schema(command):
         value = values.get(name)

@@ -37,9 +37,9 @@ def nearest(name: str, known: Iterable[str], *, count: int = 3) -> list[str]:
 
 def _distance(wanted: str, option: str) -> tuple[float, int]:
     letters = float(edit_distance(wanted, option))
-    here, there = set(wanted.split("_")), set(option.split("_"))
-    if here <= there or there <= here:
-        letters = min(letters, 1.5 + 0.5 * len(here ^ there))
+    wanted_words, option_words = set(wanted.split("_")), set(option.split("_"))
+    if wanted_words <= option_words or option_words <= wanted_words:
+        letters = min(letters, 1.5 + 0.5 * len(wanted_words ^ option_words))
     if _abbreviates(wanted.split("_"), option.split("_")):
         letters = min(letters, 2.0)
     common = next((i for i, (a, b) in enumerate(zip(wanted, option, strict=False)) if a != b), len(wanted))

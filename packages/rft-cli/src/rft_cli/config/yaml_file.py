@@ -41,38 +41,34 @@ class FileSettings:
 
 def read(path: Path, schema: Mapping[str, Setting], *, kind: OriginKind = "file") -> FileSettings:
     """Every setting of a file with its line; what cannot be read becomes a problem."""
-    found = FileSettings()
-    root = _parsed(path, kind, found)
+    file = FileSettings()
+    root = _parsed(path, kind, file)
     if root is None:
-        return found
+        return file
     if not isinstance(root, yaml.MappingNode):
         why = "a file of settings has one `name: value` a line"
-        found.problems.append(_problem("not_settings", "it holds no settings", path, root, kind, why, "seed: 42"))
-        return found
-    reader = _Reader(path, kind, schema, found)
+        file.problems.append(_problem("not_settings", "it holds no settings", path, root, kind, why, "seed: 42"))
+        return file
+    reader = _Reader(path, kind, schema, file)
     for key, value in root.value:
         reader.entry(key, value)
-    return found
+    return file
 
 
-def _parsed(path: Path, kind: OriginKind, found: FileSettings) -> yaml.Node | None:
+def _parsed(path: Path, kind: OriginKind, file: FileSettings) -> yaml.Node | None:
     origin = Origin(kind, str(path))
     try:
         if path.stat().st_size > LARGEST:
             why = f"a file of settings has at most {LARGEST} bytes"
-            found.problems.append(
-                errors.unreadable("file.large", f"{path} is too large", origin, why, "check the path")
-            )
+            file.problems.append(errors.unreadable("file.large", f"{path} is too large", origin, why, "check the path"))
             return None
         return _compose(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         why = f"byte {error.start} is not UTF-8"
-        found.problems.append(
-            errors.unreadable("file.encoding", f"{path} is not text", origin, why, "save it as UTF-8")
-        )
+        file.problems.append(errors.unreadable("file.encoding", f"{path} is not text", origin, why, "save it as UTF-8"))
     except RecursionError:
         why = "settings are flat: one `name: value` a line"
-        found.problems.append(
+        file.problems.append(
             errors.unreadable("file.nested", f"{path} is nested too deeply", origin, why, "flatten it")
         )
     except yaml.YAMLError as error:
@@ -81,10 +77,10 @@ def _parsed(path: Path, kind: OriginKind, found: FileSettings) -> yaml.Node | No
         what = f"not YAML: {getattr(error, 'problem', None) or 'an unexpected character'}"
         why = f"column {mark.column + 1}" if mark else "the file could not be parsed"
         origin = Origin(kind, str(path), line)
-        found.problems.append(errors.unreadable("file.yaml", what, origin, why, "write one `name: value` a line"))
+        file.problems.append(errors.unreadable("file.yaml", what, origin, why, "write one `name: value` a line"))
     except OSError as error:
         what = f"{path} cannot be read: {error.strerror}"
-        found.problems.append(
+        file.problems.append(
             errors.unreadable("file.read", what, origin, "the file must be readable", "check the path")
         )
     return None

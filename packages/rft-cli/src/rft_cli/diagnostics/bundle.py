@@ -23,6 +23,8 @@ from rft_trainer.runs.reader import last_rows, read_text
 
 PACKAGES = (
     "rft-cli",
+    "rft",
+    "rft-core",
     "rft-algos",
     "rft-models",
     "rft-engine",

@@ -108,7 +108,7 @@ class Strategy:
         """
         _refuse_media(media)
         token_ids = self._token_ids(
-            [given for given in (prompts, all_prompts, all_prompt_token_ids) if given is not None]
+            [lists for lists in (prompts, all_prompts, all_prompt_token_ids) if lists is not None]
         )
         options = self._options(dict(sampling_params or {}))
         number = int(options.pop("n"))

@@ -62,7 +62,7 @@ REMOVE_DIRECTORY = Operation("rmdir", "remove an emptied directory")
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What is known of a file's content."""
+    """Size and hashes of a file's content."""
 
     size: int
     sha256: str
@@ -98,7 +98,7 @@ class _Hasher:
 
 
 def create_directory(path: Path) -> None:
-    """Make one directory."""
+    """Create one directory, between fault points."""
     with STAGE:
         path.mkdir()
 
@@ -168,8 +168,8 @@ def rename(operation: Operation, source: Path, target: Path) -> None:
 def remove_tree(path: Path) -> None:
     """Remove a directory with everything in it; links are removed, never followed."""
     with os.scandir(path) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    for entry in found:
+        children = sorted(entries, key=lambda entry: entry.name)
+    for entry in children:
         if entry.is_dir(follow_symlinks=False):
             remove_tree(Path(entry.path))
         else:
@@ -181,7 +181,7 @@ def remove_tree(path: Path) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """An error of `write` or `fsync` knows no path; give it this one."""
+    """Add the path to errors of `write` and `fsync`, which have none."""
     try:
         yield
     except OSError as error:

@@ -54,7 +54,7 @@ def run_tag(run_id: str) -> str:
 
 
 def step_name(step: int) -> str:
-    """ "step_000100" for 100."""
+    """Return the directory name of a step: "step_000100" for 100."""
     return f"step_{step:06d}"
 
 
@@ -75,7 +75,7 @@ def dead_name(step: int, run_id: str) -> str:
 
 
 def replaced_name(step: int, run_id: str) -> str:
-    """Where the earlier checkpoint of `step` waits until the new one has verified."""
+    """Return the directory name of the earlier checkpoint of `step`, kept until the new one has verified."""
     return f"dead_replaced_{step_name(step)}-{os.getpid()}-{run_tag(run_id)}"
 
 
@@ -95,7 +95,7 @@ def pin_path(directory: Path, step: int) -> Path:
 
 
 def is_component_name(name: str) -> bool:
-    """Whether `name` can name a component: letters, digits, underscore, dot, dash; no path."""
+    """Return whether `name` can name a component: letters, digits, underscore, dot, dash; no path."""
     return _COMPONENT.fullmatch(name) is not None
 
 
@@ -111,8 +111,8 @@ def candidates(directory: Path) -> list[tuple[int, Path]]:
     A displaced directory counts as well: where the process was killed before the newer save of
     its step had verified, it is the last good state.
     """
-    found = [(step_of(path), path) for path in _directories(directory)]
-    return [(step, path) for step, path in found if step is not None]
+    claimed = [(step_of(path), path) for path in _directories(directory)]
+    return [(step, path) for step, path in claimed if step is not None]
 
 
 def published(directory: Path) -> dict[int, Path]:

@@ -50,7 +50,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What one checkpoint is and holds."""
+    """Contents of one checkpoint: run, step, components, files, metadata and sharded tensors."""
 
     run_id: str
     step: int
@@ -81,7 +81,7 @@ class Manifest:
         return sum(entry.digest.size for entry in self.files)
 
     def to_bytes(self) -> bytes:
-        """The file's content."""
+        """Return the bytes of the manifest file."""
         body: dict[str, Any] = {
             "components": list(self.components),
             "created": self.created,
@@ -192,7 +192,7 @@ def entry_from_json(entry: Any) -> FileEntry:
 
 
 def is_safe_path(path: str) -> bool:
-    """Whether `path` is relative, stays inside its directory, and is not the manifest itself."""
+    """Return whether `path` is relative, stays inside its directory, and is not the manifest itself."""
     parts = path.split("/")
     plain = all(part not in ("", ".", "..") for part in parts)
     return plain and "\0" not in path and "\\" not in path and path != MANIFEST

@@ -1,4 +1,4 @@
-"""Which file of a checkpoint holds which block of which tensor, and reading any other block from them.
+"""Resharding: the table of the blocks in a checkpoint's files, and reading any other block from them.
 
 A component that one rank gave whole is one file, state/<component>.safetensors, and needs no table:
 its header says all. One that several ranks gave has a file for each of them,
@@ -53,7 +53,7 @@ Table = Mapping[str, StoredTensor]
 
 
 def rank_file(component: str, rank: int, world_size: int) -> str:
-    """ "state/optimizer/rank_00000-of-00004.safetensors"."""
+    """Return the file of a rank: "state/optimizer/rank_00000-of-00004.safetensors"."""
     return f"{STATE}/{component}/rank_{rank:05d}-of-{world_size:05d}.safetensors"
 
 
@@ -129,9 +129,9 @@ def merged(component: str, parts: Iterable[Table]) -> dict[str, StoredTensor]:
 def _cover(entry: StoredTensor) -> str:
     """Why the blocks do not cover the tensor exactly once; empty where they do."""
     blocks = [block for block in entry.blocks if math.prod(block.shape)]
-    given, needed = sum(math.prod(block.shape) for block in blocks), math.prod(entry.shape)
-    if given < needed:
-        return f"its blocks hold {given} of {needed} elements"
+    num_stored, num_needed = sum(math.prod(block.shape) for block in blocks), math.prod(entry.shape)
+    if num_stored < num_needed:
+        return f"its blocks hold {num_stored} of {num_needed} elements"
     flat = [_flat_range(entry.shape, block) for block in blocks]
     ranges = sorted(entry for entry in flat if entry is not None)
     if len(ranges) == len(flat):
@@ -188,7 +188,7 @@ class BlockReader:
     def fill(self, sink: ShardSink) -> int:
         """Give the sink every block that it wants, and their number. Nothing is put unless all of them are there."""
         wanted = list(sink.wanted())
-        for each in wanted:
+        for each in wanted:  # all before the first is put: a sink is never filled in part
             self._checked(each)
         for each in wanted:
             sink.put(each.name, each.start, self.read(each))

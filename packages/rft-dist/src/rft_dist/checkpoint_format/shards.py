@@ -1,4 +1,4 @@
-"""What a rank gives to a checkpoint and takes from one: rectangular blocks of named tensors.
+"""Shards: rectangular blocks of named tensors, which ranks save to a checkpoint and load from one.
 
 A tensor of global shape [R, C] that four ranks share by rows is four blocks [R/4, C] with starts
 (0, 0), (R/4, 0), ...; one that every rank holds is given whole by one of them. A rank that holds a
@@ -39,7 +39,7 @@ class Shard:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the block is the tensor."""
+        """True where the block is the full tensor."""
         return tuple(self.data.shape) == self.global_shape
 
 
@@ -104,7 +104,7 @@ def flat_shards(name: str, global_shape: Sequence[int], offset: int, data: Tenso
 
 
 def flat_requests(name: str, global_shape: Sequence[int], dtype: torch.dtype, offset: int, numel: int) -> list[Wanted]:
-    """What a rank needs that holds elements `offset` to `offset + numel - 1` of the flattened tensor."""
+    """Return the requests of a rank that holds elements `offset` to `offset + numel - 1` of the flattened tensor."""
     shape = tuple(global_shape)
     return [Wanted(name, shape, dtype, start, extent) for start, extent in flat_blocks(shape, offset, numel)]
 
@@ -167,8 +167,8 @@ def assign_by_bytes(sizes: Mapping[str, int], world_size: int) -> dict[str, int]
 
 
 def fits(global_shape: Sequence[int], start: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether a block lies inside the tensor."""
+    """Return whether a block lies inside the tensor."""
     if not len(global_shape) == len(start) == len(shape):
         return False
     boxes = zip(global_shape, start, shape, strict=True)
-    return all(0 <= begin <= begin + size <= most for most, begin, size in boxes)
+    return all(0 <= begin <= begin + size <= length for length, begin, size in boxes)

@@ -1,4 +1,4 @@
-"""Saving beside training: the state is copied while training waits, and written in a thread of its own.
+"""Asynchronous saving: the state is copied while training waits, and written in a background thread.
 
 Nothing about a checkpoint changes: the thread calls `CheckpointStore.save`, so it is staged,
 published, verified and only then counted. What changes is when one knows: an error of the writing
@@ -47,7 +47,7 @@ class BackgroundSaves:
         saves.wait()        # the checkpoint is on the disk and verified, or its error is raised
 
     With several ranks the store's exchange must be one that training does not use
-    (`exchange.StoreExchange`): the order of two threads' collectives differs from rank to rank.
+    (`rank_exchange.StoreExchange`): the order of two threads' collectives differs from rank to rank.
     """
 
     def __init__(self, store: CheckpointStore) -> None:
@@ -87,6 +87,7 @@ class BackgroundSaves:
             )
             return
         directory = self._store.directory
+        # records are encoded before the thread starts: training changes them while it writes
         encoded = {name: encode_record(name, value, step=step, directory=directory) for name, value in records.items()}
         copies = self._copies
         copies.begin()
@@ -105,11 +106,11 @@ class BackgroundSaves:
 
     @property
     def failed(self) -> bool:
-        """Whether the save that was begun last has ended with an error, which `wait` raises."""
+        """True where the save that was begun last has ended with an error, which `wait` raises."""
         return self._error is not None
 
     def wait(self) -> CheckpointInfo | None:
-        """Until nothing is being written: what was saved last, None where nothing was; raises what failed."""
+        """Wait until nothing is being written; return the last save, None where there was none; raise its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -126,13 +127,13 @@ class BackgroundSaves:
             self._error = error
 
     def _has_room(self, shards: Mapping[str, Sequence[Shard]], model_tensors: Mapping[str, Tensor]) -> bool:
-        """Whether memory holds the copies; the model's own are taken to be no larger than a third of the rest."""
+        """Return whether host memory holds the copies, the model's own estimated at half of the others."""
         free = available_bytes()
         if free is None:
             return True
         own = [shard.data for part in shards.values() for shard in part] + list(model_tensors.values())
-        held = sum(map(num_tensor_bytes, own))
-        need = max(held + held // 2 - self._copies.num_bytes, 0)
+        num_bytes = sum(map(num_tensor_bytes, own))
+        need = max(num_bytes + num_bytes // 2 - self._copies.num_bytes, 0)
         if need + RESERVE_BYTES <= free:
             return True
         if not self._told:
@@ -142,4 +143,4 @@ class BackgroundSaves:
 
 
 def _nothing(_: Path) -> None:
-    """What other ranks add to the model's directory through their writer."""
+    """Write nothing: the model writer of every rank but rank 0."""

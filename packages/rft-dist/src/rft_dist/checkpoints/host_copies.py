@@ -39,9 +39,10 @@ class HostCopies:
 
     def copy(self, name: str, tensor: Tensor) -> Tensor:
         """A contiguous copy on the CPU; complete after `finish`."""
-        place = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
-        if tensor.numel() and place in self._made:
-            return self._made[place]
+        # keyed by memory, not by name: a tied weight is copied once, and stays tied in the copies
+        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+        if tensor.numel() and key in self._made:
+            return self._made[key]
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             pinned = tensor.device.type == "cuda"
@@ -50,7 +51,7 @@ class HostCopies:
         self._waits_for_cuda |= tensor.device.type == "cuda"
         with torch.no_grad():
             buffer.copy_(tensor, non_blocking=True)
-        self._made[place] = buffer
+        self._made[key] = buffer
         return buffer
 
     def copy_shard(self, component: str, shard: Shard) -> Shard:
@@ -71,16 +72,16 @@ class HostCopies:
 
 def available_bytes() -> int | None:
     """Host memory that this process can still take: of the machine, and of its control group. None where unknown."""
-    found: list[int] = []
+    limits: list[int] = []
     if _MEMORY.is_file():
         for line in _MEMORY.read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
+                limits.append(int(line.split()[1]) * 1024)
     limit, used = _GROUP / "memory.max", _GROUP / "memory.current"
     if limit.is_file() and used.is_file() and limit.read_text().strip().isdigit():
         cached = _inactive_file(_GROUP / "memory.stat")
-        found.append(int(limit.read_text()) - int(used.read_text()) + cached)
-    return min(found, default=None)
+        limits.append(int(limit.read_text()) - int(used.read_text()) + cached)
+    return min(limits, default=None)
 
 
 def _inactive_file(statistics: Path) -> int:

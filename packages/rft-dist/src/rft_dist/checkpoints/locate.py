@@ -1,4 +1,4 @@
-"""From what a person writes after `--ckpt_path` to one verified checkpoint.
+"""Resolution of a `--ckpt_path` value to one verified checkpoint.
 
 Accepted: a run's directory, its `checkpoints` folder, `step_000100` (or `step_100`), `episode_5`,
 and any file or directory inside a checkpoint. What names one checkpoint gives that one or an
@@ -41,7 +41,7 @@ class Resolved:
 
 
 def resolve_checkpoint(path: Path, *, asked_by: str = "--ckpt_path", origin: str = "command line") -> Resolved:
-    """The verified checkpoint that `path` stands for.
+    """Return the verified checkpoint that `path` stands for.
 
     `asked_by` and `origin` are the setting that held the path and where its value came from, for
     messages. Raises CheckpointError where there is nothing, or where the one that was named does
@@ -79,19 +79,19 @@ def _by_name(path: Path) -> Path | None:
     folders = (path.parent, path.parent / CHECKPOINTS)
     step, episode = _STEP.fullmatch(path.name), _EPISODE.fullmatch(path.name)
     for folder in folders:
-        places = published(folder)
-        if step and int(step[1]) in places:
-            return places[int(step[1])]
+        paths = published(folder)
+        if step and int(step[1]) in paths:
+            return paths[int(step[1])]
         if episode:
-            found = _last_of_episode(places, int(episode[1]))
-            if found is not None:
-                return found
+            last = _last_of_episode(paths, int(episode[1]))
+            if last is not None:
+                return last
     return None
 
 
-def _last_of_episode(places: dict[int, Path], episode: int) -> Path | None:
+def _last_of_episode(paths: dict[int, Path], episode: int) -> Path | None:
     """The highest step whose metadata say this episode."""
-    for _, path in sorted(places.items(), reverse=True):
+    for _, path in sorted(paths.items(), reverse=True):
         try:
             manifest = read_manifest(path)
         except (OSError, ManifestFault):
@@ -140,10 +140,10 @@ def _nearest_valid(path: Path) -> Checkpoint | None:
     match = _STEP.fullmatch(path.name)
     absolute = path.absolute()
     for folder in [absolute, *list(absolute.parents)[:2]]:
-        places = {**published(folder), **published(folder / CHECKPOINTS)}
-        wanted = int(match[1]) if match else max(places, default=0)
-        for step in sorted(places, key=lambda step: abs(step - wanted)):
-            manifest, problems = inspect(places[step])
+        paths = {**published(folder), **published(folder / CHECKPOINTS)}
+        wanted = int(match[1]) if match else max(paths, default=0)
+        for step in sorted(paths, key=lambda step: abs(step - wanted)):
+            manifest, problems = inspect(paths[step])
             if manifest is not None and not problems:
-                return Checkpoint(places[step], manifest)
+                return Checkpoint(paths[step], manifest)
     return None

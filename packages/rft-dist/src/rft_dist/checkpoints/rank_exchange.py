@@ -1,4 +1,4 @@
-"""What the ranks of a save tell one another, errors included.
+"""Exchange of results between the ranks of a save, errors included.
 
 A rank that fails does not stay away: its error travels inside the bytes that all exchange at the
 end of a phase, so nobody waits for it, and every rank raises it. There is no barrier anywhere.
@@ -56,7 +56,7 @@ class StoreExchange:
 
     @classmethod
     def beside(cls, collectives: Exchange, timeout: float = 600.0) -> StoreExchange:
-        """A channel of its own on the store at which the ranks met: a call for all of them.
+        """Open a separate channel on the rendezvous store; every rank must call it.
 
         That store is served until all ranks have ended, by rank 0 or by torchrun. `timeout` is in seconds.
         """
@@ -66,14 +66,14 @@ class StoreExchange:
         return cls(store, collectives.rank, collectives.world_size, timeout)
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """The bytes of every rank; PeerError naming the first that did not come in time."""
+        """Return the bytes of every rank; raise PeerError naming the first that did not come in time."""
         number, rank = self._num_calls, 0
         self._num_calls += 1
-        found: list[bytes] = []
+        gathered: list[bytes] = []
         try:
             self._store.set(f"{number}/{self.rank}", data)  # pyright: ignore[reportArgumentType] - bytes are taken as well
             for rank in range(self.world_size):
-                found.append(bytes(self._store.get(f"{number}/{rank}")))
+                gathered.append(bytes(self._store.get(f"{number}/{rank}")))
             if number:  # whoever has come to this exchange has read the one before
                 self._store.delete_key(f"{number - 1}/{self.rank}")
         except RuntimeError as error:  # every error of torch.distributed is one
@@ -85,7 +85,7 @@ class StoreExchange:
                 state="the save was not acknowledged; the checkpoints before it are untouched",
                 do="read the first error among logs/rank_*.log, then resume from the last checkpoint",
             ) from error
-        return found
+        return gathered
 
 
 def collective_call(exchange: Exchange, work: Callable[[], Any]) -> list[Any]:
@@ -97,10 +97,11 @@ def collective_call(exchange: Exchange, work: Callable[[], Any]) -> list[Any]:
         return [work()]
     own: Exception | None = None
     try:
-        told = {"done": work()}
+        result = {"done": work()}
     except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks wait for this answer
-        own, told = error, {"error": _as_json(error, exchange.rank)}
-    answers = [json.loads(answer) for answer in exchange.gather_bytes(json.dumps(told).encode())]
+        own, result = error, {"error": _as_json(error, exchange.rank)}
+    answers = [json.loads(answer) for answer in exchange.gather_bytes(json.dumps(result).encode())]
+    # only after the exchange: a rank that raised before it would leave the others waiting
     if own is not None:
         raise own
     for rank, answer in enumerate(answers):
@@ -123,7 +124,7 @@ def _as_json(error: Exception, rank: int) -> dict[str, Any]:
     return {"class": "PeerError", "problem": asdict(problem)}
 
 
-def _from_json(told: dict[str, Any], rank: int) -> RftError:
-    problem = Problem(**told["problem"])
+def _from_json(value: dict[str, Any], rank: int) -> RftError:
+    problem = Problem(**value["problem"])
     problem = replace(problem, where=f"rank {rank}: {problem.where}")
-    return _CLASSES[told["class"]](**asdict(problem))
+    return _CLASSES[value["class"]](**asdict(problem))

@@ -1,4 +1,4 @@
-"""The files that one rank writes into the staging directory: hashed on the way, flushed, and told to rank 0."""
+"""Files that one rank writes into the staging directory: hashed while written, flushed, reported to rank 0."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class RankParts:
-    """What one rank holds of a checkpoint."""
+    """Data that one rank contributes to a checkpoint."""
 
     shards: Mapping[str, Sequence[Shard]]
     records: Mapping[str, bytes]
@@ -67,12 +67,12 @@ def _described(shards: Sequence[Shard]) -> str:
 
 
 def _table(file: str, shards: Sequence[Shard]) -> dict[str, StoredTensor]:
-    found: dict[str, StoredTensor] = {}
+    table: dict[str, StoredTensor] = {}
     for shard in shards:
         block = Block(file, key_of(shard), shard.start, tuple(shard.data.shape))
-        known = found.get(shard.name, StoredTensor(DTYPE_NAMES[shard.data.dtype], shard.global_shape, ()))
-        found[shard.name] = StoredTensor(known.dtype, known.shape, (*known.blocks, block))
-    return found
+        known = table.get(shard.name, StoredTensor(DTYPE_NAMES[shard.data.dtype], shard.global_shape, ()))
+        table[shard.name] = StoredTensor(known.dtype, known.shape, (*known.blocks, block))
+    return table
 
 
 def _write_model(staging: Path, rank: int, plan: Plan, parts: RankParts) -> list[FileEntry]:

@@ -97,7 +97,7 @@ class Checkpoint:
         return BlockReader(self.path, table_of_files(self.path, [file]))
 
     def load(self, component: str, sink: ShardSink) -> int:
-        """Give the sink the blocks of a component that it wants, and their number.
+        """Put the blocks of a component that the sink wants, and return their number.
 
         Only those are read. Raises CheckpointError, and puts nothing, where a tensor is missing or
         has another shape or dtype.
@@ -119,15 +119,15 @@ class Checkpoint:
             raise _changed_since(path, str(error)) from error
 
     def has_tensors(self, component: str) -> bool:
-        """Whether `tensors(component)` would find something."""
+        """Return whether the checkpoint has tensors of a component (`tensors`)."""
         return component in self.manifest.sharded or self._lists(f"{STATE}/{component}.safetensors")
 
     def has_records(self, component: str) -> bool:
-        """Whether `records(component)` would find something."""
+        """Return whether the checkpoint has a JSON record of a component (`records`)."""
         return self._lists(f"{STATE}/{component}.json")
 
     def require_components(self, registered: Collection[str]) -> None:
-        """CheckpointError naming what is missing or unexpected, unless the saved set is `registered`."""
+        """Raise CheckpointError naming what is missing or unexpected, unless the saved set is `registered`."""
         require_equal_components(registered, self.manifest.components, where=str(self.path))
 
     def _reading(self, fill: Callable[[ShardSink], int], sink: ShardSink) -> int:
@@ -154,7 +154,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What a search for the newest usable checkpoint found."""
+    """Result of a search for the newest usable checkpoint."""
 
     checkpoint: Checkpoint | None
     findings: tuple[Finding, ...]
@@ -162,7 +162,7 @@ class Search:
 
 
 def require_equal_components(registered: Collection[str], saved: Collection[str], *, where: str) -> None:
-    """CheckpointError naming the difference, unless both sets are equal."""
+    """Raise CheckpointError naming the difference, unless both sets are equal."""
     missing = sorted(set(registered) - set(saved))
     unexpected = sorted(set(saved) - set(registered))
     if missing or unexpected:
@@ -182,6 +182,7 @@ def read_manifest(path: Path) -> Manifest:
     ManifestFault where it cannot be believed.
     """
     file = path / MANIFEST
+    # neither a link nor a pipe may stand in for the manifest
     descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(descriptor, "rb") as stream:
         content = stream.read(MAX_BYTES + 1)
@@ -268,7 +269,7 @@ def quarantine(path: Path, problems: list[Finding]) -> list[Finding]:
 
 
 def _newest_first(directory: Path, run_id: str | None) -> list[Path]:
-    """By order of saving; one whose manifest cannot be read stands right after the steps below its own."""
+    """List checkpoints newest first by order of saving; an unreadable one counts as right after the steps below it."""
     ordered: list[tuple[float, int, Path]] = []
     latest = 0
     for step, path in sorted(candidates(directory)):
@@ -380,5 +381,5 @@ def _changed_since(path: Path, reason: str) -> CheckpointError:
 
 
 def is_checkpoint_directory(path: Path) -> bool:
-    """Whether `path` has a manifest, or the name of a published checkpoint."""
+    """Return whether `path` is a directory with a manifest, or with the name of a published checkpoint."""
     return path.is_dir() and (parse_step(path.name) is not None or (path / MANIFEST).is_file())

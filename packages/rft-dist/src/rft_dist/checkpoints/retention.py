@@ -1,4 +1,4 @@
-"""Which checkpoints go, and how they go.
+"""Retention: selection and removal of old checkpoints.
 
 Removal happens after a save has been published and verified, never before: the folder holds one
 checkpoint more than its limit while a save is under way. A checkpoint is renamed before its files
@@ -86,6 +86,7 @@ def remove_checkpoint(directory: Path, step: int, run_id: str) -> None:
     dead = directory / dead_name(step, run_id)
     if os.path.lexists(dead):
         remove_tree(dead)
+    # renamed before its files are unlinked: half removed, it is never taken for a whole one
     rename(RETIRE, directory / step_name(step), dead)
     remove_tree(dead)
     sync_directory(directory)
@@ -112,7 +113,7 @@ def _remove(leftover: Leftover) -> None:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether another process has this number; this one is in no save while it sweeps."""
+    """Return whether another process has this pid; this process is in no save while it sweeps."""
     if pid == os.getpid():
         return False
     try:

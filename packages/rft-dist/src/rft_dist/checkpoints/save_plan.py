@@ -1,4 +1,4 @@
-"""What the ranks of a save announce to one another before a byte is written, and the files that follow from it."""
+"""Save plan: the shards that each rank announces before a byte is written, and the resulting files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEADER_BYTES = 200  # of one tensor in a file and in the manifest, roughly
 
 @dataclass(frozen=True, slots=True)
 class RankShards:
-    """What one rank will write."""
+    """Sizes of the shards that one rank will write."""
 
     step: int
     parts: Mapping[str, tuple[int, int, bool]]
@@ -27,13 +27,13 @@ class RankShards:
     """Tensors of the model directory that this rank writes, with their bytes; None: the model writer does."""
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the JSON form, for `from_json`."""
         model = None if self.model is None else dict(self.model)
         return {"step": self.step, "parts": {name: list(part) for name, part in self.parts.items()}, "model": model}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> RankShards:
-        """From JSON."""
+        """Restore from the JSON form of `to_json`."""
         parts = {name: (part[0], part[1], part[2]) for name, part in value["parts"].items()}
         return cls(value["step"], parts, value["model"])
 
@@ -41,7 +41,7 @@ class RankShards:
 def announce(
     step: int, shards: Mapping[str, Sequence[Shard]], model_tensors: Mapping[str, Tensor] | None
 ) -> RankShards:
-    """What this rank will write."""
+    """Return the sizes of the shards that this rank will write."""
     parts = {
         name: (len(blocks), _num_bytes(block.data for block in blocks), all(block.is_whole for block in blocks))
         for name, blocks in shards.items()
@@ -61,11 +61,11 @@ class Plan:
 
     @property
     def components(self) -> set[str]:
-        """Of all ranks, those that are tensors."""
+        """Names of the tensor components of all ranks."""
         return {name for each in self.announced for name in each.parts}
 
     def is_sharded(self, component: str) -> bool:
-        """Whether it is a file a rank: where one rank gives all of it, whole, it is one file as without ranks."""
+        """Return whether a component has one file per rank; one that a single rank gives whole is one file."""
         parts = [each.parts[component] for each in self.announced if each.parts.get(component, (0, 0, True))[0]]
         return len(parts) > 1 or any(not is_whole for _, _, is_whole in parts)
 

@@ -1,4 +1,4 @@
-"""What a refused save says: path, need, free, the system's error, and what is left."""
+"""Errors of a refused save: path, need, free space, the system's error, and what is left."""
 
 from __future__ import annotations
 

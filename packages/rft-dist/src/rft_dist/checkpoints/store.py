@@ -106,7 +106,7 @@ class CheckpointStore:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the store of rank 0."""
+        """True on rank 0, which makes, renames and removes directories."""
         return self._exchange.rank == 0
 
     def save(
@@ -133,11 +133,11 @@ class CheckpointStore:
         writer adds configuration and tokenizer only.
         """
         shards = {name: wholes(part) if isinstance(part, Mapping) else list(part) for name, part in tensors.items()}
-        told = announce(step, shards, model_tensors)
+        announced = announce(step, shards, model_tensors)
         is_first = self.is_first
 
         def opening_of() -> list[Any]:
-            return [told.to_json(), {**self._opening(step), "records": sorted(records)} if is_first else {}]
+            return [announced.to_json(), {**self._opening(step), "records": sorted(records)} if is_first else {}]
 
         answers = collective_call(self._exchange, opening_of)
         plan, opening = Plan(tuple(RankShards.from_json(answer[0]) for answer in answers)), answers[0][1]
@@ -163,6 +163,7 @@ class CheckpointStore:
         )
         manifest = write_checkpoint(request, plan)
         self._parent_step = step
+        # after the save has verified: before, the folder might lose its last good checkpoint
         pruned = collective_call(self._exchange, self._prune_on_first)[0]
         removed = tuple(Removal(*entry) for entry in pruned["removed"])
         return _info(request.target, manifest, removed, tuple(pruned["problems"]))
@@ -172,7 +173,7 @@ class CheckpointStore:
             require_equal_components(self._components, found, where=f"save of step {step}")
 
     def _opening(self, step: int) -> dict[str, Any]:
-        """What rank 0 knows of the folder, after it has cleaned up behind processes that were killed."""
+        """Return rank 0's view of the folder, after removing what killed processes left behind."""
         newest = max(self._manifests(), key=lambda entry: entry.sequence, default=None)
         last_good = newest.step if newest else None
         try:
@@ -198,10 +199,10 @@ class CheckpointStore:
     def open(self, step_or_path: int | Path) -> Checkpoint:
         """A checkpoint by step, or by the path of its directory; CheckpointError unless it verifies."""
         if isinstance(step_or_path, int):
-            places = published(self.directory)
-            if step_or_path not in places:
+            paths = published(self.directory)
+            if step_or_path not in paths:
                 raise _missing_step(self.directory, step_or_path)
-            step_or_path = places[step_or_path]
+            step_or_path = paths[step_or_path]
         checkpoint = open_verified(step_or_path)
         self._resume_from(checkpoint)
         return checkpoint
@@ -209,8 +210,8 @@ class CheckpointStore:
     def list(self) -> list[CheckpointInfo]:
         """This run's checkpoints by their manifests, in order of saving."""
         manifests = sorted(self._manifests(), key=lambda entry: (entry.sequence, entry.step))
-        places = published(self.directory)
-        return [_info(places[manifest.step], manifest) for manifest in manifests]
+        paths = published(self.directory)
+        return [_info(paths[manifest.step], manifest) for manifest in manifests]
 
     def protect(self, reason: str, step: int | None) -> None:
         """Keep `step` from retention for `reason` ("best", ...), in place of the step that had this reason.
@@ -230,16 +231,16 @@ class CheckpointStore:
             self.protect("resume source", checkpoint.step)
 
     def _manifests(self) -> list[Manifest]:
-        """Of this run; what has no believable manifest is left to the search for the newest."""
-        found: list[Manifest] = []
+        """Return this run's manifests; unreadable ones are left to the search for the newest checkpoint."""
+        manifests: list[Manifest] = []
         for step, path in published(self.directory).items():
             try:
                 manifest = read_manifest(path)
             except (OSError, ManifestFault):
                 continue
             if manifest.run_id == self.run_id and manifest.step == step:
-                found.append(manifest)
-        return found
+                manifests.append(manifest)
+        return manifests
 
     def _prune_on_first(self) -> dict[str, Any]:
         if not self.is_first:

@@ -12,7 +12,7 @@ next save or opening removes. An earlier checkpoint of the same step is first mo
 the new one is published, readers find it under that name (`layout.published`).
 
 Each phase ends with an exchange in which the ranks tell their results or their errors
-(`exchange.collective_call`): what fails on one rank is raised by all, and rank 0 takes the staging
+(`rank_exchange.collective_call`): what fails on one rank is raised by all, and rank 0 takes the staging
 directory away. All ranks write into one directory, on a file system that they share.
 """
 
@@ -99,12 +99,12 @@ class SaveRequest:
 
     @property
     def target(self) -> Path:
-        """The published directory."""
+        """Path of the published directory."""
         return self.directory / step_name(self.step)
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which makes and renames directories."""
+        """True on rank 0, which makes and renames directories."""
         return self.exchange.rank == 0
 
 
@@ -150,13 +150,13 @@ def write_checkpoint(request: SaveRequest, plan: Plan) -> Manifest:
 
 
 def _on_first(request: SaveRequest, work: Callable[[], Any]) -> Any:
-    """What rank 0 gives for `work`, on every rank."""
+    """Run `work` on rank 0 and return its result on every rank."""
     return collective_call(request.exchange, lambda: work() if request.is_first else None)[0]
 
 
 @contextmanager
 def _refusals(request: SaveRequest, need: int) -> Generator[None]:
-    """The system's errors as those of this save."""
+    """Convert OSError inside the block into the StorageError of this save."""
     try:
         yield
     except OSError as error:
@@ -273,6 +273,7 @@ def _list_and_publish(request: SaveRequest, staging: Path, manifest: Manifest, n
     """Write the manifest and give the directory its name; the name of the checkpoint that was there before, if any."""
     with _refusals(request, need):
         _refuse_other_folders(request, staging, manifest)
+        # the manifest last: a directory that has one is complete
         write_file(staging / MANIFEST, [manifest.to_bytes()])
         sync_directory(staging)
         displaced = _make_room(request)

@@ -1,4 +1,4 @@
-"""What this process is doing, written by its main thread and read by the threads that watch it.
+"""Activity of this process, written by its main thread and read by the threads that watch it.
 
 Every write is one assignment of an immutable value, so a reader sees the old one or the new one.
 """
@@ -42,11 +42,11 @@ class Call:
     """The first line outside of this package that led to it."""
 
     def describe(self) -> str:
-        """As messages name it."""
+        """Return the text by which messages name the collective."""
         return f"#{self.number} {self.name} {list(self.shape)} {self.dtype} at {self.site}"
 
     def matches(self, other: Call) -> bool:
-        """Whether two ranks that make these calls exchange what they mean to.
+        """Return whether two ranks that make these calls take part in the same collective.
 
         The two sides of a broadcast often stand in two branches of one function, so its line is left out.
         """
@@ -81,7 +81,7 @@ class Activity:
         """When something last went on: a phase, a collective, a step."""
 
     def follow(self, step: Callable[[], int]) -> None:
-        """`step` gives the number of the step under way, from now on."""
+        """Register the function that returns the number of the step under way."""
         self._step = step
 
     @property
@@ -90,17 +90,17 @@ class Activity:
         return self._step()
 
     def enter_phase(self, name: str | None) -> None:
-        """The main thread is in this phase from now on; None: between phases."""
+        """Record that the main thread enters a phase; None: it is between phases."""
         now = self._clock()
         self.phase, self.moved = (name or OTHER, now), now
 
     def end_step(self) -> None:
-        """A whole step has ended."""
+        """Record that a step has ended."""
         self.steps_done += 1
         self.moved = self._clock()
 
     def enter(self, name: str, shape: tuple[int, ...], dtype: str) -> Call:
-        """A collective is about to be joined."""
+        """Record that this rank is about to join a collective."""
         self._num_calls += 1
         call = Call(self._num_calls, name, shape, dtype, call_site())
         now = self._clock()
@@ -108,7 +108,7 @@ class Activity:
         return call
 
     def leave(self, call: Call) -> None:
-        """It has finished here."""
+        """Record that a collective has finished on this rank."""
         now = self._clock()
         self.last, self.moved = InCall(call, False, now), now
 
@@ -150,6 +150,6 @@ def _short(file: str) -> str:
 
 
 def _function(site: str) -> str:
-    """A site without its line."""
+    """Return a call site without its line number."""
     head, _, name = site.partition(" ")
     return f"{head.rpartition(':')[0]} {name}"

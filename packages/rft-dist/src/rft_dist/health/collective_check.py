@@ -1,4 +1,4 @@
-"""Every collective compared with that of rank 0 before it is joined: other numbers would be added silently.
+"""Check of every collective against that of rank 0 before it is joined: a mismatch would add wrong numbers silently.
 
 gloo adds tensors of unequal shapes without an error, and a rank that leaves out one collective takes part in
 the next one under the wrong number. Rank 0 publishes what it is about to join; every other rank waits for that,
@@ -32,7 +32,7 @@ class FingerprintCheck:
 
     @property
     def is_on(self) -> bool:
-        """Whether the next collective is compared."""
+        """True where the next collective is compared."""
         return self._always or self._activity.steps_done < self._steps
 
     def compare(self, call: Call) -> None:
@@ -44,12 +44,12 @@ class FingerprintCheck:
             return
         first = self._read(call.number)
         if not first.matches(call):
-            found = mismatch(0, first.describe(), self._rank, call.describe())
+            cause = mismatch(0, first.describe(), self._rank, call.describe())
             raise PeerError(
                 code="collective.mismatch",
-                what=found.what,
-                where=found.where,
-                why=found.why,
+                what=cause.what,
+                where=cause.where,
+                why=cause.why,
                 state="this step is lost; no wrong number was used; the last checkpoint is untouched",
                 do="make both ranks take the same path through the program at these two lines",
             )

@@ -1,4 +1,4 @@
-"""From the heartbeats of all ranks to the one that keeps the others waiting. No threads, no clocks, no store."""
+"""Diagnosis: find the rank that keeps the others waiting from all heartbeats, without threads, clocks or store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rft_dist.health.failure import Cause
 from rft_dist.health.heartbeat import LastSeen, Status
 from rft_dist.health.process_state import ALIVE, GONE, STOPPED
 
-_STACK_TOLD = 5
+_STACK_SHOWN = 5
 _FRESH_SECONDS = 3.0
 
 
@@ -28,15 +28,16 @@ class Limits:
     """Inside a collective that every rank has entered."""
 
     def of(self, status: Status) -> float:
-        """How long this rank may go without progress outside of a collective."""
+        """Return the seconds that a rank may go without progress outside of a collective."""
         return self.phase if status.steps_done else self.first
 
 
 def of_neighbours(states: Mapping[int, tuple[str, float]], seen: Mapping[int, LastSeen], now: float) -> Cause | None:
-    """A rank of this machine whose process has ended or is stopped.
+    """Return the cause where the process of a rank on this machine has ended or is stopped.
 
     `states` gives rank -> (state, since when it was seen so). A process that leaves in order may be gone
-    before its last heartbeat is read, and a stop of an instant harms nobody: hence the seconds of patience.
+    before its last heartbeat is read, and a process may be stopped briefly: both are reported only after the seconds
+    of `_GONE_PATIENCE` and `_STOPPED_PATIENCE`.
     """
     for rank, (state, since) in sorted(states.items()):
         patience = {GONE: _GONE_PATIENCE, STOPPED: _STOPPED_PATIENCE}.get(state)
@@ -72,12 +73,12 @@ def of_all(
     names ranks that are in different collectives under one number.
     """
     states = neighbours or {}
-    heard = {r: s for r, s in seen.items() if (states[r] == ALIVE if r in states else now - s.at < _FRESH_SECONDS)}
+    fresh = {r: s for r, s in seen.items() if (states[r] == ALIVE if r in states else now - s.at < _FRESH_SECONDS)}
     return (
         _silent(seen, limits, now, states)
         or (_mismatch(seen) if compares_calls else None)
         or _left(seen, now)
-        or _late(seen, heard, limits, now)
+        or _late(seen, fresh, limits, now)
         or (_stuck(seen, limits, now) if len(seen) >= world_size else None)
     )
 
@@ -138,7 +139,7 @@ def mismatch(rank: int, call: str, other: int, other_call: str) -> Cause:
 
 
 def _left(seen: Mapping[int, LastSeen], now: float) -> Cause | None:
-    """Someone waits in a collective that a rank, which left in order, will never enter."""
+    """Return the cause where ranks wait in a collective that a rank which left in order will never enter."""
     front = _front(seen)
     waiters = [s for s in seen.values() if s.status.inside and s.status.number == front]
     for rank, each in sorted(seen.items()):
@@ -153,10 +154,10 @@ def _left(seen: Mapping[int, LastSeen], now: float) -> Cause | None:
 _LEFT_PATIENCE = 2.0
 
 
-def _late(seen: Mapping[int, LastSeen], heard: Mapping[int, LastSeen], limits: Limits, now: float) -> Cause | None:
-    """Outside of any collective, and without progress for longer than its phase allows; of those heard of lately."""
+def _late(seen: Mapping[int, LastSeen], fresh: Mapping[int, LastSeen], limits: Limits, now: float) -> Cause | None:
+    """Return the rank that is outside of any collective without progress for too long, of those in `fresh`."""
     late: list[tuple[int, int, float, float, LastSeen]] = []
-    for rank, each in heard.items():
+    for rank, each in fresh.items():
         limit, idle = limits.of(each.status), each.idle(now)
         if limit and idle > limit and not each.status.inside and not each.status.ended:
             late.append((each.status.library_calls, rank, idle, limit, each))
@@ -171,7 +172,7 @@ def _late(seen: Mapping[int, LastSeen], heard: Mapping[int, LastSeen], limits: L
 
 
 def _stuck(seen: Mapping[int, LastSeen], limits: Limits, now: float) -> Cause | None:
-    """Everyone is in the same collective and it does not end."""
+    """Return the cause where all ranks are in the same collective and it does not end."""
     statuses = [each.status for each in seen.values()]
     if not limits.collective or not all(status.inside for status in statuses):
         return None
@@ -193,7 +194,7 @@ def _front(seen: Mapping[int, LastSeen]) -> int:
 
 
 def _reached(status: Status, seen: Mapping[int, LastSeen]) -> str:
-    """Which collective of the others this rank did not reach."""
+    """Describe the collective of the other ranks that this rank did not reach."""
     front = _front({rank: each for rank, each in seen.items() if rank != status.rank})
     ahead = [s.status for s in seen.values() if s.status.inside and s.status.number == front]
     if not ahead or front < status.number or (front == status.number and not status.inside):
@@ -217,4 +218,4 @@ def _phase(each: LastSeen, now: float) -> str:
 
 
 def _where(status: Status) -> str:
-    return "; ".join(status.stack[:_STACK_TOLD]) or "no stack known"
+    return "; ".join(status.stack[:_STACK_SHOWN]) or "no stack known"

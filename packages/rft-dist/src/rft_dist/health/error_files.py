@@ -1,4 +1,4 @@
-"""What the watch leaves in the run's folder: error.json, and the page in logs/. Never a reason to fail."""
+"""Error files in the run's folder: error.json, and the page in logs/; a failed write never ends the run."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class RunFolder:
         """How the last error of a process that is ended from outside of its main thread is told."""
 
     def attach(self, path: Path, resume_command: str) -> None:
-        """The run writes here."""
+        """Set the run's folder and its resume command."""
         self.path, self.resume_command = path, resume_command
 
     def clear(self) -> None:
-        """Take away what an earlier part of the run left."""
+        """Remove the error files of an earlier part of the run."""
         if self.path is not None:
             for name in (ERROR_FILE, f"logs/{PAGE_FILE}"):
                 (self.path / name).unlink(missing_ok=True)
 
     def write_error(self, cause: Cause) -> None:
-        """error.json, unless another rank was first."""
+        """Write error.json, unless another rank was first."""
         if self.path is None or not self.path.is_dir():
             return
         text = json.dumps(json.loads(cause.encode()) | {"unix_time": time.time()}, indent=2, ensure_ascii=False)
@@ -56,7 +56,7 @@ class RunFolder:
             return  # another rank was first, or the disk is what failed
 
     def write_page(self, text: str) -> None:
-        """logs/stopped.txt; the pages of all ranks name the same cause."""
+        """Write logs/stopped.txt; the pages of all ranks name the same cause."""
         if self.path is None or not (self.path / "logs").is_dir():
             return
         try:
@@ -65,7 +65,7 @@ class RunFolder:
             return
 
     def last_words(self, error: RftError) -> None:
-        """The error of this process, told by the thread that ends it."""
+        """Show the error of this process from the thread that ends it; a stream that is closed is ignored."""
         try:
             self.show(error)
         except (OSError, ValueError):

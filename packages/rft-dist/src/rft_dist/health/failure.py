@@ -1,4 +1,4 @@
-"""Why a run ends on all ranks: one record, the same for everybody, first come first kept."""
+"""Cause of failure of a run: one record, the same on all ranks; the first one published is kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LINES_KEPT = 60
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What ended the run.
+    """The cause of the end of a run.
 
     Example: `Cause("gone", 1, "rank 1 (node-b, pid 412) is gone: its process ended without a word", why="...")`.
     """
@@ -43,11 +43,11 @@ class Cause:
     """Of a failure: rank, host, pid, step, phase, type, code, message, at, traceback."""
 
     def encode(self) -> str:
-        """One JSON object."""
+        """Return the cause as one JSON object."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
     def as_error(self, *, own: str, do: str) -> PeerError:
-        """For a rank that ends because of it; `own` is what it was doing itself."""
+        """Return the error for a rank that ends because of this cause; `own` describes its own activity."""
         return PeerError(
             code=f"peer.{self.kind}",
             what=self.what,
@@ -61,7 +61,7 @@ class Cause:
 
 
 def decode(text: str | bytes) -> Cause:
-    """What `encode` wrote."""
+    """Restore a cause from the JSON of `Cause.encode`."""
     return Cause(**json.loads(text))
 
 

@@ -1,4 +1,4 @@
-"""What torch itself knows of collectives that are not issued here: those of DDP, FSDP and DeepSpeed."""
+"""Torch's own records of collectives that libraries issue: DDP, FSDP and DeepSpeed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE
 
 
 def record_flights() -> None:
-    """Let NCCL's groups keep their last collectives; before a group is made."""
+    """Enable NCCL's flight recorder; call it before a process group is made."""
     for name, value in FLIGHT_RECORDER.items():
         os.environ.setdefault(name, value)
 

@@ -1,4 +1,4 @@
-"""One heartbeat: what a rank says of itself about every second, as JSON."""
+"""Heartbeat: the status that each rank publishes about every second, as JSON."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ STOPPING = "stopping"
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What one rank is doing. Ages are seconds at the moment of the heartbeat, by the clock of that rank."""
+    """Status of one rank. Ages are seconds at the moment of the heartbeat, by the clock of that rank."""
 
     rank: int
     host: str
     machine: str
-    """Equal for processes that see one another's process numbers (`processes.this_machine`)."""
+    """Equal for processes that see one another's process numbers (`process_state.this_machine`)."""
     pid: int
     beat: int
     """Counts heartbeats."""
@@ -46,21 +46,21 @@ class Status:
 
     @property
     def who(self) -> str:
-        """As messages name it."""
+        """Text by which messages name the rank."""
         return f"rank {self.rank} ({self.host}, pid {self.pid})"
 
     @property
     def number(self) -> int:
-        """Of the last collective that it entered; 0 before the first."""
+        """Number of the last collective that the rank entered; 0 before the first."""
         return self.call.number if self.call else 0
 
     def encode(self) -> str:
-        """One JSON object."""
+        """Return the status as one JSON object."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
 
 def decode(text: str | bytes) -> Status:
-    """What `encode` wrote."""
+    """Restore a status from the JSON of `Status.encode`."""
     row: dict[str, Any] = json.loads(text)
     call = row.pop("call")
     known = Call(**(call | {"shape": tuple(call["shape"])})) if call else None
@@ -80,5 +80,5 @@ class LastSeen:
 
 
 def no_heartbeat_yet(rank: int) -> Status:
-    """Of a rank whose first heartbeat has not come."""
+    """Return the status of a rank whose first heartbeat has not come."""
     return Status(rank, "host unknown", "", 0, 0, "start", 0.0, 0, 0, None, False, 0.0, 0.0, 0)

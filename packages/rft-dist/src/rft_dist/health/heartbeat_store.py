@@ -1,4 +1,4 @@
-"""The side channel: heartbeats and the cause of the end, through the TCP store at which the ranks met.
+"""Heartbeats and the cause of failure, exchanged through the TCP store of the rendezvous.
 
 The store is served by C++ threads of its process, so it answers while the collectives hang and while
 Python computes. A call on it may block for ever where that process is stopped: only `HeartbeatClient`, in a
@@ -24,10 +24,10 @@ _READ = "cause_read"
 
 
 class StatusSource(Protocol):
-    """What the courier needs of the watch."""
+    """Source of this rank's status for `HeartbeatClient`."""
 
     def status(self) -> Status:
-        """This rank's heartbeat."""
+        """Return this rank's current status."""
         ...
 
 
@@ -52,13 +52,14 @@ class HeartbeatClient:
         """Why it no longer does, once the connection has ended."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread that exchanges heartbeats."""
         self._thread.start()
 
     def _run(self) -> None:
-        """Until told to stop, or the store is lost."""
+        """Exchange heartbeats until `stop` is called or the store is lost."""
         next_beat = 0.0
         try:
+            # every call on the store is made here: one that blocks holds up this thread alone
             while not self._stop.is_set():
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + self._beat
@@ -75,7 +76,7 @@ class HeartbeatClient:
         self._thread.join(timeout=2.0)
 
     def ask(self, errand: Callable[[Store], object], seconds: float) -> bool:
-        """Have something done on the store; whether it was done within `seconds`."""
+        """Run `errand` on the store in the client's thread; return whether it was done within `seconds`."""
         done = threading.Event()
         self._errands.put((lambda: errand(self._store), done))
         if not self._thread.is_alive():
@@ -83,13 +84,13 @@ class HeartbeatClient:
         return done.wait(seconds) and not self.lost
 
     def publish(self, cause: Cause, seconds: float) -> Cause:
-        """Make this the cause unless there is one; the one that holds (this one where the store does not answer)."""
+        """Set the cause unless there is one; return the one in force (`cause` where the store does not answer)."""
 
-        def errand(store: Store) -> None:
-            held = store.compare_set(_CAUSE, "", cause.encode())
-            self.cause = causes.decode(held)
+        def set_cause(store: Store) -> None:
+            current = store.compare_set(_CAUSE, "", cause.encode())
+            self.cause = causes.decode(current)
 
-        self.ask(errand, seconds)
+        self.ask(set_cause, seconds)
         return self.cause or cause
 
     def announce_now(self, seconds: float) -> bool:
@@ -98,7 +99,7 @@ class HeartbeatClient:
 
     @property
     def has_heard_all(self) -> bool:
-        """Whether every rank has sent a heartbeat."""
+        """True where every rank has sent a heartbeat."""
         return len(self._present) == self._world_size
 
     def read_everyone(self, seconds: float) -> bool:
@@ -106,14 +107,14 @@ class HeartbeatClient:
         return self.ask(lambda store: self._read(range(self._world_size)), seconds)
 
     def acknowledge(self, seconds: float) -> None:
-        """This rank knows the cause."""
+        """Count this rank among those that know the cause."""
         self.ask(lambda store: self._count(1), seconds)
 
     def num_acknowledged(self, seconds: float) -> int:
-        """How many ranks know the cause."""
-        found: list[int] = []
-        self.ask(lambda store: found.append(self._count(0)), seconds)
-        return found[0] if found else 0
+        """Return the number of ranks that know the cause, 0 where the store does not answer."""
+        counts: list[int] = []
+        self.ask(lambda store: counts.append(self._count(0)), seconds)
+        return counts[0] if counts else 0
 
     def _count(self, more: int) -> int:
         return int(self._store.add(_READ, more))
@@ -149,10 +150,10 @@ class HeartbeatClient:
 
     def _do_errand(self, seconds: float) -> None:
         try:
-            errand, done = self._errands.get(timeout=max(0.0, seconds))
+            work, done = self._errands.get(timeout=max(0.0, seconds))
         except queue.Empty:
             return
-        errand()
+        work()
         self.answered = time.monotonic()
         done.set()
 

@@ -1,8 +1,7 @@
-"""The watch of one process: heartbeats out, verdicts in, and the end of the process where it must end.
+"""Health monitor of one process: publish heartbeats, diagnose failures, end the process where it must end.
 
-Two threads. The courier talks to the store and may hang there; the guard talks to nobody, looks at the
-clock, and is therefore always there to end the process, also while the main thread is inside a collective
-that nothing returns from.
+Two threads. The courier (`HeartbeatClient`) calls the store and may block there; the guard makes no blocking call,
+so that it can always end the process, also while the main thread is inside a collective that never returns.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ class Watch:
         self._end_threads()
 
     def failed(self, error: BaseException) -> PeerError | None:
-        """The main thread ends with `error`: tell the others first. The error to raise instead, where it is theirs."""
+        """Report `error`, with which the main thread ends; return the error to raise instead where a peer caused it."""
         with self._deciding:
             self._leaving.set()
         try:
@@ -122,21 +121,21 @@ class Watch:
 
     def _failed(self, error: BaseException) -> PeerError | None:
         own = self._is_own(error)
-        told = None if own else self._wait_for_cause(self._limits.silence + 2 * self._beat)
-        if told is None:
-            told = self._record(error)
-            held = self._courier.publish(told, _STORE_SECONDS) if self._courier else told
-            told = told if own else held
-        self.cause, self._ended = told, STOPPING
-        is_mine = told.told_by == self._rank and bool(told.error)
+        cause = None if own else self._wait_for_cause(self._limits.silence + 2 * self._beat)
+        if cause is None:
+            cause = self._record(error)
+            published = self._courier.publish(cause, _STORE_SECONDS) if self._courier else cause
+            cause = cause if own else published
+        self.cause, self._ended = cause, STOPPING
+        is_mine = cause.told_by == self._rank and bool(cause.error)
         if is_mine:
-            self.folder.write_error(told)
+            self.folder.write_error(cause)
         else:
-            self._tell(told)
+            self._tell(cause)
         abort_groups(self.folder.path, self._rank)
         self._linger()
         self._end_threads()
-        return None if is_mine else told.as_error(own=self._own_words(), do=self.folder.resume_command)
+        return None if is_mine else cause.as_error(own=self._own_words(), do=self.folder.resume_command)
 
     def _record(self, error: BaseException) -> Cause:
         return causes.failure(
@@ -152,7 +151,7 @@ class Watch:
     # what the courier calls
 
     def status(self) -> Status:
-        """This rank's heartbeat."""
+        """Return this rank's current status."""
         now, activity = time.monotonic(), self.activity
         calls = library_calls()
         if calls != self._library[0]:
@@ -187,9 +186,9 @@ class Watch:
             if now - last > _PAUSE_SECONDS:
                 self._forgive(now)  # this very process was stopped for a while: what it knows of others is old
             last = now
-            found = self._decide(now)
-            if found is not None:
-                self._end(found)
+            cause = self._decide(now)
+            if cause is not None:
+                self._end(cause)
                 return
 
     def _decide(self, now: float) -> Cause | None:
@@ -199,14 +198,14 @@ class Watch:
             return None if self._ended else diagnosis.of_all(own, self._limits, now)
         if courier.cause is not None:
             return courier.cause
-        found = self._neighbour_cause(now)
+        cause = self._neighbour_cause(now)
         first = courier.seen[0].status
-        if found is None and not first.ended:
-            found = self._store_cause(now)
-        return found or self._cause_of_all(now)
+        if cause is None and not first.ended:
+            cause = self._store_cause(now)
+        return cause or self._cause_of_all(now)
 
     def _cause_of_all(self, now: float) -> Cause | None:
-        """The first rank judges all; the others it and themselves, or all once it has left."""
+        """Diagnose all ranks on rank 0; on the others rank 0 and this one, or all ranks once rank 0 has left."""
         assert self._courier is not None
         seen = dict(self._courier.seen)
         if self._rank != 0 and not seen[0].status.ended:
@@ -236,12 +235,12 @@ class Watch:
                 self._neighbours[rank] = (state, now)
         courier.reads_all = any(state != ALIVE for state, _ in self._neighbours.values())
         unanswered = bool(courier.lost) or now - courier.answered > 2 * self._beat + _STORE_SECONDS
-        # Its last word is read first: it may have left in order.
+        # Its last heartbeat is read first: it may have left in order.
         known = {r: s for r, s in self._neighbours.items() if unanswered or courier.read_at.get(r, 0.0) > s[1]}
         return diagnosis.of_neighbours(known, seen, now)
 
     def _store_cause(self, now: float) -> Cause | None:
-        """The store is silent or lost. A neighbour's process, which is known better, is judged first."""
+        """Return the cause where the store does not answer or is lost; a process on this machine is examined first."""
         courier = self._courier
         assert courier is not None
         if self._serves_store or self._neighbours.get(0, ("", now))[0] not in ("", ALIVE):
@@ -264,7 +263,7 @@ class Watch:
                 self._courier.seen[rank] = LastSeen(each.status, now)
 
     def _report_waiting(self, seen: dict[int, LastSeen], now: float) -> None:
-        """Who is waited for, at growing intervals; a new wait starts again."""
+        """Log the rank that others wait for, at growing intervals; a new wait starts again."""
         if not diagnosis.waiting_for(seen, now, _REPORT_AFTER[0]):
             self._num_reported = 0
             return
@@ -279,7 +278,7 @@ class Watch:
     # the end
 
     def _end(self, cause: Cause) -> None:
-        """Tell, then end this process: by an exception where Python still runs, else at once."""
+        """Report the cause, then end this process: by an exception where Python still runs, else at once."""
         if self._courier is not None:
             cause = self._courier.publish(cause, _STORE_SECONDS)
         self.cause = cause
@@ -298,10 +297,11 @@ class Watch:
         self._linger()
         abort_groups(self.folder.path, self._rank)
         flush()
+        # not sys.exit: this is not the main thread, which may be inside a collective that never returns
         os._exit(int(ExitCode.PEER))
 
     def _tell(self, cause: Cause) -> None:
-        """The page on this rank's stderr and in the run's folder, once."""
+        """Write the report page to this rank's stderr and the run's folder, once."""
         with self._deciding:
             if self._has_told:
                 return
@@ -317,7 +317,7 @@ class Watch:
         _LOG.warning("%s", text.rstrip("\n"))
 
     def _linger(self) -> None:
-        """The rank that serves the store stays until the others know, or for two seconds."""
+        """Wait, on the rank that serves the store, until the others know the cause, or for the grace period."""
         if self._courier is None:
             return
         self._courier.acknowledge(_STORE_SECONDS)
@@ -337,7 +337,7 @@ class Watch:
             self._guard.join(timeout=1.0)
 
     def _wait_for_cause(self, seconds: float) -> Cause | None:
-        """What broke a collective here is known to another rank, or shows in the next seconds."""
+        """Wait at most `seconds` for the cause of a broken collective, which another rank may publish."""
         until = time.monotonic() + seconds
         while self.cause is None and time.monotonic() < until and self._guard.is_alive():
             time.sleep(0.05)
@@ -353,7 +353,7 @@ class Watch:
         return bool(last and last.inside)
 
     def _is_own(self, error: BaseException) -> bool:
-        """Whether an error began here; a collective that broke did so for a reason of another rank."""
+        """Return whether an error began on this rank; a broken collective has its reason on another one."""
         if self._world_size == 1:
             return not isinstance(error, StoppedByPeer)
         return not (isinstance(error, StoppedByPeer) or comes_from_peers(error))

@@ -1,4 +1,4 @@
-"""What this machine says of a process that no longer answers."""
+"""State of a process on this machine that no longer answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def process_state(pid: int, root: Path = Path("/proc")) -> str:
 
 
 def _by_signal(pid: int) -> str:
-    """Where there is no /proc."""
+    """Return the state of a process by signal 0, on systems without /proc."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

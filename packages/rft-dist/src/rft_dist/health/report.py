@@ -54,6 +54,6 @@ def _stack(cause: Cause, seen: Mapping[int, LastSeen]) -> list[str]:
     if cause.error.get("traceback"):
         return [f"  error of rank {cause.rank}:", *(f"    {line}" for line in cause.error["traceback"])]
     if cause.rank in seen and seen[cause.rank].status.stack:
-        told = seen[cause.rank].status.stack[:_STACK_LINES]
-        return [f"  rank {cause.rank} was last at, innermost first:", *(f"    {line}" for line in told)]
+        lines = seen[cause.rank].status.stack[:_STACK_LINES]
+        return [f"  rank {cause.rank} was last at, innermost first:", *(f"    {line}" for line in lines)]
     return []

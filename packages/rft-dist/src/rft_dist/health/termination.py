@@ -1,4 +1,4 @@
-"""How this process ends for the sake of another one."""
+"""Termination of this process because of a failure on another rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class StoppedByPeer(BaseException):
 
 
 def comes_from_peers(error: BaseException) -> bool:
-    """Whether this is what a broken collective raises, ours or that of a library."""
+    """Return whether an error comes from a broken collective, of this package or of a library."""
     if isinstance(error, PeerError):
         return error.problem.code == "collective.failed"
     if not isinstance(error, RuntimeError):
@@ -24,14 +24,14 @@ def comes_from_peers(error: BaseException) -> bool:
 
 
 def raise_in_main(kind: type[BaseException]) -> None:
-    """At the next instruction of Python in the main thread."""
+    """Raise an exception at the next Python instruction of the main thread."""
     main = threading.main_thread().ident
     if main is not None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(kind))
 
 
 def flush() -> None:
-    """Whatever was printed is out; a stream that is closed ends nothing."""
+    """Flush stdout and stderr; a closed stream is ignored."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,1 +1,1 @@
-"""How a process becomes a rank: environment, SLURM, spawn, rendezvous, process group. May import `health`."""
+"""Launch of a process as a rank: environment, SLURM, spawn, rendezvous, process group. May import `health`."""

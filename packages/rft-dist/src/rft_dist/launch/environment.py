@@ -1,4 +1,4 @@
-"""Which rank this process is, read from environment variables, and what those variables do.
+"""Rank of this process, read from environment variables, and what those variables do.
 
 Four ways to set them: `torchrun` does it; `--nproc` does; `srun` sets its own, from which the same four
 follow; or a person exports MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE and starts `python` once a
@@ -82,19 +82,19 @@ def ranks_from_environment(environment: Mapping[str, str] | None = None, *, num_
     node_rank, node_origin = _node_rank(values)
     if task is not None and not given.get("NODE_RANK"):
         node_origin = origin_of(given, "NODE_RANK")
-    told = {name: origin_of(given, name) for name in _REQUIRED}
-    origins = {name.lower(): told[name] for name in _REQUIRED} | {"local_rank": local_origin, "node_rank": node_origin}
+    required = {name.lower(): origin_of(given, name) for name in _REQUIRED}
+    origins = required | {"local_rank": local_origin, "node_rank": node_origin}
     return RankInfo(rank, world_size, local_rank, node_rank, values["MASTER_ADDR"], port, origins)
 
 
 def _is_launched(values: Mapping[str, str]) -> bool:
-    """Whether a launcher other than srun numbered the ranks."""
+    """Return whether a launcher other than srun numbered the ranks."""
     return "TORCHELASTIC_RUN_ID" in values or bool(values.get(SPAWNED))
 
 
 def _with_task(given: Mapping[str, str], task: SlurmTask) -> dict[str, str]:
-    """What a task of srun would have exported by hand; what is exported stays."""
-    found = {
+    """Add the variables that follow from an srun task; exported ones stay."""
+    from_task = {
         "MASTER_ADDR": task.first_host,
         "MASTER_PORT": f"{task.port}",
         "RANK": f"{task.rank}",
@@ -102,7 +102,7 @@ def _with_task(given: Mapping[str, str], task: SlurmTask) -> dict[str, str]:
         "LOCAL_RANK": f"{task.local_rank}",
         "NODE_RANK": f"{task.node_rank}",
     }
-    return {**given, **{name: value for name, value in found.items() if not given.get(name)}}
+    return {**given, **{name: value for name, value in from_task.items() if not given.get(name)}}
 
 
 _FROM_SLURM = {
@@ -116,7 +116,7 @@ _FROM_SLURM = {
 
 
 def origin_of(given: Mapping[str, str], name: str) -> str:
-    """Where the value of one of the variables of a rank comes from: itself, or what SLURM says."""
+    """Return the origin of a rank variable's value: the variable itself, or one of SLURM."""
     if given.get(name) or name not in _FROM_SLURM:
         return f"{name} ({_setter(given)})"
     return f"{_FROM_SLURM[name]} (SLURM)"

@@ -1,4 +1,4 @@
-"""From a process to a member of a group: read the environment, meet the others, hand out collectives."""
+"""Process groups: read the environment, meet the other ranks, create the collectives."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class HealthConfig:
-    """What a run that is watched brings along: the record of what it does, and the limits."""
+    """Health monitoring of a run: the record of its activity, and the limits."""
 
     activity: Activity
     settings: WatchSettings

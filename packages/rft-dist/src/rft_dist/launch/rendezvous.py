@@ -1,4 +1,4 @@
-"""How the ranks find one another, and who is missing when they do not.
+"""Rendezvous of the ranks, and a report of the missing ones where it fails.
 
 Each rank writes its presence into a TCP key-value store that rank 0 (or torchrun) serves, then
 waits for the others. So a wait that fails names the absent ranks instead of a timeout, two
@@ -138,7 +138,7 @@ _PROBE_SECONDS = 3.0
 
 
 def serves_store(info: RankInfo, environment: Mapping[str, str]) -> bool:
-    """Whether this process serves the store: rank 0, unless torchrun does."""
+    """Return whether this process serves the store: rank 0, unless torchrun does."""
     return info.rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
@@ -208,8 +208,8 @@ def _wait_for_all(store: Store, info: RankInfo, seconds: float, environment: Map
             raise _incomplete(info, missing, seconds)
         if now >= next_report:
             speaks = info.rank == min(set(range(info.world_size)) - set(missing))
-            told = _waiting(info, missing, now - start, seconds, environment)
-            _LOG.log(logging.WARNING if speaks else logging.INFO, "%s", told)
+            message = _waiting(info, missing, now - start, seconds, environment)
+            _LOG.log(logging.WARNING if speaks else logging.INFO, "%s", message)
             next_report = now + _pause(now - start)
         time.sleep(0.02)
 
@@ -222,12 +222,12 @@ def _waiting(info: RankInfo, missing: list[int], waited: float, seconds: float, 
     return (
         f"waiting for {len(missing)} of {info.world_size} ranks at {place} since {waited:.0f} s: "
         f"missing {_some(missing)}; {left}. Look whether their processes run and what they print{outputs}, "
-        f"whether they have {_told(info)}, and whether their machines reach {place}"
+        f"whether they have {_variables(info)}, and whether their machines reach {place}"
     )
 
 
-def _told(info: RankInfo) -> str:
-    """What every process of the run has to be told."""
+def _variables(info: RankInfo) -> str:
+    """Return the variables that every process of the run needs, as assignments."""
     return f"MASTER_ADDR={info.master_addr} MASTER_PORT={info.master_port} WORLD_SIZE={info.world_size}"
 
 
@@ -239,20 +239,20 @@ def _incomplete(info: RankInfo, missing: list[int], seconds: float) -> PeerError
         where=f"{this_process(info)} at {info.master_addr}:{info.master_port}",
         why=f"WORLD_SIZE = {info.world_size} ({info.origins['world_size']}) processes must arrive within this time; "
         "the missing ones do not run, were told another place, or cannot reach it",
-        do=f"start the missing ranks with {_told(info)}; if they only come later, export {START_TIMEOUT}="
+        do=f"start the missing ranks with {_variables(info)}; if they only come later, export {START_TIMEOUT}="
         f"{max(2 * seconds, 1200):g} for all",
     )
 
 
-def _compare_world_size(info: RankInfo, rank: int, told: int) -> None:
-    if told == info.world_size:
+def _compare_world_size(info: RankInfo, rank: int, claimed: int) -> None:
+    if claimed == info.world_size:
         return
     raise PeerError(
         code="launch.world_size_differs",
-        what=f"WORLD_SIZE = {info.world_size} on rank {info.rank}, {told} on rank {rank}",
+        what=f"WORLD_SIZE = {info.world_size} on rank {info.rank}, {claimed} on rank {rank}",
         where=info.origins["world_size"],
         why="all processes of a run must be told the same number",
-        do=f"export WORLD_SIZE={max(info.world_size, told)} for every process",
+        do=f"export WORLD_SIZE={max(info.world_size, claimed)} for every process",
     )
 
 

@@ -21,7 +21,7 @@ def init_single_process_group(device: torch.device) -> None:
 
 
 def is_single_process_group() -> bool:
-    """Whether the group that there is was made here."""
+    """Return whether the default process group is one of a single process."""
     return dist.is_initialized() and dist.get_world_size() == 1
 
 

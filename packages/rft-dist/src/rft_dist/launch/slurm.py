@@ -1,4 +1,4 @@
-"""Which rank a task of `srun` is, from the variables that SLURM sets in it; no scontrol and no torch.
+"""Rank of an `srun` task, from the variables that SLURM sets in it; no scontrol and no torch.
 
 Inside `srun` every task has SLURM_PROCID (its rank), SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_NODEID and
 SLURM_STEP_NODELIST. The body of an sbatch script has SLURM_PROCID and SLURM_NTASKS too, but no

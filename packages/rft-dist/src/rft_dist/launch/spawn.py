@@ -33,7 +33,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How the ranks ended."""
+    """Exit status of all spawned ranks."""
 
     code: int
     """0 where all succeeded, else the exit code of `rank`."""
@@ -65,7 +65,7 @@ def spawn_ranks(
 
 
 def rank_variables(rank: int, nproc: int, port: int) -> dict[str, str]:
-    """What a rank of one machine finds in its environment."""
+    """Return the environment variables of a rank on one machine."""
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": nproc, "LOCAL_WORLD_SIZE": nproc, SPAWNED: nproc}
     return {name: str(value) for name, value in numbers.items()} | {
         "MASTER_ADDR": "127.0.0.1",
@@ -116,13 +116,13 @@ def _started(command: Sequence[str], environment: Mapping[str, str], log: Path |
 
 
 def _end_with_parent() -> None:
-    """In the child: SIGTERM, which saves, should the parent be killed."""
+    """Have the child process receive SIGTERM, which saves, when the parent is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextlib.contextmanager
 def _forwarding(processes: Sequence[subprocess.Popen]) -> Generator[None]:
-    """What this process is asked, every rank is asked."""
+    """Forward the signals that this process receives to every rank while the block runs."""
 
     def forward(number: int, frame: FrameType | None) -> None:
         for process in processes:
@@ -138,7 +138,7 @@ def _forwarding(processes: Sequence[subprocess.Popen]) -> Generator[None]:
 
 
 def _wait(processes: Sequence[subprocess.Popen]) -> int | None:
-    """Until all have ended; the rank that failed of itself, if one did."""
+    """Wait until all ranks have ended; return the one that failed by itself, if one did."""
     order: list[int] = []
     failed_at: float | None = None
     asked: int | None = None  # ranks that had ended when the others were asked to
@@ -177,5 +177,5 @@ def _culprit(processes: Sequence[subprocess.Popen], order: Sequence[int]) -> int
 
 
 def _as_exit_code(code: int) -> int:
-    """As a shell tells it: 128 + the number of the signal."""
+    """Return the exit code as a shell does: 128 + the number of the signal."""
     return code if code >= 0 else 128 - code

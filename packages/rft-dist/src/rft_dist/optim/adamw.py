@@ -28,7 +28,7 @@ STATES = ("exp_avg", "exp_avg_sq", "step")
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What one optimizer step did."""
+    """Outcome of one optimizer step."""
 
     gradient_norm: float
     """L2 norm over all parameters, summed over ranks, before clipping."""
@@ -58,7 +58,8 @@ class LocalAdamW:
         offload: bool = False,
         ema_decay: float | None = None,
     ) -> None:
-        """
+        """Set up the moments, and master copies and averages where asked for.
+
         Args:
             held: the tensors by name; they are changed in place.
             betas, epsilon, weight_decay: of AdamW.
@@ -154,7 +155,7 @@ def trained_parameters(named_parameters: Iterable[tuple[str, Parameter]]) -> dic
 
 
 def is_optional(key: str) -> bool:
-    """Whether a run may continue without this tensor of the state, which then begins anew."""
+    """Return whether a run may continue without this tensor of the state, which then begins anew."""
     return key.partition("/")[0] in (ema.KIND, loss_scaler.KEY)
 
 
@@ -166,11 +167,11 @@ def clip(gradients: Iterable[Tensor], norm: float, max_norm: float) -> None:
 
 
 def _stepped(tensor: Tensor, master: bool, offload: bool) -> Parameter:
-    """What the optimizer steps on: the tensor itself, or a copy of more bits or in another memory."""
+    """Return the tensor that the optimizer steps on: itself, or a copy of more bits or in another memory."""
     dtype = torch.float32 if master and tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
     device = torch.device("cpu") if offload else tensor.device
-    held = tensor.detach()
-    return Parameter(held if (dtype, device) == (held.dtype, held.device) else held.to(device, dtype, copy=True))
+    own = tensor.detach()
+    return Parameter(own if (dtype, device) == (own.dtype, own.device) else own.to(device, dtype, copy=True))
 
 
 def _shares_memory(first: Tensor, second: Tensor) -> bool:
@@ -217,7 +218,7 @@ def squared_norm(gradient: Tensor) -> Tensor:
 
 
 def fresh_state(parameter: Tensor) -> dict[str, Tensor]:
-    """What AdamW keeps of a parameter before its first step."""
+    """Return AdamW's state of a parameter before its first step."""
     moments = torch.zeros_like(parameter, memory_format=torch.preserve_format)
     beside = parameter.device.type in ("cpu", "cuda")  # fused AdamW keeps its step count beside the parameter
     step = torch.zeros((), dtype=torch.float32, device=parameter.device if beside else "cpu")
@@ -248,7 +249,7 @@ def compare_states(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) 
 
 
 def nothing_to_train(num_parameters: int) -> OptionsError:
-    """For an optimizer without a parameter that requires a gradient."""
+    """Return the error for an optimizer without a parameter that requires a gradient."""
     return OptionsError(
         code="optimizer.nothing_to_train",
         what=f"nothing to train: 0 of {num_parameters} parameters require gradients",

@@ -88,26 +88,26 @@ class LossScaler:
 
 
 class NoLossScaler:
-    """In the place of a `LossScaler` where none is needed."""
+    """Stand-in for `LossScaler` where no loss scaling is needed."""
 
     scale: float | None = None
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The loss."""
+        """Return the loss unchanged."""
         return loss
 
     def unscale(self, gradients: Iterable[Tensor]) -> None:
-        """Nothing."""
+        """Leave the gradients unchanged."""
 
     def judge(self, *, finite: bool) -> None:
-        """Nothing."""
+        """Ignore the outcome of the step."""
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Nothing."""
+        """Return an empty state."""
         return {}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing."""
+        """Ignore a saved loss scale."""
 
 
 def _exhausted(scale: float, skipped: int) -> NumericsError:

@@ -79,7 +79,7 @@ class DecoderSizes:
 
 @dataclass(frozen=True, slots=True)
 class TrainingMemoryConfig:
-    """What a run holds beside its model."""
+    """Training settings that determine the memory of a run."""
 
     dp_size: int = 1
     sp_size: int = 1
@@ -117,7 +117,7 @@ class TrainingMemoryConfig:
 
     @property
     def compute_bytes(self) -> int:
-        """Of an element of what is computed."""
+        """Bytes of one element in the forward and backward pass."""
         return 2 if self.narrow_compute else self.weight_bytes
 
 
@@ -135,7 +135,7 @@ class MemoryTerm:
     """In the memory of the host, where the device has one of its own."""
 
     def line(self) -> str:
-        """For a person."""
+        """Return the term as one line of text."""
         where = "; in host memory" if self.on_host else ""
         return f"{self.name:<22} {self.num_bytes / GIB:9.3f} GiB = {self.formula}{where}"
 
@@ -230,8 +230,8 @@ def _shared_out(
     ranks = run.tp_size * ((run.shard_size or run.dp_size * run.sp_size) if shared else 1)
     over = f" / {ranks} ranks" if ranks > 1 else ""
     divided = " (by division)" if shared else ""
-    told = f"{count:,} x {size} bytes{over}{divided}"
-    return MemoryTerm(name, -(-count * size // ranks), told, in_rollout=stays, on_host=host)
+    formula = f"{count:,} x {size} bytes{over}{divided}"
+    return MemoryTerm(name, -(-count * size // ranks), formula, in_rollout=stays, on_host=host)
 
 
 def _exchange(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm]:
@@ -259,12 +259,12 @@ def _activations(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
     tokens = -(-run.micro_tokens // run.sp_size)
     block = activation_bytes_of_block(sizes, run.compute_bytes, run.tp_size)
     if not run.recomputes:
-        told = f"at most {tokens:,} tokens x {sizes.layers} blocks x {block:,} bytes"
-        return MemoryTerm("activations", tokens * sizes.layers * block, told, in_rollout=False)
+        formula = f"at most {tokens:,} tokens x {sizes.layers} blocks x {block:,} bytes"
+        return MemoryTerm("activations", tokens * sizes.layers * block, formula, in_rollout=False)
     kept = -(-sizes.layers // run.recompute_every)
     inputs = sizes.hidden * run.compute_bytes
-    told = f"at most {tokens:,} tokens x ({kept} x {inputs:,} + {run.recompute_every} x {block:,} bytes)"
-    return MemoryTerm("activations", tokens * (kept * inputs + run.recompute_every * block), told, in_rollout=False)
+    formula = f"at most {tokens:,} tokens x ({kept} x {inputs:,} + {run.recompute_every} x {block:,} bytes)"
+    return MemoryTerm("activations", tokens * (kept * inputs + run.recompute_every * block), formula, in_rollout=False)
 
 
 def _logits(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
@@ -272,12 +272,12 @@ def _logits(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
     tokens = -(-run.micro_tokens // run.sp_size)
     rows = min(tokens, run.head_rows) if run.head_rows else tokens
     vocab = -(-sizes.vocab // run.tp_size)
-    told = f"at most 2 x {rows:,} rows x {vocab:,} tokens x 4 bytes"
-    return MemoryTerm("logits", 2 * rows * vocab * 4, told, in_rollout=False)
+    formula = f"at most 2 x {rows:,} rows x {vocab:,} tokens x 4 bytes"
+    return MemoryTerm("logits", 2 * rows * vocab * 4, formula, in_rollout=False)
 
 
 def _cache(sizes: DecoderSizes, run: TrainingMemoryConfig) -> MemoryTerm:
     """2 L k w of each token of each sequence."""
     a_token = 2 * sizes.layers * sizes.kv_width * run.compute_bytes
-    told = f"at most {run.cache_rows:,} sequences x {run.cache_tokens:,} tokens x {a_token:,} bytes"
-    return MemoryTerm("keys and values", run.cache_rows * run.cache_tokens * a_token, told, in_training=False)
+    formula = f"at most {run.cache_rows:,} sequences x {run.cache_tokens:,} tokens x {a_token:,} bytes"
+    return MemoryTerm("keys and values", run.cache_rows * run.cache_tokens * a_token, formula, in_training=False)

@@ -1,4 +1,4 @@
-"""From nodes, GPUs and ranks, wherever they are written, to one rank grid; `plan` and the real start use it alike.
+"""Parallel dimensions: resolve nodes, GPUs and ranks to one rank grid, for `plan` and the real start alike.
 
 A run has `nodes x ranks a node` ranks, which are `dp x sp x tp`: data, sequence and tensor parallel. Ranks
 of one tensor group stand next to one another, then those of one sequence group, so that what talks most
@@ -61,7 +61,7 @@ class BatchShare:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What was written of a grid; None where nothing was."""
+    """Requested dimensions of a rank grid; None where a number was not given."""
 
     ranks: SourcedNumber | None = None
     nodes: SourcedNumber | None = None
@@ -88,7 +88,7 @@ class ParallelDims:
 
     @property
     def world_size(self) -> int:
-        """All ranks."""
+        """Number of all ranks."""
         return self.num_nodes * self.ranks_per_node
 
     @property
@@ -187,32 +187,32 @@ def _completed(wanted: Wanted) -> tuple[int, int]:
 
 def _check_product(wanted: Wanted, nodes: int, per_node: int) -> None:
     if wanted.ranks is not None and nodes * per_node != wanted.ranks.value:
-        told = f"{nodes} x {per_node} = {nodes * per_node} ranks, not {wanted.ranks.value}"
-        raise _refusal(wanted, "launch.layout", told)
+        message = f"{nodes} x {per_node} = {nodes * per_node} ranks, not {wanted.ranks.value}"
+        raise _refusal(wanted, "launch.layout", message)
 
 
 def _check_devices(wanted: Wanted, nodes: int, per_node: int) -> None:
     if wanted.devices is not None and per_node > wanted.devices.value:
-        told = f"{per_node} ranks a node on {wanted.devices.value} GPUs: every rank needs one of its own"
-        raise _refusal(wanted, "launch.too_few_devices", told)
+        message = f"{per_node} ranks a node on {wanted.devices.value} GPUs: every rank needs one of its own"
+        raise _refusal(wanted, "launch.too_few_devices", message)
 
 
 def _check_parallel(wanted: Wanted, nodes: int, per_node: int) -> None:
     sp, tp = wanted.sp_size, wanted.tp_size
     if (nodes * per_node) % (sp.value * tp.value):
-        told = f"{nodes * per_node} ranks are no multiple of sp_size {sp} x tp_size {tp} = {sp.value * tp.value}"
-        raise _refusal(wanted, "launch.parallel_sizes", told)
+        message = f"{nodes * per_node} ranks are no multiple of sp_size {sp} x tp_size {tp} = {sp.value * tp.value}"
+        raise _refusal(wanted, "launch.parallel_sizes", message)
     if per_node % tp.value:
-        told = f"{per_node} ranks a node are no multiple of tp_size {tp}: a tensor group stays on one machine"
-        raise _refusal(wanted, "launch.parallel_sizes", told)
+        message = f"{per_node} ranks a node are no multiple of tp_size {tp}: a tensor group stays on one machine"
+        raise _refusal(wanted, "launch.parallel_sizes", message)
 
 
-def _refusal(wanted: Wanted, code: str, told: str) -> PreflightError:
+def _refusal(wanted: Wanted, code: str, message: str) -> PreflightError:
     offered = layouts(wanted)[:3]
     near = "; ".join(_described(wanted, grid) for grid in offered)
     return PreflightError(
         code=code,
-        what=f"{told}: {_numbers(wanted)}",
+        what=f"{message}: {_numbers(wanted)}",
         where=", ".join(dict.fromkeys(_origins(wanted).values())) or "command line",
         why="ranks = nodes x ranks a node, each on a GPU of its own where there are GPUs"
         + (f"; with the same global batch: {near}" if near else ""),
@@ -229,11 +229,11 @@ def _numbers(wanted: Wanted) -> str:
 
 def _described(wanted: Wanted, grid: tuple[int, int]) -> str:
     ranks = grid[0] * grid[1]
-    told = f"{grid[0]} x {grid[1]} = {ranks} ranks"
+    message = f"{grid[0]} x {grid[1]} = {ranks} ranks"
     if wanted.share is None:
-        return told
+        return message
     samples, accumulation = wanted.share.of(ranks // (wanted.sp_size.value * wanted.tp_size.value))
-    return f"{told} ({samples} of {wanted.share.size} samples each, in {accumulation} micro-batches)"
+    return f"{message} ({samples} of {wanted.share.size} samples each, in {accumulation} micro-batches)"
 
 
 def _command(launcher: Launcher, grid: tuple[int, int]) -> str:

@@ -1,1 +1,1 @@
-"""What ranks check and compare before a model loads. May import `launch` and `planning`."""
+"""Preflight: checks and comparisons of the ranks before a model loads. May import `launch` and `planning`."""

@@ -32,7 +32,7 @@ _PAUSE = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What one rank brings to the comparison."""
+    """Facts of one rank for the comparison."""
 
     facts: Mapping[str, str]
     """Name -> text; a name that a rank does not have is not compared there."""
@@ -44,7 +44,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was compared, on rank 0 and on every other."""
+    """Summary of the comparison, the same on every rank."""
 
     num_ranks: int
     num_nodes: int
@@ -54,10 +54,10 @@ class Report:
     notes: tuple[str, ...] = field(default=())
 
     def lines(self) -> list[str]:
-        """For the start of a run."""
+        """Return the lines that are printed at the start of a run."""
         nodes = "1 node" if self.num_nodes == 1 else f"{self.num_nodes} nodes"
-        told = f"{self.num_ranks} ranks on {nodes} agree in {self.num_facts} things; the run's folder is one and the"
-        return [f"{told} same; clocks within {self.clock_seconds:.3f} s", *self.notes]
+        summary = f"{self.num_ranks} ranks on {nodes} agree in {self.num_facts} things; the run's folder is one and the"
+        return [f"{summary} same; clocks within {self.clock_seconds:.3f} s", *self.notes]
 
 
 def compare_ranks(store: KeyValueStore, ranks: RankInfo, subject: Subject, *, seconds: float) -> Report:
@@ -82,7 +82,7 @@ def compare_ranks(store: KeyValueStore, ranks: RankInfo, subject: Subject, *, se
 
 
 def _verdict(store: KeyValueStore, ranks: RankInfo, subject: Subject, seconds: float) -> dict[str, Any]:
-    """What rank 0 found, on every rank."""
+    """Return rank 0's verdict on every rank."""
     subject = replace(subject, problems=(*subject.problems, *unreachable_next(store, ranks, seconds=seconds)))
     _publish(store, ranks, subject)
     if ranks.rank == 0:
@@ -123,20 +123,21 @@ def _judge(store: KeyValueStore, ranks: RankInfo, subject: Subject, seconds: flo
         _wait(store, ranks, {rank: f"seen/{rank}" for rank in others}, seconds)
     finally:
         token_file.unlink(missing_ok=True)
-    told = {rank: json.loads(store.get(f"facts/{rank}")) for rank in range(ranks.world_size)}
+    reports = {rank: json.loads(store.get(f"facts/{rank}")) for rank in range(ranks.world_size)}
     seen = {rank: store.get(f"seen/{rank}").decode() for rank in others}
-    differences = {rank: _differences(told[0], told[rank], seen[rank], folder) for rank in others}
-    differences[0] = [(problem, "", "") for problem in told[0]["problems"]]
+    differences = {rank: _differences(reports[0], reports[rank], seen[rank], folder) for rank in others}
+    differences[0] = [(problem, "", "") for problem in reports[0]["problems"]]
     late = {rank: skew for rank, skew in skews.items() if abs(skew) > CLOCK_WARNING_SECONDS}
-    notes += [f"the clock of rank {rank} ({told[rank]['host']}) is off by {skew:+.1f} s" for rank, skew in late.items()]
+    hosts = {rank: report["host"] for rank, report in reports.items()}
+    notes += [f"the clock of rank {rank} ({hosts[rank]}) is off by {skew:+.1f} s" for rank, skew in late.items()]
     report = {
         "num_ranks": ranks.world_size,
-        "num_nodes": len({entry["node"] for entry in told.values()}),
-        "num_facts": len(told[0]["facts"]),
+        "num_nodes": len({entry["node"] for entry in reports.values()}),
+        "num_facts": len(reports[0]["facts"]),
         "clock_seconds": max(map(abs, skews.values()), default=0.0),
         "notes": notes,
     }
-    return {"error": _error(told, differences), "report": report}
+    return {"error": _error(reports, differences), "report": report}
 
 
 Row = tuple[str, str, str]
@@ -152,20 +153,20 @@ def _differences(first: Mapping[str, Any], other: Mapping[str, Any], seen: str, 
     return rows + [(problem, "", "") for problem in other["problems"]]
 
 
-def _error(told: Mapping[int, Mapping[str, Any]], differences: Mapping[int, Sequence[Row]]) -> dict[str, str] | None:
+def _error(reports: Mapping[int, Mapping[str, Any]], differences: Mapping[int, Sequence[Row]]) -> dict[str, str] | None:
     """The fields of the error; ranks of one node that differ alike are named once."""
     found = {rank: rows for rank, rows in sorted(differences.items()) if rows}
     if not found:
         return None
     by_place: dict[tuple[int, tuple[Row, ...]], list[int]] = {}
     for rank, rows in found.items():
-        by_place.setdefault((told[rank]["node"], tuple(rows)), []).append(rank)
+        by_place.setdefault((reports[rank]["node"], tuple(rows)), []).append(rank)
     headlines: list[str] = []
     table: list[str] = []
     for (node, rows), members in by_place.items():
         count = "1 thing" if len(rows) == 1 else f"{len(rows)} things"
-        who = f"node {node} ({told[members[0]]['host']}, {_ranks(members)})"
-        headlines.append(f"{who} differs from node {told[0]['node']} (rank 0) in {count}")
+        who = f"node {node} ({reports[members[0]]['host']}, {_ranks(members)})"
+        headlines.append(f"{who} differs from node {reports[0]['node']} (rank 0) in {count}")
         table += [f"node {node}: {_line(row)}" for row in rows[:MAX_ROWS]]
         table += [f"node {node}: and {len(rows) - MAX_ROWS} more"] if len(rows) > MAX_ROWS else []
     return {
@@ -207,7 +208,7 @@ def _write_token(file: Path, notes: list[str]) -> str:
 
 
 def _look_at_token(store: KeyValueStore, ranks: RankInfo, seconds: float) -> None:
-    """Every other rank: is rank 0's file here too?"""
+    """Check, on every other rank, that rank 0's token file is visible here too."""
     _wait(store, ranks, {0: "token"}, seconds)
     token = json.loads(store.get("token"))
     store.set(f"seen/{ranks.rank}", _missing(Path(token["path"]), token["text"]) if token["text"] else "")

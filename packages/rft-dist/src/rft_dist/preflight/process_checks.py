@@ -1,4 +1,4 @@
-"""What one process can check before it meets the others: its numbers, its variables, its port.
+"""Checks that one process makes before it meets the others: its numbers, its variables, its port.
 
 No torch is imported here.
 """
@@ -52,7 +52,7 @@ def check_start(
 def wanted_of(
     ranks: RankInfo, values: Mapping[str, str], *, num_devices: int = 0, share: BatchShare | None = None
 ) -> Wanted:
-    """What the launcher's variables say of the grid."""
+    """Return the grid that the launcher's variables request."""
     launcher = launcher_of(values)
     per_node = _first(values, "LOCAL_WORLD_SIZE") if launcher in ("torchrun", "--nproc") else None
     nodes = _first(values, "GROUP_WORLD_SIZE") if launcher == "torchrun" else None

@@ -1,4 +1,4 @@
-"""What must be the same on every rank, as short texts: versions, code, settings, files. No torch is imported here."""
+"""Facts that must be equal on every rank, as short texts: versions, code, settings, files; imports no torch."""
 
 from __future__ import annotations
 

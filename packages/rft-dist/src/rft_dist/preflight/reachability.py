@@ -1,4 +1,4 @@
-"""Whether machines answer one another at ports that the system chooses, as gloo and NCCL will use.
+"""Reachability of the machines at ports that the system chooses, as gloo and NCCL will use.
 
 The ranks met at one port of one machine; a firewall that lets that port through may still close all others,
 and then the first collective hangs. No torch is imported here.
@@ -17,7 +17,7 @@ REACH_SECONDS = 3.0
 
 
 class KeyValueStore(Protocol):
-    """What is used of torch's store."""
+    """The part of torch's store interface that is used here."""
 
     def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
@@ -25,7 +25,7 @@ class KeyValueStore(Protocol):
 
 
 def unreachable_next(store: KeyValueStore, ranks: RankInfo, *, seconds: float) -> tuple[str, ...]:
-    """What this rank could not reach: every rank listens, and connects to the next one; empty where all is well.
+    """Return the next rank's problem if it is unreachable: every rank listens, and connects to the next; else empty.
 
     Waits at most `seconds` for the others; a rank that does not come is left to who compares the ranks.
     """

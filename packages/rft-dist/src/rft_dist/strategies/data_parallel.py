@@ -142,7 +142,7 @@ class DataParallelOptimizer:
         return weights_hash(self._parameters.items())
 
     def _sum_in_float32(self) -> None:
-        """Register hooks that add each gradient of fewer bits to a float32 sum and drop it as soon as it is computed."""
+        """Register hooks that add each gradient of fewer bits to a float32 sum, and drop it, as soon as it exists."""
         for name, parameter in self._parameters.items():
             if parameter.dtype != self._dtypes[name]:
                 # a weak reference: a parameter outlives its optimizer, whose sums must not stay alive with it

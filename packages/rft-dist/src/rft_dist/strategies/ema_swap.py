@@ -36,7 +36,6 @@ def swap_in_ema(parameters: Mapping[str, Tensor], state: Callable[[], Mapping[st
     """
     averages = averages_of(state())
     blocks = {name: local(parameters[name].detach()) for name in averages}
-    # kept in host memory: a second copy of the weights may not fit on the device
     kept = {name: block.to("cpu", copy=True) for name, block in blocks.items()}
     try:
         for name, average in averages.items():
@@ -90,7 +89,7 @@ def _copies(name: str, parameter: nn.Parameter, rank: int) -> list[Shard]:
 
 
 def _whole(shape: tuple[int, ...], own: Sequence[Shard], device: torch.device, ranks: Collectives) -> Tensor:
-    """Assemble the blocks of all ranks into one tensor: a sum in which every element has one summand that is not zero."""
+    """Assemble the blocks of all ranks into one tensor: a sum in which each element has one nonzero summand."""
     whole = torch.zeros(shape, dtype=torch.float32, device=device)
     for each in own:
         slices = tuple(slice(first, first + size) for first, size in zip(each.start, each.data.shape, strict=True))

@@ -239,10 +239,10 @@ class TensorParallelOptimizer(ShardedOptimizer):
             full.append(gradient if name in self._of_heads else gradient.div_(self._group.size))
         for flat, parts in buckets(cut):
             self._group.sum_over_copies(flat)
-            restore_modules(flat, parts)
+            unflatten_buckets(flat, parts)
         for flat, parts in buckets(full):
             self.everyone.sum_in_place(flat)
-            restore_modules(flat, parts)
+            unflatten_buckets(flat, parts)
 
     @property
     def everyone(self) -> Collectives:
@@ -264,7 +264,7 @@ def buckets(gradients: Sequence[Tensor]) -> Iterator[tuple[Tensor, list[Tensor]]
         yield torch.cat([part.to(dtype).reshape(-1) for part in parts]), parts
 
 
-def restore_modules(flat: Tensor, parts: Sequence[Tensor]) -> None:
+def unflatten_buckets(flat: Tensor, parts: Sequence[Tensor]) -> None:
     """Copy the pieces of a flat tensor back into the tensors that it was made of."""
     for part, piece in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
         part.copy_(piece.view(part.shape))

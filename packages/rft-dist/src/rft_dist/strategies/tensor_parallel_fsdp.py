@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from rft_dist.optim.adamw import StepOutcome
 from rft_dist.strategies.fsdp import ShardedOptimizer
-from rft_dist.strategies.tensor_parallel import TensorGroup, buckets, restore_modules
+from rft_dist.strategies.tensor_parallel import TensorGroup, buckets, unflatten_buckets
 
 
 class TensorShardedOptimizer(ShardedOptimizer):
@@ -47,7 +47,7 @@ class TensorShardedOptimizer(ShardedOptimizer):
             gradient = self._gradient(name)
             self._sums[name] = gradient if name in self._of_heads else gradient.div_(self._group.size)
         for flat, parts in buckets([self._sums[name] for name in full]):
-            restore_modules(self._group.sum(flat), parts)
+            unflatten_buckets(self._group.sum(flat), parts)
         outcome = super().step(learning_rate)
         self._sums = {}
         return outcome

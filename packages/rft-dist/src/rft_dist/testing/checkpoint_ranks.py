@@ -14,7 +14,7 @@ WAIT_SECONDS = 60.0
 
 @dataclass(slots=True)
 class _Table:
-    """What the ranks have put down, exchange by exchange."""
+    """Bytes that the ranks have contributed, exchange by exchange."""
 
     world_size: int
     changed: threading.Condition = field(default_factory=threading.Condition)

@@ -1,4 +1,4 @@
-"""How many bytes of tensors are alive while something is computed: a count of storages, the same on every machine.
+"""Bytes of live tensors during a computation: a count of storages, the same on every machine.
 
 An allocator's figures depend on its rounding and its cache, a process's on everything that it has loaded. Here a
 storage counts from the operation that made it until it is freed or resized, whoever holds it.

@@ -37,8 +37,8 @@ def run_ranks(
     finally:
         for process in processes:
             process.kill()
-    told = "\n".join(f"rank {rank}:\n{text[-3000:]}" for rank, pair in enumerate(printed) for text in pair if text)
-    assert [process.returncode for process in processes] == [0] * world_size, told
+    output = "\n".join(f"rank {rank}:\n{text[-3000:]}" for rank, pair in enumerate(printed) for text in pair if text)
+    assert [process.returncode for process in processes] == [0] * world_size, output
     return "\n".join(text for pair in printed for text in pair).strip()
 
 

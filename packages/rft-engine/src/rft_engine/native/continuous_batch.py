@@ -1,6 +1,6 @@
 """Continuous batching: rows enter with a prefill, get one token a step, and leave when they are done.
 
-Between two changes of the batch lies a segment of steps during which the rows stay as they are.
+Between two changes of the batch is a segment of steps during which the rows stay as they are.
 A step keeps its tokens and figures as tensors in a list; they are written into the results when the
 segment ends, and become Python lists once, at the end of the call. Nothing per token runs in
 Python but the loop itself.

@@ -29,7 +29,7 @@ class WeightCopy(DecodableModel[CacheT], Protocol):
         ...
 
     def write(self, name: str, tensor: Tensor) -> tuple[str, Tensor]:
-        """Take over one whole tensor; returns its name here and what holds it now."""
+        """Copy one full tensor; return its name in this model and the tensor that holds it now."""
         ...
 
     def finish(self) -> None:
@@ -76,7 +76,7 @@ class NativeEngineOnCopy(NativeEngine[CacheT]):
         Args:
             model: the copy, with or without values.
             weights: called at every `load_weights`: the policy's present tensors, whole, under their names, one
-                at a time; each is let go before the next is asked for.
+                at a time; each is released before the next is requested.
             max_rows: sequences decoded at once.
             max_len: tokens of the longest prompt with its completion.
             device: where the copy is.

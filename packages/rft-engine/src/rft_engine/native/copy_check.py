@@ -40,7 +40,7 @@ def check_copy(
         The probe's gap.
 
     Raises:
-        ServiceError: the version, a digest or the probe says that these are not the policy's weights.
+        ServiceError: the version, a digest or the probe shows that these are not the policy's weights.
     """
     wanted, held = engine.policy_fingerprint(), engine.held_fingerprint()
     differing = sorted(name for name in held.keys() | wanted.keys() if held.get(name) != wanted.get(name))

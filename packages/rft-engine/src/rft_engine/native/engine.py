@@ -49,7 +49,7 @@ class NativeEngine(EngineBase, Generic[CacheT]):
 
         Args:
             model: decode forward; its parameters are those that are being trained.
-            max_rows: sequences decoded at once; fewer where the memory holds no more, as `stats().rows` then tells.
+            max_rows: sequences decoded at once; fewer where the memory holds no more, as `stats().rows` then shows.
             max_len: tokens of the longest prompt with its completion.
             device: where the model is.
             free_memory: bytes that may be taken there.
@@ -158,7 +158,7 @@ class NativeEngine(EngineBase, Generic[CacheT]):
         constraint: TokenTrie | None,
         media: Sequence[object | None] | None,
     ) -> list[Completion]:
-        """The samples of a call whose arguments are good, prompt after prompt: `copies[p]` of prompt p."""
+        """Return the samples of a call whose arguments are checked, prompt after prompt: `copies[p]` of prompt p."""
         started = time.perf_counter()
         lengths = [len(prompt) for prompt in prompts]
         rows, longest = min(self._max_rows, len(keys)), max(lengths)

@@ -63,8 +63,10 @@ class SampleRequests:
         )
 
     def contexts(self) -> list[tuple[int, ...]]:
-        """Return the context of each request: image index, then prefix. Requests with equal contexts share one prefill;
-        equal tokens may belong to different images."""
+        """Return the context of each request: image index, then prefix.
+
+        Requests with equal contexts share one prefill; equal tokens may belong to different images.
+        """
         indices = self.media or [-1] * len(self.prefixes)
         return [(index, *prefix) for index, prefix in zip(indices, self.prefixes, strict=True)]
 

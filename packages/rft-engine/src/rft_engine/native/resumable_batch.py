@@ -1,4 +1,4 @@
-"""In-process engine whose calls can be interrupted: samples are yielded as they finish and resumed later.
+"""Resumable generation: an in-process engine whose calls can be interrupted and continued.
 
 Between two steps of a batch a call may be ended from outside. What its samples have by then is handed
 out, and a later call, on this engine or another, under these weights or newer ones, resumes them: the keys
@@ -97,7 +97,7 @@ class ResumableEngine(NativeEngine[CacheT]):
     """Native engine whose calls can be interrupted and resumed: `NativeEngine` with `draw`."""
 
     def draw(self, call: SampleRequests, interrupted: Callable[[], bool]) -> Iterator[Drawn]:
-        """The requests of a call as they end; after `interrupted()`, asked between steps, all that are left.
+        """Yield the requests of a call as they end; once `interrupted()`, called between steps, is true, all others.
 
         Raises:
             OptionsError, PreflightError, ServiceError: as of `generate`.

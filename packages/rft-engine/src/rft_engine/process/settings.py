@@ -65,7 +65,7 @@ class ExternalEngineSettings:
     seed: int = 0
     """Of the library's own generators; no sample depends on it."""
     transport: Transport = "auto"
-    """How weights come in: see `vllm_transport`."""
+    """How weights come in: see `rft_engine.vllm.weight_transport`."""
     adapter_config: str = ""
     """The adapter_config.json of adapters that alone are sent (vLLM only), as text; empty = all weights are."""
     deadlines: EngineDeadlines = field(default_factory=EngineDeadlines)

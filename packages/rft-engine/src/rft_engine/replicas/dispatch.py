@@ -11,8 +11,8 @@
                                           start it again with its weights, then wait as the others do
 ```
 
-A result is the same whoever draws it: the keys say what is drawn. A request that a replica dies of is
-given to another twice, then the run ends.
+A result is the same whichever replica draws it: it follows from the key. A request whose replica ended is
+given to another one twice, then the run ends.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class ReplicaEngine(EngineBase):
             starts: tokens that each has drawn already.
             budgets: tokens that each may still have.
             media: images of each one's prompt, None where it has none; None: no prompt has any.
-            stop: asked all the time; None = until every sample has ended.
+            stop: polled during the call; None = until every sample has ended.
             temperature, ...: as of `NativeEngine.generate`.
 
         Raises:

@@ -35,7 +35,7 @@ class LocalSglang:
 
         Raises:
             OptionsError: a setting that SGLang cannot carry out.
-            ServiceError: SGLang did not start, in its own words.
+            ServiceError: SGLang did not start; its own message.
         """
         self._settings = settings
         arguments = engine_arguments(settings)

@@ -65,7 +65,7 @@ def table_of(tensors: dict[str, Tensor]) -> Tensor:
 
 
 class FakeCopy(FakeDecodableModel):
-    """A copy of such a policy; `loses` are tensors that it says it has written and has not."""
+    """A copy of such a policy; `loses` are tensors that it reports as written and does not write."""
 
     dtype = torch.float32
 

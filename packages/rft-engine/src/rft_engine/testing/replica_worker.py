@@ -83,7 +83,7 @@ class FakeMedia:
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
         """(first token, number of tokens) of each image: one placeholder each."""
-        return tuple((place, 1) for place in range(len(self.images)))
+        return tuple((index, 1) for index in range(len(self.images)))
 
     @property
     def number(self) -> int:

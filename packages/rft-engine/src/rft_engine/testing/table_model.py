@@ -108,7 +108,7 @@ class FakeDecodableModel:
         self.num_refreshes += 1
 
     def logits_after(self, token_ids: Sequence[int], media: int = 0) -> Tensor:
-        """[V]: what the table says after these tokens, for tests to compare with."""
+        """Return the table's logits [V] after these tokens, for tests to compare with."""
         return self.log_SV[self._state_after(token_ids, media)].float()
 
     def _state_after(self, token_ids: Sequence[int], media: int = 0) -> int:

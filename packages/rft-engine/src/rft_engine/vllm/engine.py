@@ -126,7 +126,7 @@ class VllmEngine(EngineBase):
 
         Raises:
             OptionsError: an option out of range; a prompt that is empty, has an unknown token or
-                leaves no room for `max_new_tokens`; a constraint whose ends vLLM cannot see (`end_tokens`).
+                leaves no room for `max_new_tokens`; a constraint whose ends vLLM cannot detect (`end_tokens`).
             ServiceError: the engine is asleep, closed, waits for weights, passed its deadline, or
                 answered what cannot be a sample.
         """

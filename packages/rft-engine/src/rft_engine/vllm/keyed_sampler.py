@@ -2,7 +2,7 @@
 
 vLLM's own sampler cannot say what a `Completion` must hold. Its log-probs are either those of the
 bare logits (`raw_logprobs`: temperature 1 only) or those after temperature and truncation together
-(`processed_logprobs`), never both, and temperatures above 2 are refused. A logits processor sees the
+(`processed_logprobs`), never both, and temperatures above 2 are refused. A logits processor gets the
 logits of each step. This one draws with `rft_engine.decoding.token_sampler.TokenSampler` under the sample's key, notes
 the token, its log-probability over the whole vocabulary and the log of the mass that was left, and
 leaves vLLM a single token to pick. So a key gives the token here that it gives in the native

@@ -97,9 +97,9 @@ def _taken(
     return _error("share_too_high", what, settings, device, why, smaller or "a device with more free memory")
 
 
-def _one_sequence(settings: ExternalEngineSettings, found: re.Match[str], devices: Sequence[Device]) -> ServiceError:
+def _one_sequence(settings: ExternalEngineSettings, match: re.Match[str], devices: Sequence[Device]) -> ServiceError:
     """Return the error that the cache holds less than one sequence of the greatest length."""
-    length, needed, available = int(found[1]), float(found[2]), float(found[3])
+    length, needed, available = int(match[1]), float(match[2]), float(match[3])
     blocks = math.ceil(length / _BLOCK)
     available_blocks = int(blocks * available / needed) if needed else 0
     what = (
@@ -107,7 +107,7 @@ def _one_sequence(settings: ExternalEngineSettings, found: re.Match[str], device
         f"{available_blocks} are there ({available:g} GiB)"
     )
     share, device = settings.memory_utilization or _USUAL_SHARE, visible_device(devices, 0)
-    remedies = [f"--max_len {found[4]}"] if found[4] else []
+    remedies = [f"--max_len {match[4]}"] if match[4] else []
     if device is not None:
         enough = _up(share + (needed - available) * 1024 / device.total_mib)
         if enough <= _MOST_SHARE:
@@ -137,10 +137,10 @@ def _rows(settings: ExternalEngineSettings, num_rows: int) -> ServiceError:
     return _error("rows", what, settings, None, why, remedy)
 
 
-def _torch(settings: ExternalEngineSettings, found: re.Match[str], devices: Sequence[Device]) -> ServiceError:
+def _torch(settings: ExternalEngineSettings, match: re.Match[str], devices: Sequence[Device]) -> ServiceError:
     """Return the error that torch's allocator ran out during the start: due to other processes, or the share itself."""
-    device = visible_device(devices, int(found[2] or 0))
-    what = f"no room for another {found[1]}" + (f" on a device of {found[3]} GiB" if found[3] else "")
+    device = visible_device(devices, int(match[2] or 0))
+    what = f"no room for another {match[1]}" + (f" on a device of {match[3]} GiB" if match[3] else "")
     others = _others(device)
     share = settings.memory_utilization or _USUAL_SHARE
     smaller = f"--engine_mem_util {_down(0.8 * share):g}"
@@ -178,7 +178,7 @@ def _most_own(device: Device | None) -> int:
 def _error(
     name: str, what: str, settings: ExternalEngineSettings, device: Device | None, why: str, remedy: str
 ) -> ServiceError:
-    held = (
+    holders = (
         ""
         if device is None
         else "; ".join(
@@ -190,7 +190,7 @@ def _error(
         code=f"engine.vllm.memory.{name}",
         what=f"vLLM did not start: {what}",
         where=f"vLLM engine for {settings.model_dir}, {settings.max_rows} rows of {settings.max_len} tokens"
-        + (f"; the device is held by {held}" if held else ""),
+        + (f"; the device is held by {holders}" if holders else ""),
         why=why,
         state="nothing was started",
         do=remedy,

@@ -190,8 +190,6 @@ def _refusal(name: str, why: str, remedy: str) -> OptionsError:
     )
 
 
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
 # (vLLM is an optional extra)
 
 

@@ -35,7 +35,7 @@ class WeightSnapshot:
     num_bytes: int
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The whole tensors, mapped."""
+        """Yield the full tensors, mapped."""
         yield from read_weight_file(self.path).items()
 
 

@@ -36,7 +36,7 @@ def attention_function(
     packed_layout: RowLayout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The function registered with transformers: query [B, H, T, D], key and value [B, G, T, D] -> [B, T, H, D].
+    """Compute attention for transformers: query [B, H, T, D], key and value [B, G, T, D] -> [B, T, H, D].
 
     The sliding window is the argument `sliding_window`, or that of the module where the architecture leaves the
     argument out (Qwen2-MoE, whose masks hold it).

@@ -144,7 +144,7 @@ def _cut_into_blocks(
         place_L = torch.arange(longest)
         start_S1 = torch.tensor([starts[i] for i in members])[:, None]
         inside_SL = place_L < torch.tensor([lengths[i] for i in members])[:, None]
-        token_SL = torch.where(inside_SL, start_S1 + place_L, 0)
+        token_SL = torch.where(inside_SL, start_S1 + place_L, 0)  # padding repeats token 0: no causal row sees it
         flat = token_SL.reshape(-1)
         real = inside_SL.reshape(-1)
         scatter[flat[real]] = torch.arange(num_places, num_places + flat.numel())[real]

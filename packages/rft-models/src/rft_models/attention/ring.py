@@ -118,6 +118,7 @@ def _attend(query_LHD: Tensor, key_LGD: Tensor, value_LGD: Tensor, settings: _Se
     visiting = [key_LGD, value_LGD]
     for hop in range(ring.size):
         source = (ring.rank - hop) % ring.size
+        # started before the tiles, so that the transfer runs while they are computed
         arriving = _start(settings, visiting, source) if hop + 1 < ring.size else None
         key, value = (_columns(tensor, query.dtype) for tensor in visiting)
         for tile in row.tiles(source, settings.sliding_window):
@@ -178,6 +179,7 @@ def _gradients(terms: _Terms, key_LGD: Tensor, value_LGD: Tensor, settings: _Set
         key_sum, value_sum = (tensor.movedim(0, 1) for tensor in sums)
         for tile in settings.row.tiles(source, settings.sliding_window):
             query, upstream = terms.query[:, :, tile.query], terms.upstream[:, :, tile.query]
+            # formed again: only the log-sums of the forward pass were kept
             scores, slope = _scores(terms.query, key, tile, source, settings)
             weights = (scores - terms.log_sum[:, :, tile.query, None]).exp_()
             value_sum[:, tile.keys] += _over_queries(weights, upstream)
@@ -186,7 +188,7 @@ def _gradients(terms: _Terms, key_LGD: Tensor, value_LGD: Tensor, settings: _Set
             slopes = slopes if slope is None else slopes.mul_(slope)
             query_grad[:, :, tile.query] += slopes @ key[:, :, tile.keys]
             key_sum[:, tile.keys] += _over_queries(slopes, query)
-        if ring.size > 1:
+        if ring.size > 1:  # the gradients travel with their keys and values until they are home
             sums = _start(settings, sums, source)()
         visiting = arriving() if arriving else visiting
     return query_grad, sums[0], sums[1]

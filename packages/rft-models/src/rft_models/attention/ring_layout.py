@@ -135,7 +135,7 @@ class RingRow:
         return self._sights[sliding_window]
 
     def tiles(self, source: int, sliding_window: int | None) -> list[Tile]:
-        """The tiles of this rank's queries and the keys of `source` in which anything is seen."""
+        """Return the tiles of this rank's queries and the keys of `source` in which anything is seen."""
         key = source, sliding_window
         if key not in self._tiles:
             sight = CausalSpan.of(self.pieces, sliding_window)
@@ -143,7 +143,7 @@ class RingRow:
         return self._tiles[key]
 
     def _runs(self, rank: int) -> list[_Run]:
-        """The rank's rows, cut so that each run is one of neighbours and at most a tile."""
+        """Return the rank's rows, cut so that each run is one of neighbours and at most a tile."""
         length = self.lengths[rank]
         fronts = list(accumulate((n - n // 2 for n in self.lengths), initial=0))
         early, first_late = fronts[rank + 1] - fronts[rank], sum(self.lengths)
@@ -178,7 +178,7 @@ def _seen_tiles(sight: CausalSpan, query_runs: Sequence[_Run], key_runs: Sequenc
 
 
 def num_visible_keys(row: RingRow, sliding_window: int | None = None) -> list[int]:
-    """Keys that the rows of each rank see, all together: what a rank has to compute."""
+    """Count the keys that the rows of each rank see, all together: what a rank has to compute."""
     sight = CausalSpan.of(row.pieces, sliding_window)
     place_K = torch.arange(sight.own_first.shape[0])
     seen_K = (place_K - sight.own_first + 1) + (sight.prefix_behind - sight.prefix_first)

@@ -62,7 +62,7 @@ class SequenceRanks(Protocol):
         ...
 
     def to_rows(self, rows_THD: Tensor, num_rows: int) -> Tensor:
-        """The way back: [T, H / S, D] -> [L, H, D]."""
+        """Invert `to_heads`: [T, H / S, D] -> [L, H, D]."""
         ...
 
     def hand_out(self, rows_LD: Tensor, sent: list[int], received: list[int]) -> Tensor:
@@ -70,7 +70,7 @@ class SequenceRanks(Protocol):
         ...
 
     def merge(self, values: Tensor) -> Tensor:
-        """The sum over ranks, of which each gives its own places and zeros elsewhere.
+        """Sum values over the ranks, each of which has its own rows and zeros elsewhere.
 
         The gradient of the sum goes to each rank as it is: all of them compute the same from the sum.
         """
@@ -170,7 +170,7 @@ def takes_ring(mode: SequenceMode, config: Any, num_ranks: int, where: str) -> b
 
 
 def even_heads(query_LHD: Tensor, key_LGD: Tensor, value_LGD: Tensor, num_shares: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The same heads, in numbers that can be shared out: with heads of zeros, and keys repeated where they must be.
+    """Return the same heads in numbers that can be shared: with heads of zeros, and keys repeated where needed.
 
     A share of the query heads then needs its share of the key and value heads and no other.
     """
@@ -196,8 +196,9 @@ def balance_rows(
 ) -> tuple[Tensor, Tensor]:
     """Return ([N] tokens, [N, D] states of their rows): this rank's even share of the R tokens.
 
-    All ranks pass the same R. The wanted tokens of a context are its last ones, so that the ranks with the first rows would form no logits and
-    the last one all, and keep them. States are redistributed instead, so that every rank has equally many.
+    All ranks pass the same R. The wanted tokens of a context are its last ones, so that the ranks with the first rows
+    would form no logits and the last one all, and keep them. States are redistributed instead, so that every rank has
+    equally many.
 
     Args:
         ranks: who share the row.

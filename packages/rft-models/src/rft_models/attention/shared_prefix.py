@@ -82,12 +82,12 @@ class SharedLayout:
         return varlen_attention(query_THD, key_TGD, value_TGD, self.sequences, self.kernel, **settings)
 
     def pieces(self) -> list[Piece]:
-        """Every prompt and every segment's own tokens behind its prompt."""
+        """Return one piece for every prompt and for every segment's own tokens behind its prompt."""
         return _pieces(self.runs)
 
 
 def _pieces(runs: Sequence[PrefixGroup | PackedLayout]) -> list[Piece]:
-    """Every prompt and every segment's own tokens behind its prompt, in the order of the row."""
+    """Return a piece for every prompt and every segment's own tokens behind its prompt, in the order of the row."""
     pieces: list[Piece] = []
     begin = 0
     for run in runs:
@@ -139,6 +139,7 @@ def find_shared_prefixes(
     segments = _segments(segment_ids_T, wanted_T)
     groups = _groups(segments, token_ids_T.tolist(), positions_T.tolist())
     saved = sum((len(group) - 1) * group[0].prompt_length for group in groups)
+    # below the share the separate attention of groups costs more than it saves
     if saved == 0 or saved < _LEAST_SAVING * token_ids_T.shape[0]:
         return None
     device = token_ids_T.device
@@ -196,7 +197,7 @@ def _groups(segments: Sequence[_Segment], token_ids: list[int], positions: list[
 
 
 def _common_length(group: Sequence[_Segment]) -> int:
-    """Tokens that a group has once: the prompt, or all of a segment that shares nothing."""
+    """Return the number of tokens that a group has once: the prompt, or all of a segment that shares nothing."""
     return group[0].prompt_length if len(group) > 1 else group[0].stop - group[0].start
 
 
@@ -260,7 +261,7 @@ def _own_attention(
     softcap: float | None,
     dropout: float,
 ) -> Tensor:
-    """The own tokens of a group's segments over the prompt's columns and their own; [tokens, H, D].
+    """Compute attention of a group's own tokens over the prompt's columns and their own; [tokens, H, D].
 
     `own` are their queries, keys and values.
     """

@@ -88,7 +88,7 @@ class Backbone:
     def _row(
         self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, mm_inputs: MediaInputs | None
     ) -> RowInputs:
-        """The tokens with the features of their images."""
+        """Return the tokens with the features of their images."""
         if self.tower is None:
             if mm_inputs is not None and any(media is not None for media in mm_inputs):
                 raise no_tower(f"a {type(self.decoder).__name__}")
@@ -179,7 +179,7 @@ class Backbone:
         return self.decoder.get_input_embeddings()(token_ids_K)
 
     def _padded_states(self, row: RowInputs, layout: PackedLayout, routed: list[Tensor] | None) -> Tensor:
-        """The decoder's own forward on right-padded blocks; a causal row never sees what stands after it."""
+        """Run the decoder's own forward on right-padded blocks; a causal row never sees what stands after it."""
         lengths = sorted(layout.lengths, reverse=True)
         outputs, done = [], 0
         blocks_logits: list[list[Tensor]] = []

@@ -23,7 +23,7 @@ class Probe:
 
     @classmethod
     def of(cls, vocab_size: int, device: torch.device) -> Probe:
-        """Ids that differ between the segments, whatever the vocabulary."""
+        """Build a probe with ids that differ between the segments, whatever the vocabulary."""
         segments = [
             (torch.arange(length, device=device) * 7 + 3 + start) % vocab_size
             for start, length in enumerate(_PROBE_LENGTHS)
@@ -32,7 +32,7 @@ class Probe:
 
     @classmethod
     def of_segments(cls, segments: list[Tensor]) -> Probe:
-        """These segments, laid one after another."""
+        """Build the probe of these segments, concatenated."""
         return cls(
             segments,
             torch.cat(segments),
@@ -55,7 +55,7 @@ def require_equal_logits(expected: Tensor, found: Tensor, *, of: str, dtype: tor
 
 
 def difference(expected: Tensor, found: Tensor) -> float:
-    """Largest difference over the largest expected number and one."""
+    """Compute the largest difference over the largest expected number and one."""
     return float((expected - found).abs().max()) / (float(expected.abs().max()) + 1.0)
 
 

@@ -130,7 +130,7 @@ class CausalCritic:
             check_image_states(self.model, self._backbone, self.tower, **known)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names as in the saved directory."""
+        """Yield parameters by their names in the saved directory."""
         for name, parameter in self.model.named_parameters():
             yield self._saved_name(name), parameter
         for name, parameter in self.head.named_parameters(self.head_prefix):
@@ -199,13 +199,13 @@ class CausalCritic:
         return next(self.model.parameters()).dtype
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode: dropout as configured, gradient checkpointing if it was requested."""
+        """Switch to training mode: dropout as configured, gradient checkpointing if it was requested."""
         self.model.train(mode)
         self.head.train(mode)
         return self
 
     def eval(self) -> Self:
-        """No dropout, no checkpointing."""
+        """Switch to evaluation mode: no dropout, no checkpointing."""
         return self.train(False)
 
 
@@ -221,7 +221,7 @@ def load_critic(
     flash_attn: bool = False,
     codec: HfTokenizer | None = None,
 ) -> CausalCritic:
-    """A critic from a causal or vision-language model, a saved critic, or a classifier with one label; in eval mode.
+    """Load a critic in eval mode from a causal or vision-language model, a saved critic, or a one-label classifier.
 
     A head for tokens that is in the files is not read. The value head is the tensor "<head_prefix>.weight"
     where the files hold one (of a reward model with several weighted heads their sum), otherwise it is drawn;
@@ -282,7 +282,7 @@ def make_critic(
     kernel: VarlenKernel | None = None,
     where: str = "model",
 ) -> CausalCritic:
-    """A critic from a transformers decoder in memory and a head of [1, hidden]; checks its forward."""
+    """Build a critic from a transformers decoder in memory and a head of [1, hidden]; checks its forward."""
     prepare(model, packed=packed, gradient_checkpointing=gradient_checkpointing)
     weight = next(model.parameters())
     head = value_head(head_1D.to(weight.device, torch.promote_types(weight.dtype, torch.float32)))

@@ -29,7 +29,7 @@ def checked_prefix(head_prefix: str) -> str:
 
 
 def value_head(weight_1D: Tensor) -> nn.Linear:
-    """A linear layer without bias around this weight."""
+    """Return a linear layer without bias around this weight."""
     head = nn.Linear(weight_1D.shape[1], 1, bias=False, device="meta")
     head.weight = nn.Parameter(weight_1D)
     return head

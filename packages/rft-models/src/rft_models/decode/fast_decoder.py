@@ -39,7 +39,7 @@ class DecodableModel(Protocol):
     max_positions: int
 
     def new_cache(self, max_rows: int, max_len: int) -> DecodeCache:
-        """An empty cache for at most `max_rows` sequences of at most `max_len` tokens."""
+        """Return an empty cache for at most `max_rows` sequences of at most `max_len` tokens."""
         ...
 
     def prefill(
@@ -150,11 +150,11 @@ class FastDecoder:
     def refresh(self) -> None:
         """Derive fused weights again after the parameters changed."""
         self._layers = [_fuse(layer) for layer in self._backbone.layers]
-        self._forget_recordings()
+        self._forget_recordings()  # they read the fused copies that were just replaced
 
     @torch.inference_mode()
     def new_cache(self, max_rows: int, max_len: int) -> StaticCache:
-        """An empty cache; memory is 2 x layers x rows x kv heads x max_len x head_dim values."""
+        """Return an empty cache; memory is 2 x layers x rows x kv heads x max_len x head_dim values."""
         check_room(0, max_rows, max_len, self.max_positions)
         weight = self._head.weight
         self._make_rotary(max_len, weight)
@@ -169,7 +169,7 @@ class FastDecoder:
         )
 
     def cache_bytes(self, max_rows: int, max_len: int, *, num_prompts: int, prompt_len: int) -> int:
-        """Bytes of keys and values at their peak: all rows at once, the prompts beside them, a layer being copied."""
+        """Estimate peak bytes of keys and values: all rows at once, the prompts beside them, a layer being copied."""
         num_layers, heads = len(self._layers), (self._num_kv_heads, self._head_dim)
         each = self._head.weight.dtype.itemsize
         counts = ((max_rows, max_len), (num_prompts, prompt_len))

@@ -49,13 +49,13 @@ class HfDecoder:
         """Do nothing: no tensor is derived from the weights, the module itself is run."""
 
     def new_cache(self, max_rows: int, max_len: int) -> GrowingCache:
-        """An empty cache; memory grows with the rows and columns in use."""
+        """Return an empty cache; memory grows with the rows and columns in use."""
         if self.max_positions:
             check_room(0, max_rows, max_len, self.max_positions)
         return GrowingCache(max_rows, max_len)
 
     def cache_bytes(self, max_rows: int, max_len: int, *, num_prompts: int, prompt_len: int) -> int:
-        """Bytes of keys and values at their peak: a step copies them. Prompts are part of their rows."""
+        """Estimate the peak bytes of keys and values: a step copies them. Prompts are part of their rows."""
         config = self._model.config.get_text_config(decoder=True)
         num_heads = int(config.num_attention_heads)
         num_kv_heads = int(getattr(config, "num_key_value_heads", None) or num_heads)

@@ -97,11 +97,11 @@ class StaticCache:
         return self.lengths_B + self.position_offsets_P[self.prompt_of_row_B]
 
     def longest(self) -> int:
-        """Tokens of the longest row, 0 without rows."""
+        """Return the number of tokens of the longest row, 0 without rows."""
         return int(self.lengths_B.max()) if self.num_rows else 0
 
     def longest_own(self) -> int:
-        """Own tokens of the row that has most, 0 without rows."""
+        """Return the number of own tokens of the row that has most, 0 without rows."""
         return int(self.own_lengths_B.max()) if self.num_rows else 0
 
     def append(self, lengths_P: Tensor, copies_P: Tensor) -> None:
@@ -263,7 +263,7 @@ def _widen(layer_BGLD: Tensor, columns: int) -> Tensor:
 
 
 def dynamic_layers(cache: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """Keys and values of a transformers cache, one tensor a layer."""
+    """Return the keys and values of a transformers cache, one tensor a layer."""
     return [layer.keys for layer in cache.layers], [layer.values for layer in cache.layers]
 
 

@@ -52,7 +52,7 @@ def whole_block(cache: StaticCache) -> RowBlock:
 
 
 def group_rows(cache: StaticCache, width: int) -> list[RowBlock]:
-    """The rows in at most four blocks, in order; the same ones until the rows change.
+    """Group the rows into at most four blocks, in order; the same ones until the rows change.
 
     Args:
         cache: with at least one row.

@@ -146,7 +146,7 @@ class GenerationCopy:
         yield from self._twin.model.named_parameters()
 
     def own_name(self, name: str) -> str:
-        """The name under which `named_tensors` has a tensor of the policy: of a tied one the first."""
+        """Return the name under which `named_tensors` has a tensor of the policy: of a tied one the first."""
         return self._names.get(name, name)
 
     def drop(self) -> None:
@@ -159,7 +159,7 @@ class GenerationCopy:
         return self._decoder.new_cache(max_rows, max_len)
 
     def cache_bytes(self, max_rows: int, max_len: int, *, num_prompts: int, prompt_len: int) -> int:
-        """Bytes of keys and values at their peak, as of the decoders."""
+        """Estimate the peak bytes of keys and values, as the decoders do."""
         return self._decoder.cache_bytes(max_rows, max_len, num_prompts=num_prompts, prompt_len=prompt_len)
 
     def prefill(
@@ -242,7 +242,7 @@ class _JoinedDecoder(FastDecoder):
 
 
 def _look_at_joined(layer: Any) -> Any:
-    """The layer with views in place of fused copies."""
+    """Return the layer with views in place of fused copies."""
     attention, mlp = layer.module.self_attn, layer.module.mlp
     qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
     gate_up = (mlp.gate_proj, mlp.up_proj)
@@ -267,7 +267,7 @@ def _joined_rows(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _skeleton(policy: CausalPolicy) -> Any:
-    """The policy's model from its configuration, patched and switched alike, without memory for its tensors."""
+    """Build the policy's model from its configuration, patched and switched alike, without memory for its tensors."""
     source = policy.model
     with torch.device(_META):
         model = type(source)(copy.deepcopy(source.config))
@@ -297,7 +297,7 @@ def _full_shape(parameter: Tensor) -> torch.Size:
 
 
 def _first_names(model: Any) -> dict[str, str]:
-    """Every name of a parameter -> the first name that it has."""
+    """Map every name of a parameter to the first name that it has."""
     first: dict[int, str] = {}
     return {
         name: first.setdefault(id(parameter), name)

@@ -47,7 +47,7 @@ def text_type(config: Mapping[str, Any]) -> str:
 
 
 def text_family(model_type: str) -> str:
-    """The text family of a decoder: of "qwen2_5_vl_text" it is "qwen2", of a plain one its own."""
+    """Return the text family of a decoder: of "qwen2_5_vl_text" it is "qwen2", of a plain one its own."""
     return VISION_TEXT_TYPES.get(model_type, model_type)
 
 

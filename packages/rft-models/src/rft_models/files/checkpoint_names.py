@@ -40,7 +40,7 @@ def to_module_names(model: Any, named: Iterable[tuple[str, Tensor]]) -> dict[str
 
 
 def names_in_files(model: Any, stored: Iterable[str]) -> dict[str, str]:
-    """The model's own names -> names in the files, as transformers' loading pairs them.
+    """Map the model's own names to names in the files, as transformers' loading pairs them.
 
     Tensors that loading joins or splits are left out. `to_checkpoint_names` and `save_pretrained` give this model's
     tensors the names of these files from now on, as they do for one that was loaded from them.

@@ -34,7 +34,7 @@ def existing_directory(directory: str | Path) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; `DataError` with line and column where it is damaged."""
+    """Read a JSON object; raise `DataError` with line and column where it is damaged."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -13,7 +13,7 @@ from rft_models.files.directories import read_json
 
 
 def stored_tensor(path: Path, name: str) -> Tensor | None:
-    """The tensor of this name as it stands in the directory's safetensors, or None; `DataError` for a damaged file."""
+    """Read the tensor of this name in the directory's safetensors, or None; `DataError` for a damaged file."""
     file = file_with_tensor(path, name)
     if file is None:
         return None
@@ -39,7 +39,7 @@ def refuse_bias(path: Path, head_prefix: str) -> None:
 
 
 def file_with_tensor(path: Path, name: str) -> Path | None:
-    """The file among those that transformers reads which holds a tensor of this name."""
+    """Return the file among those that transformers reads which holds a tensor of this name."""
     index = path / "model.safetensors.index.json"
     if index.is_file():
         weight_map: dict[str, Any] = read_json(index).get("weight_map", {})

@@ -98,6 +98,7 @@ def load_balancing_loss(
 
     None: these rows are the whole step.
     """
+    # counts of the whole step make the loss a sum over tokens: the same however the step is split
     counts_E = count_experts(logits, rows_R, router) if counts_E is None else counts_E.to(rows_R.device, torch.float64)
     chosen = counts_E.sum().clamp(min=1.0)
     frequencies_E = router.num_choices * counts_E / chosen

@@ -24,7 +24,7 @@ class ModelFacts:
 
 
 def model_facts(directory: str | Path) -> ModelFacts:
-    """Facts of a directory that `load_policy` would accept.
+    """Read the facts of a directory that `load_policy` would accept.
 
     Raises:
         DataError: directory, configuration or weights absent, damaged or of another kind.

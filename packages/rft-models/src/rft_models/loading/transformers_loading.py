@@ -41,7 +41,7 @@ def native_attention(config: dict[str, Any]) -> str:
 
 
 def auto_class_of(config: dict[str, Any]) -> AutoClass:
-    """The class of transformers that reads a policy of this configuration."""
+    """Return the class of transformers that reads a policy of this configuration."""
     return "AutoModelForImageTextToText" if is_vision(config["model_type"]) else "AutoModelForCausalLM"
 
 
@@ -108,7 +108,7 @@ def choose_packed(model_type: str, attention: Attention, path: Path, *, text_typ
 def load_model(
     path: Path, dtype: torch.dtype, attention: str, *, auto_class: AutoClass, more: dict[str, Any] | None = None
 ) -> Any:
-    """The weights in a checked directory; "AutoModel" is the decoder alone and leaves every head in the file out.
+    """Load the weights in a checked directory; "AutoModel" is the decoder alone and leaves every head in the file out.
 
     `more`: further arguments of transformers' `from_pretrained`.
 
@@ -152,10 +152,8 @@ def load_model(
 
 
 def model_without_weights(directory: str | Path) -> Any:
-    """The transformers model that a directory's configuration describes; its tensors have no memory."""
+    """Return the transformers model that a directory's configuration describes; its tensors have no memory."""
     import transformers
-
-    from rft_models.loading.transformers_loading import auto_class_of
 
     config = transformers.AutoConfig.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):  # shapes without memory

@@ -40,6 +40,7 @@ def choose_epilogue(like: Tensor, num_logits: int, shape: Shape, wanted: Epilogu
     if wanted == "eager":
         return EagerEpilogue("asked for")
     if like.is_cuda:
+        # the kernels take types of at most 32 bits
         module = None if wanted == "compiled" or like.dtype is torch.float64 else _kernels()
         if module is not None:
             return KernelEpilogue(module, "CUDA tensors, and rft_kernels is installed")

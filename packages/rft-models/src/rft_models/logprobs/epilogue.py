@@ -66,11 +66,14 @@ class Epilogue(Protocol):
     def sums(
         self, products_RC: Tensor, targets_R: Tensor, start: int, shape: Shape, *, moment: bool, argmax: bool
     ) -> tuple[SlabSums, Tensor]:
-        """The sums of entries start .. start + C, and the slab as `gradients` takes it. Products are used up."""
+        """Compute sums of entries start .. start + C; returns also the slab as `gradients` takes it.
+
+        Products are used up.
+        """
         ...
 
     def held(self, products_RC: Tensor, shape: Shape) -> Tensor:
-        """The slab as `gradients` takes it, from products formed again. Products are used up."""
+        """Return the slab as `gradients` takes it, from products formed again. Products are used up."""
         ...
 
     def gradients(
@@ -181,7 +184,7 @@ def target_logits(logits_RC: Tensor, targets_R: Tensor, start: int) -> Tensor:
 def write_targets(slopes_NC: Tensor, rows: RowTerms, start: int, shape: Shape) -> Tensor:
     """Put the gradient of the targets' own entries in place, from float32: 1 - p keeps its digits where p is near 1."""
     inside_N, column_N1 = columns(rows.targets, start, slopes_NC.shape[1])
-    slope_N = -rows.grad * torch.expm1(rows.logprobs)
+    slope_N = -rows.grad * torch.expm1(rows.logprobs)  # 1 - p keeps its digits where p is near 1
     if rows.entropy_grad is not None:
         slope_N -= rows.entropy_grad * rows.logprobs.exp() * (rows.logprobs + rows.entropy)
     if shape.softcap is not None:

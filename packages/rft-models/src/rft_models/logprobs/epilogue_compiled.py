@@ -131,7 +131,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def compiled_epilogue(dtype: torch.dtype, shape: Shape) -> CompiledEpilogue | str:
-    """The compiled passes, once they were compiled and agreed with plain torch, or why they cannot be used."""
+    """Return the compiled passes, once they were compiled and agreed with plain torch, or why they cannot be used."""
     if dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"{dtype} is computed by plain torch"
     if not any(shutil.which(name) for name in _COMPILERS):
@@ -151,7 +151,7 @@ def compiled_epilogue(dtype: torch.dtype, shape: Shape) -> CompiledEpilogue | st
 
 
 def _disagreement(dtype: torch.dtype, shape: Shape) -> float:
-    """Largest difference from plain torch on one slab, sums and gradients with and without the entropy's."""
+    """Measure the largest difference from plain torch on one slab, with and without the entropy's gradient."""
     generator = torch.Generator().manual_seed(0)
     products_RC = torch.randn(37, 83, generator=generator).mul_(3).to(dtype)
     targets_R = torch.randint(0, 100, (37,), generator=generator)

@@ -129,7 +129,7 @@ def linear_outputs(
     shard: VocabularyShard | None = None,
     epilogue: EpilogueName | None = None,
 ) -> HeadOutputs:
-    """Log-probability in nats of `targets_R` under softmax(softcap(h W^T + b) / temperature), and more on request.
+    """Compute log-probabilities of `targets_R` under softmax(softcap(h W^T + b) / temperature), and more on request.
 
     Args:
         hidden_RD: final hidden states, one row a predicted token.
@@ -312,7 +312,7 @@ def _all_sums(
 
 
 def _top(parts: list[ChunkSums], rows: RowSums, matrix: Matrix, top_k: int) -> tuple[Tensor, Tensor] | None:
-    """Log-probabilities and ids of the k highest entries, over all ranks."""
+    """Compute log-probabilities and ids of the k highest entries, over all ranks."""
     if not top_k:
         return None
     tops = [part.top for part in parts if part.top is not None]

@@ -65,7 +65,7 @@ class OutputHead:
         entropy_gradient: bool = False,
         chunk_size: int | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probability of each target and the entropy, see `linear_logprobs`."""
+        """Compute the log-probability of each target and the entropy, see `linear_logprobs`."""
         return linear_logprobs(
             self._scaled(hidden_RD),
             self.weight,
@@ -89,7 +89,7 @@ class OutputHead:
         top_k: int = 0,
         chunk_size: int | None = None,
     ) -> HeadOutputs:
-        """Log-probabilities with entropies and, on request, the most probable entries, see `linear_outputs`."""
+        """Compute log-probabilities with entropies and, on request, the most probable entries, see `linear_outputs`."""
         return linear_outputs(
             self._scaled(hidden_RD),
             self.weight,
@@ -113,7 +113,7 @@ class OutputHead:
         temperature: float,
         chunk_size: int | None = None,
     ) -> LossOutputs:
-        """The sum of an objective of each row's own log-probability and entropy, see `linear_loss`."""
+        """Sum an objective of each row's own log-probability and entropy, see `linear_loss`."""
         return linear_loss(
             self._scaled(hidden_RD),
             self.weight,

@@ -74,7 +74,7 @@ class RowSums:
 
 
 def merge_slabs(parts: Sequence[SlabSums]) -> SlabSums:
-    """The rows of several parts [R], one after another."""
+    """Concatenate the rows of several parts [R]."""
     if len(parts) == 1:
         return parts[0]
     columns: list[Any] = [None if x[0] is None else torch.cat(x) for x in zip(*parts, strict=True)]
@@ -95,7 +95,7 @@ def merge_rows(sums: SlabSums) -> SlabSums:
 
 
 def merged_over_ranks(sums: SlabSums, collectives: Collectives) -> SlabSums:
-    """The same over ranks: one maximum of [2, R], one sum of [2, R], and a maximum of [R] for the argmax."""
+    """Merge sums over ranks: one maximum of [2, R], one sum of [2, R], and a maximum of [R] for the argmax."""
     highest_R, target_R = collectives.max(torch.stack((sums.highest, sums.target))).unbind()
     total_R, moment_R = _rescaled(sums, sums.highest - _finite(highest_R))
     added = collectives.sum(torch.stack((total_R,) if moment_R is None else (total_R, moment_R)))
@@ -107,7 +107,7 @@ def merged_over_ranks(sums: SlabSums, collectives: Collectives) -> SlabSums:
 
 
 def top_k_over_ranks(values: Tensor, ids: Tensor, top_k: int, ranks: Collectives) -> tuple[Tensor, Tensor]:
-    """The k highest of every rank's [R, <= k] highest logits, and their ids.
+    """Select the k highest of every rank's [R, <= k] highest logits, and their ids.
 
     Each rank writes into its own place of a table of zeros; the sum over ranks is the table of all.
     """
@@ -132,12 +132,12 @@ def _rescaled(sums: SlabSums, below: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _finite(highest: Tensor) -> Tensor:
-    """The lowest number for -inf: a shard without entries has 0 of everything, not NaN."""
+    """Replace -inf by the lowest number: a shard without entries has 0 of everything, not NaN."""
     return highest.clamp(min=torch.finfo(highest.dtype).min)
 
 
 def to_logprobs(sums: SlabSums, targets_R: Tensor) -> RowSums:
-    """Log-probability and entropy from the sums over the whole vocabulary."""
+    """Compute log-probability and entropy from the sums over the whole vocabulary."""
     log_total_R = sums.total.log()
     logprobs_R = (sums.target - sums.highest - log_total_R).masked_fill(targets_R == IGNORED, 0.0)
     entropy_R = torch.zeros_like(log_total_R) if sums.moment is None else log_total_R - sums.moment / sums.total

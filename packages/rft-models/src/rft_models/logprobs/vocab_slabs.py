@@ -81,7 +81,7 @@ def chunk_sums(
         arguments = (hidden_RD, matrix.weight_VD, matrix.bias_V, targets_R, matrix.offset, shape)
         parts = epilogue.fused_sums(*arguments, **flags)
         return ChunkSums(merge_rows(parts), _table(matrix, hidden_RD, wanted).total, [], None)  # kernels use no masses
-    table = _table(matrix, hidden_RD, wanted)
+    table = _table(matrix, hidden_RD, wanted)  # before the slabs: no small tensor may stay between the large ones
     held_SRC: list[Tensor] = []
     top = _no_entries(hidden_RD) if wanted.top_k else None
     for number, start, stop in matrix.starts():
@@ -123,7 +123,7 @@ def _no_entries(hidden_RD: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _higher(top: tuple[Tensor, Tensor], products_RC: Tensor, start: int, top_k: int) -> tuple[Tensor, Tensor]:
-    """The k highest of those so far and a slab; softcap and temperature keep the order."""
+    """Select the k highest of those so far and a slab; softcap and temperature keep the order."""
     values, ids = products_RC.topk(min(top_k, products_RC.shape[1]), 1)
     values, ids = torch.cat((top[0], values.to(top[0].dtype)), 1), torch.cat((top[1], ids + start), 1)
     values, indices = values.topk(min(top_k, values.shape[1]), 1)
@@ -157,6 +157,7 @@ class Gradients:
         self._weight_VD: Tensor | None = None
         self._bias_V: Tensor | None = None
         if needs_weight:
+            # few roundings cost little; more than that are summed in float32
             kind = weight_VD.dtype if num_additions <= NARROW_ADDITIONS else wide
             make = torch.zeros_like if num_additions == 0 else torch.empty_like
             self._weight_VD = make(weight_VD, dtype=kind)
@@ -199,7 +200,7 @@ def add_hidden(sum_ND: Tensor, slopes_NC: Tensor, weight_CD: Tensor) -> None:
 
 
 def sum_dtype(like: Tensor) -> torch.dtype:
-    """The type of sums: float32, or float64 for float64."""
+    """Return the type of sums: float32, or float64 for float64."""
     return torch.float64 if like.dtype is torch.float64 else torch.float32
 
 

@@ -94,13 +94,13 @@ class Adapters:
         return sum(parameter.numel() for _, parameter in self.named_parameters())
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The adapters' parameters, as the model names them."""
+        """Yield the adapters' parameters, as the model names them."""
         for name, parameter in self.model.named_parameters():
             if is_adapter_tensor(name, self._facts):
                 yield name, parameter
 
     def base_parameters(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-        """The model's own parameters, under the names of its files, without the adapters."""
+        """Yield the model's own parameters, under the names of its files, without the adapters."""
         for name, parameter in self.model.named_parameters(remove_duplicate=remove_duplicate):
             if not is_adapter_tensor(name, self._facts):
                 yield name.replace(".base_layer.", "."), parameter
@@ -117,7 +117,7 @@ class Adapters:
                 yield module.lora_magnitude_vector[ADAPTER], read
 
     def merged(self, named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors as the model names them -> those of a model without adapters that computes the same."""
+        """Turn full tensors as the model names them into those of a model without adapters that computes the same."""
         return merge_into_base(((name, to_plain_tensor(tensor)) for name, tensor in named), self._facts)
 
     def tensors(self, named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
@@ -195,7 +195,7 @@ def add_lora(
 
 
 def preview(directory: str, rules: AdapterRules) -> list[str]:
-    """The lines of `add_lora` with the model in a directory, from its configuration and without its weights.
+    """Return the lines of `add_lora` with the model in a directory, from its configuration and without its weights.
 
     Raises:
         OptionsError: a target that no linear layer has, or one that cannot have an adapter.

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from rft_models.lora.initial_values import Files
 
-if TYPE_CHECKING:
-    pass
+_MOST_ELEMENTS = 64
 
 
 def fingerprint(named: Iterable[tuple[str, Tensor]], files: Files | None = None) -> str:
@@ -30,9 +28,6 @@ def fingerprint(named: Iterable[tuple[str, Tensor]], files: Files | None = None)
             elements = _read_elements(name, tensor, indices, files)
         digest.update(f"{name}|{tensor.dtype}|{list(tensor.shape)}|{elements.double().cpu().tolist()}\n".encode())
     return digest.hexdigest()
-
-
-_MOST_ELEMENTS = 64
 
 
 def _read_elements(name: str, tensor: Tensor, flat: Tensor, files: Files) -> Tensor:

@@ -32,7 +32,7 @@ def is_adapted(module: Any) -> bool:
 
 
 def base_layer(module: Any) -> Any:
-    """The model's own layer: the module, or what the adapter is around."""
+    """Return the model's own layer: the module, or what the adapter is around."""
     return module.base_layer if is_adapted(module) else module
 
 
@@ -48,7 +48,7 @@ def merged_weight(
         length_N: m of DoRA; None without.
         scale: s.
     """
-    wide = torch.promote_types(base.dtype, torch.float32)
+    wide = torch.promote_types(base.dtype, torch.float32)  # updates are small beside the last bit of bfloat16
     base_NK = (base.t() if transposed else base).to(wide)
     merged_NK = torch.addmm(base_NK, up_NR.to(wide), down_RK.to(wide), alpha=scale)
     if length_N is not None:

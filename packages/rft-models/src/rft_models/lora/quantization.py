@@ -22,7 +22,7 @@ _WHY = "weights in 4 bits are multiplied by kernels of bitsandbytes on a CUDA GP
 
 
 def four_bit_arguments(device: torch.device | str, dtype: torch.dtype) -> dict[str, Any]:
-    """Arguments of transformers' `from_pretrained`: NF4 with products in `dtype`.
+    """Return the arguments of transformers' `from_pretrained`: NF4 with products in `dtype`.
 
     Raises:
         OptionsError: no CUDA GPU.

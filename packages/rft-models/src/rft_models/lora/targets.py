@@ -15,7 +15,7 @@ _NEAR = 4
 
 
 def linear_layers(model: Any) -> list[str]:
-    """Names of the layers that can have an adapter: linear ones, the output matrix left out."""
+    """Return the names of the layers that can have an adapter: linear ones, the output matrix left out."""
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None

@@ -368,7 +368,7 @@ class CausalPolicy:
         return self._backbone.accepts(argument)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names as in the saved directory; tied matrices appear once."""
+        """Yield parameters by their names in the saved directory; tied matrices appear once."""
         yield from self.model.named_parameters()
 
     def freeze(self, rules: FreezeRules) -> FreezeReport:
@@ -403,7 +403,7 @@ class CausalPolicy:
         yield from parameters if self.adapters is None else self.adapters.merged(parameters)
 
     def base_parameters(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters without those of adapters, under the names that files have."""
+        """Yield the parameters without those of adapters, under the names that files have."""
         if self.adapters is not None:
             yield from self.adapters.base_parameters(remove_duplicate=remove_duplicate)
         else:
@@ -464,12 +464,12 @@ class CausalPolicy:
         return self.head.weight.dtype
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode: dropout as configured, gradient checkpointing if it was requested."""
+        """Switch to training mode: dropout as configured, gradient checkpointing if it was requested."""
         self.model.train(mode)
         return self
 
     def eval(self) -> Self:
-        """No dropout, no checkpointing."""
+        """Switch to evaluation mode: no dropout, no checkpointing."""
         return self.train(False)
 
 

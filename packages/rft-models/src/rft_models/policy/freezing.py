@@ -150,7 +150,7 @@ def _freeze_all_but_rows(model: Any, first: int, rows: TrainableRows, where: str
 
 
 def _matching(model: Any, prefixes: Sequence[str], where: str) -> Iterator[nn.Parameter]:
-    """The parameters below each prefix; a tied matrix is found under both of its names."""
+    """Yield the parameters below each prefix; a tied matrix is found under both of its names."""
     named = dict(model.named_parameters(remove_duplicate=False))
     for prefix in prefixes:
         stem = prefix.rstrip(".")
@@ -167,7 +167,7 @@ def _matching(model: Any, prefixes: Sequence[str], where: str) -> Iterator[nn.Pa
 
 
 def names_of(stem: str) -> list[str]:
-    """The name itself, then others that a part of a vision-language model has; "visual" is any model's tower."""
+    """Return the name itself, then others that a part of a vision-language model has; "visual" is any model's tower."""
     names = [stem]
     if stem.split(".")[0] in _PARTS:
         names.append(f"model.{stem}")

@@ -42,7 +42,7 @@ def load_policy(
     codec: HfTokenizer | None = None,
     load_in_4bit: bool = False,
 ) -> CausalPolicy:
-    """The causal or vision-language model in `directory`, ready to train, in eval mode, patched for its `model_type`.
+    """Load the causal or vision-language model in `directory`, patched for its `model_type`, in eval mode.
 
     Args:
         directory: a Hugging Face model directory (config.json, *.safetensors, tokenizer files).
@@ -69,7 +69,7 @@ def load_policy(
     packed = choose_packed(config["model_type"], attention, path, text_type=text_type(config))
     loaded = load_model(path, dtype, native_attention(config), auto_class=auto_class_of(config), more=more)
     model = patches.apply(loaded)
-    if not load_in_4bit:
+    if not load_in_4bit:  # its weights are loaded onto the device already (`four_bit_arguments`)
         model.to(device)
     policy = make_policy(
         model,
@@ -119,7 +119,7 @@ def make_policy(
     kernel: VarlenKernel | None = None,
     where: str = "model",
 ) -> CausalPolicy:
-    """A policy from a transformers model in memory; checks it against the model's own forward."""
+    """Build a policy from a transformers model in memory; checks it against the model's own forward."""
     prepare(model, packed=packed, gradient_checkpointing=gradient_checkpointing)
     policy = CausalPolicy(model, codec, packed=packed, head_chunk_size=head_chunk_size, kernel=kernel, where=where)
     policy.verify()

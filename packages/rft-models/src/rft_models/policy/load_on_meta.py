@@ -87,7 +87,7 @@ def load_reference_on_meta(
 
 
 def _empty_model(path: Path, config: dict[str, Any], dtype: torch.dtype) -> Any:
-    """The architecture of the directory as transformers makes it, with its settings of generation."""
+    """Build the architecture of the directory as transformers does, with its generation settings."""
     import transformers
 
     hf_config: Any = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)

@@ -82,7 +82,7 @@ def _kinds(decoder: nn.Module, plan: Mapping[str, str], where: str) -> Iterator[
 
 
 def _with_adapters(decoder: nn.Module, kinds: Iterable[tuple[str, str]], where: str) -> Iterator[tuple[str, str]]:
-    """The same for layers with an adapter y = W x + s B (A x), which is cut as the matrix W is.
+    """Extend the kinds by layers with an adapter y = W x + s B (A x), which is cut as the matrix W is.
 
     Where W is cut by its outputs, so is B, and every rank has A and all of A x. Where W is cut by its inputs, so is A,
     the parts of A x are summed over the ranks, and every rank has B. What every rank has, has its whole gradient there.
@@ -101,7 +101,7 @@ def _with_adapters(decoder: nn.Module, kinds: Iterable[tuple[str, str]], where: 
 
 
 def _refuse_others(decoder: nn.Module, kinds: Mapping[str, str], num_ranks: int, where: str) -> None:
-    """Every matrix of the layers has to be in the plan, and be a linear layer that divides."""
+    """Raise `PreflightError` unless every matrix of the layers is in the plan and a linear layer that divides."""
     if not kinds:
         raise _not_cut(f"{type(decoder).__name__} has no plan", where)
     for name, module in decoder.named_modules():
@@ -126,7 +126,7 @@ def _drops_out(module: nn.Module) -> bool:
 
 
 def _vocabulary(model: Any) -> tuple[str, ...]:
-    """The layers with a row a token, where they are plain ones."""
+    """Return the layers with a row a token, where they are plain ones."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if type(embedding) is not nn.Embedding or not isinstance(head, nn.Linear):
         return ()

@@ -70,7 +70,7 @@ class ScoreHead(nn.Module):
 
 
 def new_head(spec: RewardSpec, width: int, *, seed: int) -> ScoreHead:
-    """A head drawn from the seed: rows from N(0, 1 / (D + 1)), as the value head (2009.01325, appendix B.1)."""
+    """Draw a head from the seed: rows from N(0, 1 / (D + 1)), as the value head (2009.01325, appendix B.1)."""
     weight_KD = keyed_normal((len(spec.heads), width), derive_key(seed, "reward-head")) / math.sqrt(width + 1)
     return ScoreHead(spec, weight_KD, seed=seed)
 

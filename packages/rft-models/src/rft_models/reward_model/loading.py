@@ -47,7 +47,7 @@ def load_reward_model(
     attention: Attention = "auto",
     flash_attn: bool = False,
 ) -> RewardModel:
-    """The reward model in a directory: one that was written here, or a sequence classifier of transformers.
+    """Load the reward model in a directory: one that was written here, or a sequence classifier of transformers.
 
     Of a vision-language architecture it is a model with a tensor "score.weight", as such classifiers name it.
 
@@ -79,7 +79,7 @@ def new_reward_model(
     flash_attn: bool = False,
     gradient_checkpointing: Checkpointing | bool | None = None,
 ) -> RewardModel:
-    """A reward model to be trained: a causal or vision-language model without its output matrix, and a head drawn anew.
+    """Build a reward model to train: a causal or vision-language model without its output matrix, and a new head.
 
     Raises as `load_reward_model`; `OptionsError` for a layer that is not there.
     """
@@ -110,7 +110,7 @@ def make_reward_model(
     gradient_checkpointing: Checkpointing | bool | None = None,
     where: str = "model",
 ) -> RewardModel:
-    """A reward model from a transformers decoder in memory and a head; checks its forward."""
+    """Build a reward model from a transformers decoder in memory and a head; checks its forward."""
     if head.spec.layer is not None:
         truncate_decoder(model.get_decoder() if is_vision(model.config.model_type) else model, head.spec.layer, where)
     prepare(model, packed=packed, gradient_checkpointing=gradient_checkpointing)
@@ -159,7 +159,7 @@ def weighted_head(path: Path, config: dict[str, Any]) -> Tensor | None:
 
 
 def with_weights(spec: RewardSpec, weights: dict[str, float]) -> RewardSpec:
-    """The spec with these weights; `OptionsError` for a head that it has not."""
+    """Return the spec with these weights; raise `OptionsError` for a head that it lacks."""
     unknown = sorted(set(weights) - set(spec.heads))
     if unknown:
         raise OptionsError(
@@ -181,7 +181,7 @@ def _decoder(path: Path, config: dict[str, Any], dtype: torch.dtype, device: tor
 
 
 def _stored_head(path: Path, spec: RewardSpec) -> ScoreHead:
-    """The head's tensors, as they stand in the files."""
+    """Read the head's tensors, as they stand in the files."""
     weight_KD = _required(path, f"{spec.tensor_prefix}{HEAD}.weight")
     if weight_KD.shape[0] != len(spec.heads):
         raise DataError(

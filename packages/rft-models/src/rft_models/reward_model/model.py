@@ -112,7 +112,7 @@ class RewardModel:
             check_image_states(self.model, self._backbone, self.tower, **known)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names as in the saved directory."""
+        """Yield parameters by their names in the saved directory."""
         for name, parameter in self.model.named_parameters():
             yield self.saved_name(name), parameter
         yield from self.head.named_parameters(self.spec.tensor_prefix.rstrip("."))
@@ -174,11 +174,11 @@ class RewardModel:
         return self
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode: dropout as configured, gradient checkpointing if it was requested, the learned scale."""
+        """Switch to training mode: dropout as configured, checkpointing if requested, the learned scale."""
         self.model.train(mode)
         self.head.train(mode)
         return self
 
     def eval(self) -> Self:
-        """No dropout, no checkpointing, no scale."""
+        """Switch to evaluation mode: no dropout, no checkpointing, no scale."""
         return self.train(False)

@@ -75,7 +75,7 @@ class RewardTextScorer:
         return results
 
     def token_ids(self, prompt: str, messages: Messages, response: str) -> list[int]:
-        """The pair as the reward model reads it, of a prompt without images.
+        """Encode the pair as the reward model reads it, for a prompt without images.
 
         Raises:
             DataError: its tokenizer or template cannot take the text.
@@ -85,7 +85,7 @@ class RewardTextScorer:
     def encode(
         self, prompt: str, messages: Messages, response: str, images: Images = ()
     ) -> tuple[list[int], Media | None]:
-        """The pair as the reward model reads it, and its images.
+        """Encode the pair as the reward model reads it, and its images.
 
         Raises:
             DataError: its tokenizer, template or image processor cannot take it.

@@ -40,7 +40,7 @@ class SharedImages(HfProcessor):
         return _expanded(collapsed, self._last[1])  # pixel values of the last text: nothing is prepared again
 
     def of_response(self, text: str) -> str:
-        """A text without any word that this model reads as the place of an image."""
+        """Return a text without any word that this model reads as the placeholder of an image."""
         for word in (MARKER, self.processor.image_token):
             text = text.replace(word, OTHER_MARKER)
         return text
@@ -52,7 +52,7 @@ def shared_images_of(codec: HfTokenizer) -> SharedImages | None:
 
 
 def _expanded(collapsed: Sequence[int], like: Media) -> tuple[list[int], Media]:
-    """The tokens with placeholder n as often as image n has features, and the media of this text."""
+    """Return the tokens with placeholder n as often as image n has features, and the media of this text."""
     token_ids: list[int] = []
     spans: list[tuple[int, int]] = []
     for token in collapsed:

@@ -84,7 +84,7 @@ class RewardSpec:
 
 
 def stored_spec(config: Mapping[str, Any], path: Path) -> RewardSpec | None:
-    """The spec in a config.json that was written here, or None.
+    """Read the spec in a config.json that was written here, or None.
 
     Raises:
         DataError: the entry is damaged.

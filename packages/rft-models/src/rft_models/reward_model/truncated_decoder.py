@@ -42,7 +42,7 @@ def truncate_decoder(decoder: Any, layer: int, where: str) -> None:
 
 
 def _fit_config(config: Any, layer: int) -> None:
-    """The description of a model with so many layers."""
+    """Change the configuration to that of a model with `layer` layers."""
     config.num_hidden_layers = layer
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:layer]

@@ -44,7 +44,7 @@ def build_character_model(
     kv_heads: int | None = None,
     init_std: float = 0.02,
 ) -> Path:
-    """A Qwen2 decoder over single characters with tied embeddings; returns the directory.
+    """Build a Qwen2 decoder over single characters with tied embeddings; returns the directory.
 
     Vocabulary: <pad> = 0, <eos> = 1, then `alphabet` in order, each character once.
 
@@ -79,7 +79,7 @@ def build_decoder(
     seed: int,
     init_std: float = 0.02,
 ) -> Path:
-    """A Qwen2 decoder with tied embeddings for `tokenizer`, random weights of `seed`; returns the directory."""
+    """Build a Qwen2 decoder with tied embeddings for `tokenizer`, random weights of `seed`; returns the directory."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     _check_sizes(hidden, heads, kv_heads)
@@ -116,14 +116,14 @@ def draw_weights(model: torch.nn.Module, *, seed: int, std: float = 0.02) -> Non
     times that of its neighbours.
     """
     for name, parameter in model.named_parameters():
-        if parameter.dim() >= 2:
+        if parameter.dim() >= 2:  # the padding row too: zeros there would have gradients a thousand times larger
             parameter.copy_(keyed_normal(parameter.shape, derive_key(seed, f"weight:{name}")) * std)
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 
 
 def build_character_tokenizer(alphabet: str) -> Any:
-    """A transformers tokenizer with one token a character; unknown characters are refused by `HfTokenizer`."""
+    """Build a transformers tokenizer with one token a character; unknown characters are refused by `HfTokenizer`."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

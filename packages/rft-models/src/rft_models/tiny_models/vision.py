@@ -61,7 +61,7 @@ def build_vision_model(
     seed: int = 0,
     init_std: float = 0.02,
 ) -> Path:
-    """A vision-language model with random weights of `seed` for `tokenizer`, which gets the family's special tokens.
+    """Build a vision-language model of random weights for `tokenizer`, which gets the family's special tokens.
 
     Args:
         directory: where it is written.

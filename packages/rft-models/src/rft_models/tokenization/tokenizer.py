@@ -50,7 +50,7 @@ class HfTokenizer:
         return ()
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of `text`.
+        """Encode `text` as token ids.
 
         Raises:
             DataError: the tokenizer has a fixed set of characters and `text` has another one.
@@ -60,13 +60,13 @@ class HfTokenizer:
         return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Text of `ids`, spaces as they are."""
+        """Decode `ids` to text, spaces as they are."""
         return self.tokenizer.decode(
             list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """Text of several sequences, special tokens left out, in one call of the tokenizer's compiled part."""
+        """Decode several sequences without special tokens, in one call of the tokenizer's compiled part."""
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is None:
             return [self.decode(ids, skip_special_tokens=True) for ids in batch]
@@ -127,13 +127,13 @@ class HfTokenizer:
 
 
 def _last_model(path: Path) -> str:
-    """The model of the newest checkpoint where the directory is a run, to be given in its place."""
+    """Return the model of the newest checkpoint where the directory is a run, to be given in its place."""
     models = sorted(path.glob("checkpoints/step_*/model"))
     return f"--pretrain {models[-1]}" if models else ""
 
 
 def load_tokenizer(directory: str | Path) -> HfTokenizer:
-    """The tokenizer of a Hugging Face directory, local files only, no code from the directory.
+    """Load the tokenizer of a Hugging Face directory, local files only, no code from the directory.
 
     Raises:
         DataError: directory or tokenizer files absent, damaged, or in need of code of their own.
@@ -197,7 +197,7 @@ def _json_or_empty(path: Path) -> dict[str, Any]:
 
 
 def _closed_alphabet(tokenizer: Any) -> frozenset[str] | None:
-    """The characters of a one-token-a-character tokenizer without an unknown token, else None."""
+    """Return the characters of a one-token-a-character tokenizer without an unknown token, else None."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or tokenizer.unk_token is not None:
         return None

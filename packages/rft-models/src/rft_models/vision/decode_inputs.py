@@ -69,7 +69,7 @@ def prepare_multimodal(
 def generation_inputs(
     tower: VisionTower | None, media: MediaInputs | None, lengths: Sequence[int], longest: int
 ) -> dict[str, Any]:
-    """Arguments of transformers' `generate` beside the tokens of left-padded rows; empty without images.
+    """Return arguments of transformers' `generate` beside the tokens of left-padded rows; empty without images.
 
     Raises:
         PreflightError: images for a model without a tower.

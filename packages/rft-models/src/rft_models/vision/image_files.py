@@ -141,7 +141,7 @@ def _bytes_of(source: ImageSource, where: str) -> bytes:
 
 
 def _opened(file: bytes, rules: PixelRules, where: str) -> Any:
-    """The decoded image of a file whose header is good; its first frame where it has several."""
+    """Decode the image of a file whose header is good; its first frame where it has several."""
     from PIL import Image, UnidentifiedImageError
 
     own_limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # our own check comes first, with its own error

@@ -87,12 +87,12 @@ class Media:
         return hashlib.sha256("".join(image.digest for image in self.images).encode()).hexdigest()
 
     def pil_images(self) -> list[Any]:
-        """The images for an engine that has an image processor of its own."""
+        """Decode the images for an engine that has an image processor of its own."""
         from PIL import Image
 
         return [Image.open(io.BytesIO(file)).convert("RGB") for file in self.files]
 
     def collapsed(self, token_ids: Sequence[int]) -> list[int]:
-        """The prompt with one placeholder an image, for an engine that expands them itself."""
+        """Return the prompt with one placeholder an image, for an engine that expands them itself."""
         dropped = {first + offset for first, number in self.spans for offset in range(1, number)}
         return [token for index, token in enumerate(token_ids) if index not in dropped]

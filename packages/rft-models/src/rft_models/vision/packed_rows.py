@@ -57,7 +57,7 @@ class RowInputs:
         return torch.where(self.source_K >= 0, -1 - self.source_K, self.token_ids_K)
 
     def select(self, places: Tensor | slice) -> RowInputs:
-        """The tokens at these places, in their order."""
+        """Select the tokens at these indices, in their order."""
         axes = self.positions_3K
         return replace(
             self,
@@ -68,7 +68,7 @@ class RowInputs:
         )
 
     def arguments(self, shape: tuple[int, int], embed: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-        """Arguments of the decoder's forward for these tokens laid into rows of `shape`; `embed` is its embedding."""
+        """Return the decoder's arguments for these tokens in rows of `shape`; `embed` is its embedding."""
         axes = self.positions_3K
         inputs: dict[str, Any] = {
             "position_ids": self.positions_K.view(shape) if axes is None else axes.view(3, *shape),

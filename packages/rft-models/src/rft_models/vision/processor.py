@@ -81,7 +81,7 @@ class HfProcessor(HfTokenizer):
         add_generation_prompt: bool = True,
         where: str = "prompt",
     ) -> tuple[list[int], Media | None]:
-        """Token ids with as many placeholders as each image has features, and the images as the model takes them.
+        """Encode a prompt to token ids with a placeholder for each feature, and its images as the model takes them.
 
         The ids are those of transformers' processor for the same text and images.
 
@@ -112,7 +112,7 @@ class HfProcessor(HfTokenizer):
         return expanded, Media(inputs, spans, self.image_token_id, files, self._options)
 
     def num_image_tokens(self, width: int, height: int) -> int:
-        """Features of an image of this size, without one: for plans."""
+        """Count the features of an image of this size, without one: for plans."""
         counts = self.processor._get_num_multimodal_tokens(image_sizes=[[height, width]], **self._size_options)
         return int(counts["num_image_tokens"][0])
 
@@ -125,7 +125,7 @@ class HfProcessor(HfTokenizer):
         return text if self.family.marker == MARKER else text.replace(MARKER, self.family.marker)
 
     def _as_processor_does(self, text: str) -> list[int]:
-        """Token ids with the tokens that the tokenizer puts around a text (LLaVA's "<s>"), unless it has the first.
+        """Encode with the tokens that the tokenizer puts around a text (LLaVA's "<s>"), unless it has the first.
 
         The same as a processor of transformers for messages, and for a text that does not begin with that token.
         """
@@ -166,7 +166,7 @@ class HfProcessor(HfTokenizer):
 
 
 def load_processor(directory: str | Path, *, pixels: PixelRules | None = None) -> HfTokenizer:
-    """The tokenizer of a directory, with its image processor where the model takes images.
+    """Load the tokenizer of a directory, with its image processor where the model takes images.
 
     Raises:
         DataError: files absent or damaged.
@@ -242,7 +242,7 @@ def _no_processor(path: Path, words: list[str]) -> DataError:
 
 
 def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message whose text holds markers, with a list of parts for its content."""
+    """Return a message whose text contains markers with a list of parts as its content."""
     content = message.get("content")
     if isinstance(content, str):
         return message if MARKER not in content else {**message, "content": _parts_of(content)}
@@ -266,7 +266,7 @@ def _parts_of(text: str) -> list[dict[str, str]]:
 def _expanded(
     token_ids: Sequence[int], image_token_id: int, counts: Sequence[int]
 ) -> tuple[list[int], tuple[tuple[int, int], ...]]:
-    """The tokens with placeholder n repeated `counts[n]` times, and (first, number) of each run."""
+    """Return the tokens with placeholder n repeated `counts[n]` times, and (first, number) of each run."""
     expanded: list[int] = []
     spans: list[tuple[int, int]] = []
     for token in token_ids:

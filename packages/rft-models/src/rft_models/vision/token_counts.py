@@ -34,11 +34,11 @@ class PlannedImages(HfProcessor):
         return (int(processor.patch_size) * int(processor.merge_size)) ** 2
 
     def text_tokens(self, text: str) -> int:
-        """Tokens of a prompt in which each image is one placeholder."""
+        """Count the tokens of a prompt in which each image is one placeholder."""
         return len(self._as_processor_does(self._with_own_markers(text)))
 
     def image_tokens(self, width: int, height: int, most_pixels: int | None = None) -> int | None:
-        """Features of an image of this size; None where the processor refuses its shape.
+        """Count the features of an image of this size; None where the processor refuses its shape.
 
         `most_pixels` stands in for the cap of this codec.
         """

@@ -46,7 +46,7 @@ class VisionTower:
     def row(
         self, mm_inputs: MediaInputs | None, lengths: Sequence[int], token_ids_T: Tensor, positions_T: Tensor
     ) -> RowInputs:
-        """The row of these segments, with the features of their images.
+        """Return the row of these segments, with the features of their images.
 
         Raises:
             DataError: see `packed_rows.place`.
@@ -82,7 +82,7 @@ class VisionTower:
         return Media((image,), ((1, image.num_tokens),), self.image_token_id)
 
     def own_inputs(self, token_ids_L: Tensor, media: Media) -> dict[str, Any]:
-        """Arguments of the model's own forward beside the tokens of one sequence [1, L]."""
+        """Return arguments of the model's own forward beside the tokens of one sequence [1, L]."""
         spans = [(0, first, number) for first, number in media.spans]
         return self.own_arguments(media.images, spans, (1, token_ids_L.shape[0]))
 
@@ -124,5 +124,5 @@ class VisionTower:
 
 
 def vision_tower_of(model: Any) -> VisionTower | None:
-    """The tower of a model that takes images, else None."""
+    """Return the tower of a model that takes images, else None."""
     return VisionTower(model) if model.config.model_type in VISION_FAMILIES else None

@@ -2,7 +2,7 @@
 
 Every answering thread has environments of its own (a lane); a conversation stays in one lane, so a tool that takes
 long holds up the conversations of its lane alone, and none that is being drawn. What an environment answers depends on
-the conversation alone, so lanes, and who asks together with whom, change no token.
+the conversation alone, so neither lanes nor the grouping of calls change any token.
 """
 
 from __future__ import annotations
@@ -130,10 +130,10 @@ class ConversationSamples:
         )
 
     def _further(
-        self, drafts: Sequence[ConversationDraft], talks: Sequence[Conversation], recorded_answers: Sequence[Sequence[Recorded]]
+        self, drafts: Sequence[ConversationDraft], talks: Sequence[Conversation], answers: Sequence[Sequence[Recorded]]
     ) -> Put:
         def put() -> None:
-            for draft, talk, more in zip(drafts, talks, recorded_answers, strict=True):
+            for draft, talk, more in zip(drafts, talks, answers, strict=True):
                 draft.recorded += more
                 draft.begin_turn(talk, self._taking.budget(talk, self._most))
 

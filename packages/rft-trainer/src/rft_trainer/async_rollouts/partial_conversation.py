@@ -8,7 +8,8 @@
 ```
 
 What is sampled of a turn is a `PartialSample` under the turn's key, so that it goes on under new weights as single
-responses do. Everything here is called under the queue's lock; `async_rollouts.multi_turn` calls environments outside of it.
+responses do. Everything here is called under the queue's lock; `async_rollouts.multi_turn` calls environments outside
+of it.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ class ConversationDraft:
         self.stage = Stage.ASKING if self.spoken.is_whole else Stage.DRAWING
 
     def begin_again(self, number: int) -> None:
-        """Restart the conversation, because its environment answers differently. `number` is that of the new episode."""
+        """Restart the conversation, because its environment answers differently; `number` is the new episode's."""
         talk = self.talk
         self.talk = Conversation.about(talk.prompt, talk.index, talk.key, number)
         self.stage, self.turn, self.recorded = Stage.OPENING, None, []

@@ -173,7 +173,7 @@ class RolloutQueue:
             spans = rollout.version_spans or ((rollout.weight_version, rollout.num_sampled),)
             lags += [(self._board.version - version, num) for version, num in spans if num]
         with self._board.changed:
-            ahead = sum(partial_group.group is not None for partial_group in self._board.groups.values()) - len(self._collected)
+            ahead = sum(one.group is not None for one in self._board.groups.values()) - len(self._collected)
         num_tokens = sum(num for _, num in lags)
         return {
             "async/staleness_mean": sum(lag * num for lag, num in lags) / max(num_tokens, 1),

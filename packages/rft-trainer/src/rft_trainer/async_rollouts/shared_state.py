@@ -1,6 +1,6 @@
 """State that the threads of a queue share, and the one lock that guards it.
 
-Whoever changes something notifies; whoever waits looks again at least every half second, whether a thread has
+A thread that changes something notifies; a waiting thread checks at least every half second whether a thread has
 failed and whether anything has moved for `patience` seconds. So every wait ends, and an error of any thread is
 raised in the trainer's.
 """

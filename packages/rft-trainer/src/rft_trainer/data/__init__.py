@@ -1,1 +1,1 @@
-"""From files on disk to token ids of prompts: reading, selecting, rendering, mixing, preparing ahead."""
+"""Data pipeline from files to token ids of prompts: reading, selecting, rendering, mixing, prefetching."""

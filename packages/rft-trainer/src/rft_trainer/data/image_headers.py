@@ -1,4 +1,4 @@
-"""What the first bytes of an image file say of it: its kind and its size. Nothing is decoded."""
+"""Kind and size of an image from the first bytes of its file. Nothing is decoded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STARTS = {
     "TIFF (big-endian)": (b"MM\x00*", 0),
 }
 KINDS = tuple(kind for kind in _STARTS if "(" not in kind)
-"""Names of what is read."""
+"""Names of the kinds that are read."""
 
 _NO_SIZE = (0xC4, 0xC8, 0xCC)
 """JPEG markers among those of frames (C0 to CF) that begin none."""
@@ -23,7 +23,7 @@ _TIFF_TYPES = {3: "H", 4: "I"}
 
 
 def image_kind(data: bytes) -> str | None:
-    """One of `KINDS`, by the bytes that such files begin with; None for anything else."""
+    """Return one of `KINDS`, by the bytes that such files begin with; None for anything else."""
     for kind, (start, at) in _STARTS.items():
         if data[at : at + len(start)] == start:
             return kind.partition(" ")[0]
@@ -31,22 +31,22 @@ def image_kind(data: bytes) -> str | None:
 
 
 def media_type(data: bytes) -> str:
-    """As addresses of data name it, "image/png" for example."""
+    """Return the media type for a data URI, "image/png" for example."""
     return f"image/{(image_kind(data) or 'octet-stream').lower()}"
 
 
 def image_size(data: bytes) -> tuple[int, int] | None:
-    """(width, height) in pixels as the header states them; None where it says nothing that can be read.
+    """Return (width, height) in pixels as the header states them; None where they cannot be read.
 
     Of a file that is shown turned (EXIF) these are the sides as they are stored.
     """
     readers = {"PNG": _png, "JPEG": _jpeg, "GIF": _gif, "WebP": _webp, "BMP": _bmp, "TIFF": _tiff}
     kind = image_kind(data)
     try:
-        found = readers[kind](data) if kind else None
+        size = readers[kind](data) if kind else None
     except (struct.error, IndexError):
         return None
-    return found if found and min(found) > 0 else None
+    return size if size and min(size) > 0 else None
 
 
 def _png(data: bytes) -> tuple[int, int] | None:
@@ -58,7 +58,7 @@ def _gif(data: bytes) -> tuple[int, int]:
 
 
 def _bmp(data: bytes) -> tuple[int, int]:
-    """With a header of 12 bytes the sides are 16 bits each; a negative height is one that is stored from the top."""
+    """Read a BMP header: sides of 16 bits if it has 12 bytes; a negative height means rows stored from the top."""
     if struct.unpack_from("<I", data, 14)[0] == 12:
         return struct.unpack_from("<HH", data, 18)
     width, height = struct.unpack_from("<ii", data, 18)
@@ -80,7 +80,7 @@ def _webp(data: bytes) -> tuple[int, int] | None:
 
 
 def _jpeg(data: bytes) -> tuple[int, int] | None:
-    """From segment to segment until one begins a frame."""
+    """Walk the segments of a JPEG until one begins a frame, which holds the size."""
     at = 2
     while data[at] == 0xFF:
         marker = data[at + 1]
@@ -95,7 +95,7 @@ def _jpeg(data: bytes) -> tuple[int, int] | None:
 
 
 def _tiff(data: bytes) -> tuple[int, int] | None:
-    """Tags 256 and 257 of the first directory."""
+    """Read tags 256 and 257 (width, height) of a TIFF's first directory."""
     order = "<" if data[:2] == b"II" else ">"
     first = struct.unpack_from(f"{order}I", data, 4)[0]
     sides = [0, 0]

@@ -1,6 +1,6 @@
-"""Where the images of a row go in its text: one `<image>` marker, or one part of a message, an image.
+"""Image placeholders in the text of a row: one `<image>` marker, or one message part, an image.
 
-A row without any place gets its images in front of its text (of the last turn of a conversation).
+A row without any placeholder gets its images in front of its text (of the last turn of a conversation).
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 
 def count_places(contents: Sequence[Content]) -> int:
-    """Places for images: markers in texts, and parts."""
+    """Count the placeholders for images: markers in texts, and image parts."""
     return sum(text.count(MARKER) for text in texts_of(contents)) + count_image_parts(contents)
 
 
 def check_images(row: Row, input_key: str, column: ImageColumn, contents: Sequence[Content], num_images: int) -> None:
-    """Refuse a row whose images and places are not equally many; images without any place are fine."""
+    """Raise `DataError` for a row with unequal numbers of images and placeholders; no placeholder is accepted."""
     num_places = count_places(contents)
     if num_places == num_images or (num_places == 0 and num_images > 0):
         return
     more = "images" if num_images > num_places else "places"
-    found, places = _counted(num_images, "image"), _counted(num_places, "place")
+    images, markers = _counted(num_images, "image"), _counted(num_places, "place")
     raise DataError(
         code="data.image_places",
-        what=f"{found} in {column.key} and {places} ({MARKER} markers or image parts) in {input_key}: more {more}",
+        what=f"{images} in {column.key} and {markers} ({MARKER} markers or image parts) in {input_key}: more {more}",
         where=row.where(input_key),
         why="every place takes one image and every image has one place; without any place, images stand in front",
         do=f"write {MARKER} {_times(num_images)} there, or give {column.key} {_counted(num_places, 'image')}"
@@ -48,7 +48,7 @@ def _times(number: int) -> str:
 
 
 def check_column(row: Row, column: ImageColumn) -> None:
-    """Refuse a row that lacks the column of images where another of its fields holds some."""
+    """Raise `DataError` for a row without the image column where another of its fields holds images."""
     if column.key in row.fields or "." in column.key:
         return
     meant = _column_of_images(row)
@@ -64,7 +64,7 @@ def check_column(row: Row, column: ImageColumn) -> None:
 
 
 def check_no_column(row: Row, input_key: str, text: str | None) -> None:
-    """Refuse a text with places for images beside a field that holds some, where no column of images is named."""
+    """Raise `DataError` for a text with markers beside a field of images, where no image column is named."""
     meant = _column_of_images(row) if text is not None and MARKER in text else None
     if meant is None:
         return
@@ -93,7 +93,7 @@ def _seems_an_image(value: Any) -> bool:
 
 
 def check_mixture(row: Row, column: ImageColumn, num_images: int) -> None:
-    """Refuse a row of text alone unless such rows were announced."""
+    """Raise `DataError` for a row without images unless such rows are allowed (`mixed`)."""
     if num_images or column.mixed:
         return
     raise DataError(
@@ -106,5 +106,5 @@ def check_mixture(row: Row, column: ImageColumn, num_images: int) -> None:
 
 
 def put_in_front(content: Content, num_images: int) -> Content:
-    """`content` with the places of `num_images` images before it."""
+    """Return `content` with the placeholders of `num_images` images in front."""
     return MARKER * num_images + content if isinstance(content, str) else (*(None,) * num_images, *content)

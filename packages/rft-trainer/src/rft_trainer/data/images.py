@@ -1,4 +1,4 @@
-"""The images of rows: where each one is, what it is, and which rows have how many.
+"""Images of data rows: location, digest and size of each, and limits on their number.
 
 An image is a file's bytes as they are (PNG, JPEG, ...); nothing is decoded here. It comes as a path relative to the
 data file, as bytes (parquet), as the object that `datasets` writes (`{"bytes": ..., "path": ...}`), or as a data URI.
@@ -21,7 +21,7 @@ from rft_trainer.data.image_headers import KINDS, image_kind, image_size
 from rft_trainer.data.readers.rows import Row, shown
 
 MARKER = "<image>"
-"""Stands in a text where an image goes."""
+"""Marker of an image's position in a text."""
 
 MAX_IMAGE_BYTES = 64 * 1024 * 1024
 _SHOWN = 8
@@ -29,7 +29,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class ImageColumn:
-    """Which column holds the images of a row, and what is allowed."""
+    """Column that holds the images of a row, and limits on their number."""
 
     key: str
     limit: int = -1
@@ -49,12 +49,12 @@ class RowImage:
     path: str = ""
     data: bytes = b""
     num_bytes: int = 0
-    """Of the encoded image."""
+    """Size of the encoded image in bytes."""
     size: tuple[int, int] | None = None
-    """(width, height) as the file's header states them; None where it does not say."""
+    """(width, height) as the file's header states them; None where it has none."""
 
     def read(self) -> bytes:
-        """The encoded image.
+        """Read the bytes of the encoded image.
 
         Raises:
             DataError: its file has gone or has other bytes than when the rows were read.
@@ -74,7 +74,7 @@ class RowImage:
 
 
 def images_of(row: Row, column: ImageColumn) -> tuple[RowImage, ...]:
-    """The images of a row, in order; none where the field is absent, null or an empty list.
+    """Read the images of a row, in order; none where the field is absent, null or an empty list.
 
     Raises:
         DataError: a value that is no image, a file that is not there, or more images than are allowed.
@@ -104,8 +104,8 @@ def _value(row: Row, key: str) -> Any:
     return value
 
 
-def _image(value: Any, row: Row, place: str) -> RowImage:
-    where = row.where(place)
+def _image(value: Any, row: Row, field: str) -> RowImage:
+    where = row.where(field)
     if isinstance(value, Mapping):  # what `datasets` writes for a column of images
         value = value.get("bytes") or value.get("path")
     if isinstance(value, bytes | bytearray | memoryview):

@@ -1,4 +1,4 @@
-"""Images of prompts as a model takes them: prepared when they are wanted, the last ones kept.
+"""Cache of prepared images: prepared on demand, the most recently used ones kept.
 
 Prepared images are some hundred times as large as their files, so those of a whole data set are not held: a prompt
 carries a handle, and what it stands for is made again from the file when it is no longer kept.
@@ -19,13 +19,13 @@ KEPT_FEATURES = 32_768
 
 
 class PreparedMedia(Protocol):
-    """Images as a model takes them."""
+    """Images prepared for a model's forward."""
 
     @property
     def num_images(self) -> int: ...
     @property
     def num_tokens(self) -> int:
-        """Placeholders, as many as features."""
+        """Number of placeholder tokens, one a feature."""
         ...
 
     @property
@@ -39,19 +39,19 @@ class MediaCodec(Protocol):
     """A tokenizer with the image processor of its model."""
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of `text`."""
+        """Encode `text` to token ids."""
         ...
 
     def encode_media(
         self, prompt: str, images: Sequence[bytes], *, where: str = "prompt"
     ) -> tuple[list[int], PreparedMedia | None]:
-        """Token ids with as many placeholders as features, and the images; None without any. `where` is for errors."""
+        """Encode to token ids with one placeholder a feature, and the images or None; `where` is for errors."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredMedia:
-    """The images of one prompt: how many there are, and the way to them."""
+    """Handle of one prompt's images: their number, and how to prepare them."""
 
     store: MediaStore
     text: str
@@ -63,12 +63,12 @@ class StoredMedia:
     """Placeholders of each image."""
 
     def load(self) -> Any:
-        """As the model's forward takes them."""
+        """Return the images as the model's forward takes them."""
         return self.store.prepared(self)
 
 
 class MediaStore:
-    """Makes the images of prompts and keeps the last ones; several threads may ask."""
+    """Thread-safe store that prepares the images of prompts and keeps the most recently used ones."""
 
     def __init__(self, codec: MediaCodec, *, kept_features: int = KEPT_FEATURES) -> None:
         self._codec = codec
@@ -80,7 +80,7 @@ class MediaStore:
     def encode(
         self, text: str, images: tuple[RowImage, ...], *, special: bool, where: str
     ) -> tuple[list[int], StoredMedia | None]:
-        """Token ids and a handle; also for a text alone, whose own letters may not spell a placeholder.
+        """Encode to token ids and a handle; also for a text alone, which may not spell a placeholder itself.
 
         `special` adds the tokenizer's own tokens to a text alone; one with images holds what its model wants.
         """
@@ -93,13 +93,14 @@ class MediaStore:
         return token_ids, stored
 
     def prepared(self, stored: StoredMedia) -> PreparedMedia:
-        """What the handle stands for."""
+        """Return the images of a handle, prepared again if they are no longer kept."""
         key = _key(stored)
         with self._lock:
             media = self._kept.get(key)
             if media is not None:
                 self._kept.move_to_end(key)
                 return media
+        # outside of the lock: two threads may prepare the same images, and `_keep` stores them once
         _, media = self._encode(stored.text, stored.images, stored.where)
         assert media is not None
         assert media.num_tokens == stored.num_tokens, "the same images have the same features"
@@ -124,7 +125,7 @@ def _key(stored: StoredMedia) -> tuple[str, ...]:
 
 
 def image_files(media: Any) -> tuple[bytes, ...]:
-    """The encoded images behind a handle, or of prepared media; none for None.
+    """Return the encoded images of a handle or of prepared media; none for None.
 
     Raises:
         DataError: see `RowImage.read`.
@@ -135,5 +136,5 @@ def image_files(media: Any) -> tuple[bytes, ...]:
 
 
 def load_media(media: Any) -> Any:
-    """What a model takes: a handle's images, or anything else as it is."""
+    """Return the prepared images of a handle, or anything else as it is."""
     return media.load() if isinstance(media, StoredMedia) else media

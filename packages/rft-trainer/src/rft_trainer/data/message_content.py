@@ -1,4 +1,4 @@
-"""The content of a chat message: a text, or parts of which some are images.
+"""Content of a chat message: a text, or parts of which some are images.
 
 Parts are what chat templates of vision-language models take: `{"type": "text", "text": "..."}` and
 `{"type": "image"}`. The image itself is in the column that --images_key names; a part only says its place.
@@ -20,7 +20,7 @@ _OTHER_MEDIA = ("video", "audio", "input_audio")
 
 
 def content_of(value: Any, row: Row, place: str, *, with_images: bool) -> Content:
-    """The content of a row's message.
+    """Parse the content of a row's message.
 
     Raises:
         DataError: it is neither a text nor a list of parts, or holds images and no column of images is named.
@@ -43,7 +43,7 @@ def content_of(value: Any, row: Row, place: str, *, with_images: bool) -> Conten
 _OR_PARTS = ", or a list of parts"
 
 
-def _part(part: Any, row: Row, place: str) -> str | None:
+def _part(part: Any, row: Row, field: str) -> str | None:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("text"), str):
         return part["text"]
@@ -51,40 +51,40 @@ def _part(part: Any, row: Row, place: str) -> str | None:
         inline = next((name for name in _INLINE if part.get(name)), None)
         if inline is None:
             return None
-        raise _inline(row, f"{place}.{inline}", part[inline])
+        raise _inline(row, f"{field}.{inline}", part[inline])
     if kind in _OTHER_MEDIA:
-        raise _wrong(row, place, f"a part of type {kind}", "prompts are text and images")
-    raise _wrong(row, place, shown(part), 'a part is {"type": "text", "text": ...} or {"type": "image"}')
+        raise _wrong(row, field, f"a part of type {kind}", "prompts are text and images")
+    raise _wrong(row, field, shown(part), 'a part is {"type": "text", "text": ...} or {"type": "image"}')
 
 
 def as_template_content(content: Content) -> str | list[dict[str, str]]:
-    """What a chat template takes."""
+    """Convert content to the form that a chat template takes."""
     if isinstance(content, str):
         return content
     return [{"type": "image"} if part is None else {"type": "text", "text": part} for part in content]
 
 
 def texts_of(contents: Sequence[Content]) -> list[str]:
-    """Every text in the contents, in order."""
+    """Return every text in the contents, in order."""
     return [t for c in contents for t in ([c] if isinstance(c, str) else [part for part in c if part is not None])]
 
 
 def count_image_parts(contents: Sequence[Content]) -> int:
-    """Parts that are images."""
+    """Count the parts that are images."""
     return sum(part is None for content in contents if not isinstance(content, str) for part in content)
 
 
-def _inline(row: Row, place: str, value: Any) -> DataError:
+def _inline(row: Row, field: str, value: Any) -> DataError:
     return DataError(
         code="data.wrong_type",
         what=f"an image inside a message: {shown(value)}",
-        where=row.where(place),
+        where=row.where(field),
         why="a part says the place of an image; the image itself is in the column that --images_key names",
         do='leave {"type": "image"} there, and write the image into a column of its own, as "image": "a.png"',
     )
 
 
-def _wrong(row: Row, place: str, what: str, why: str) -> DataError:
+def _wrong(row: Row, field: str, what: str, why: str) -> DataError:
     return DataError(
-        code="data.wrong_type", what=what, where=row.where(place), why=why, do=f"correct {row.where(place)}"
+        code="data.wrong_type", what=what, where=row.where(field), why=why, do=f"correct {row.where(field)}"
     )

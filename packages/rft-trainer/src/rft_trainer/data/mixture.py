@@ -1,4 +1,4 @@
-"""The order in which prompts are visited: a function of (seed, epoch) with no hidden state.
+"""Order of the prompts of an epoch: a function of (seed, epoch) with no hidden state.
 
 A position in an epoch is found again by computing the order anew, so a resumed run, another
 number of ranks or of workers sees the same prompts in the same places.
@@ -45,18 +45,18 @@ class Mixture:
 
     @property
     def num_prompts(self) -> int:
-        """Length of an epoch."""
+        """Number of prompts of an epoch."""
         return sum(self.sizes)
 
     def order(self, seed: int, epoch: int) -> Tensor:
-        """[N] int64: the global index of the prompt at every position of the epoch; read only."""
+        """Return [N] int64: the global index of the prompt at every position of the epoch; read only."""
         if self._cached != (seed, epoch):
             self._cached_order = self._draw(seed, epoch)
             self._cached = (seed, epoch)
         return self._cached_order
 
     def index_at(self, seed: int, epoch: int, position: int) -> int:
-        """The global index of the prompt at one position."""
+        """Return the global index of the prompt at one position."""
         return int(self.order(seed, epoch)[position])
 
     def _draw(self, seed: int, epoch: int) -> Tensor:
@@ -66,8 +66,8 @@ class Mixture:
         order_N = torch.empty_like(sources_N)
         first = 0
         for source, size in enumerate(self.sizes):
-            places = (sources_N == source).nonzero().flatten()
-            order_N[places] = first + _walk(seed, epoch, source, size, len(places))
+            positions = (sources_N == source).nonzero().flatten()
+            order_N[positions] = first + _walk(seed, epoch, source, size, len(positions))
             first += size
         return order_N
 
@@ -79,31 +79,31 @@ class Mixture:
 
 
 def _walk(seed: int, epoch: int, source: int, size: int, num: int) -> Tensor:
-    """The first `num` indices of a source's permutations, one after the other."""
+    """Return the first `num` indices of a source's permutations, one after the other."""
     passes = [permutation(derive_key(seed, "order", epoch, source, turn), size) for turn in range(-(-num // size))]
     return torch.cat(passes)[:num] if passes else torch.empty(0, dtype=torch.int64)
 
 
 def check_probabilities(probabilities: Sequence[float], num_sources: int) -> tuple[float, ...]:
-    """The probabilities as they are, or an `OptionsError`: one a source, each above 0, sum 1 to 1e-6."""
-    given = tuple(float(p) for p in probabilities)
-    shown = ",".join(f"{p:g}" for p in given)
-    if len(given) != num_sources:
+    """Check probabilities and return them, or raise `OptionsError`: one a source, each above 0, sum 1 to 1e-6."""
+    values = tuple(float(p) for p in probabilities)
+    shown = ",".join(f"{p:g}" for p in values)
+    if len(values) != num_sources:
         even = ",".join(f"{1 / num_sources:.6g}" for _ in range(num_sources - 1))
         rest = 1 - (num_sources - 1) * float(f"{1 / num_sources:.6g}")
         raise _bad_probabilities(
-            f"{len(given)} probabilities ({shown}) for {num_sources} sources",
+            f"{len(values)} probabilities ({shown}) for {num_sources} sources",
             ",".join(part for part in (even, f"{rest:.6g}") if part),
         )
-    positive = [p for p in given if p > 0 and p < float("inf")]
-    if len(positive) != len(given):
+    positive = [p for p in values if p > 0 and p < float("inf")]
+    if len(positive) != len(values):
         raise _bad_probabilities(f"{shown}: each must be a number above 0", "", "leave the source out of --prompt_data")
-    if abs(sum(given) - 1.0) > 1e-6:
-        scaled = [float(f"{p / sum(given):.6g}") for p in given[:-1]]
+    if abs(sum(values) - 1.0) > 1e-6:
+        scaled = [float(f"{p / sum(values):.6g}") for p in values[:-1]]
         raise _bad_probabilities(
-            f"{shown} sum to {sum(given):g}", ",".join(f"{p:g}" for p in (*scaled, 1 - sum(scaled)))
+            f"{shown} sum to {sum(values):g}", ",".join(f"{p:g}" for p in (*scaled, 1 - sum(scaled)))
         )
-    return given
+    return values
 
 
 def _bad_probabilities(what: str, values: str, do: str = "") -> OptionsError:

@@ -1,4 +1,4 @@
-"""Batches of prompts prepared ahead by threads, in the order and with the content of preparing them inline."""
+"""Prefetching of prompt batches by threads, with the order and the content of inline preparation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Prepared = TypeVar("Prepared")
 
 
 class Prefetcher(Generic[Batch, Prepared]):
-    """Iterates `prepare(batch)` over `batches`, working up to num_workers x prefetch_factor batches ahead.
+    """Iterator of `prepare(batch)` over `batches`, up to num_workers x prefetch_factor batches ahead.
 
     `batches` is advanced in the consumer's thread only, so it may be a generator that reserves
     prompts in a ledger; `prepare` runs in the threads and must not depend on the order of calls.
@@ -60,7 +60,7 @@ class Prefetcher(Generic[Batch, Prepared]):
         return self._pending.popleft().result()
 
     def close(self) -> None:
-        """Drop what was prepared ahead and wait for the threads; safe to call twice."""
+        """Drop the prefetched batches and wait for the threads; safe to call twice."""
         self._exhausted = True
         self._pending.clear()
         if self._pool is not None:

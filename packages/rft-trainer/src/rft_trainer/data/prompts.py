@@ -1,4 +1,4 @@
-"""The prompt of a row: which field is the input, which the label, which the wanted output."""
+"""Prompts from data rows: the fields of input, label and target output."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Message:
     content: Content
 
     def as_dict(self) -> dict[str, Any]:
-        """The form that chat templates take."""
+        """Return the message in the form that chat templates take."""
         return {"role": self.role, "content": as_template_content(self.content)}
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """What to ask, and what an answer is judged by; exactly one of `text` and `messages` is there.
+    """Prompt of one data row with its label; exactly one of `text` and `messages` is set.
 
     `prompt_id` is "<source>:<row index>", where the index counts the rows of the source from 0.
     `label` goes to the rewards as it stands (a whole solution is fine), `output` is the text that
@@ -50,7 +50,7 @@ class PromptRow:
     source: str
     index: int
     images: tuple[RowImage, ...] = ()
-    """In the order of their places in the text or the messages."""
+    """Images in the order of their placeholders in the text or the messages."""
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.messages is None):
@@ -67,7 +67,7 @@ def prompts_from_rows(
     skips: SkipLog | None = None,
     images: ImageColumn | None = None,
 ) -> list[PromptRow]:
-    """One prompt a row. A key may be dotted to reach into nested objects (`reward_model.ground_truth`).
+    """Build one prompt a row. A key may be dotted to reach into nested objects (`reward_model.ground_truth`).
 
     Numbers become text. Raises `DataError` for a missing, null or wrongly typed field, and, with `images`, for an
     image that is none, or whose place is not clear.
@@ -94,15 +94,15 @@ def _images(
         check_no_column(row, input_key, text)
         return ()
     check_column(row, column)
-    found = images_of(row, column)
-    check_mixture(row, column, len(found))
+    images = images_of(row, column)
+    check_mixture(row, column, len(images))
     contents = [text] if text is not None else [message.content for message in messages or ()]
-    check_images(row, input_key, column, contents, len(found))
-    return found
+    check_images(row, input_key, column, contents, len(images))
+    return images
 
 
 def content_hash(prompts: Sequence[PromptRow]) -> str:
-    """SHA-256 of ids, inputs, labels, outputs and images in order: equal exactly where a run sees the same data."""
+    """Compute the SHA-256 of ids, inputs, labels, outputs and images in order: equal only for the same data."""
     digest = hashlib.sha256()
     for prompt in prompts:
         messages = None if prompt.messages is None else [[m.role, m.content] for m in prompt.messages]
@@ -128,12 +128,12 @@ def _text_or_messages(
 def _messages(value: Sequence[Any], row: Row, key: str, with_images: bool) -> tuple[Message, ...]:
     messages: list[Message] = []
     for number, item in enumerate(value):
-        place = f"{key}[{number}]"
+        field = f"{key}[{number}]"
         if not isinstance(item, Mapping) or not {"role", "content"} <= item.keys():
-            raise _wrong(row, place, shown(item), "a message is an object with the keys role and content")
+            raise _wrong(row, field, shown(item), "a message is an object with the keys role and content")
         if item["role"] not in ROLES:
-            raise _wrong(row, f"{place}.role", shown(item["role"]), f"a role is one of {', '.join(ROLES)}")
-        content = content_of(item["content"], row, f"{place}.content", with_images=with_images)
+            raise _wrong(row, f"{field}.role", shown(item["role"]), f"a role is one of {', '.join(ROLES)}")
+        content = content_of(item["content"], row, f"{field}.content", with_images=with_images)
         messages.append(Message(item["role"], content))
     if not messages or messages[-1].role not in ("user", "tool"):
         last = messages[-1].role if messages else "nothing"

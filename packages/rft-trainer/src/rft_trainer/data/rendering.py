@@ -1,4 +1,4 @@
-"""From a prompt to the text and the token ids that the model sees, and the choice of those that fit."""
+"""Rendering of prompts to the model's text and token ids, and selection by length."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rft_trainer.data.readers.rows import shown
 
 
 class TextCodec(Protocol):
-    """What a run needs of a tokenizer."""
+    """Protocol of the tokenizer that a run needs."""
 
     @property
     def has_chat_template(self) -> bool: ...
@@ -30,15 +30,15 @@ class TextCodec(Protocol):
     def vocab_size(self) -> int: ...
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of `text`."""
+        """Encode `text` to token ids."""
         ...
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Text of `ids`."""
+        """Decode token ids to text."""
         ...
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
-        """The conversation as one text, by the tokenizer's own template."""
+        """Render a conversation as one text with the tokenizer's own template."""
         ...
 
 
@@ -61,7 +61,7 @@ class RenderedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PromptRenderer:
-    """How prompts become text: template, then system prompt and chat template.
+    """Renderer of prompts: input template, then system prompt and chat template.
 
     `input_template` holds one placeholder, `{input}` or, where that does not occur, `{}`; all
     other braces stand for themselves, so that LaTeX needs no escapes. A system prompt takes the
@@ -79,7 +79,7 @@ class PromptRenderer:
     apply_chat_template: bool = False
     add_special_tokens: bool = False
     media: MediaStore | None = None
-    """What prepares images; rows that have some need it."""
+    """Store that prepares images; required for rows with images."""
 
     def __post_init__(self) -> None:
         if self.input_template is not None:
@@ -102,7 +102,7 @@ class PromptRenderer:
             )
 
     def render(self, prompt: PromptRow) -> RenderedPrompt:
-        """Text and token ids of one prompt; `DataError` when they come out empty."""
+        """Render text and token ids of one prompt; `DataError` when they are empty."""
         text = self.text(prompt)
         special = self.add_special_tokens and not self.apply_chat_template
         if self.media is None:
@@ -130,7 +130,7 @@ class PromptRenderer:
         )
 
     def text(self, prompt: PromptRow) -> str:
-        """The text of one prompt."""
+        """Render the text of one prompt."""
         if prompt.text is not None:
             text = fill_template(self.input_template, self._question(prompt, prompt.text))
             if not self.apply_chat_template:
@@ -141,7 +141,7 @@ class PromptRenderer:
         return self._chat(self._turns(prompt, prompt.messages))
 
     def messages(self, prompt: PromptRow) -> tuple[dict[str, Any], ...]:
-        """The conversation that `text` renders; empty where it is plain text."""
+        """Return the conversation that `text` renders; empty where it is plain text."""
         if not self.apply_chat_template:
             return ()
         if prompt.text is not None:
@@ -152,13 +152,13 @@ class PromptRenderer:
         return tuple(message.as_dict() for message in self._with_system(turns))
 
     def _question(self, prompt: PromptRow, text: str) -> str:
-        """The text, with its images in front where it has no place for them."""
+        """Return the text, with image markers in front where it has no placeholders for its images."""
         if not prompt.images or MARKER in text:
             return text
         return MARKER * len(prompt.images) + text
 
     def _turns(self, prompt: PromptRow, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """The messages, with images that have no place in front of the last turn."""
+        """Return the messages, with images without placeholders in front of the last turn."""
         if not prompt.images or count_places([message.content for message in messages]):
             return messages
         *earlier, last = messages
@@ -169,7 +169,7 @@ class PromptRenderer:
         return self.codec.render_chat([message.as_dict() for message in turns], add_generation_prompt=True)
 
     def _with_system(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """The messages with the system prompt of the settings, where there is one."""
+        """Return the messages with the system prompt of the settings, where there is one."""
         if self.system_prompt is None:
             return messages
         others = tuple(message for message in messages if message.role != "system")
@@ -195,12 +195,12 @@ class PromptRenderer:
 
 
 def _where(prompt: PromptRow) -> str:
-    """The field of the row's images, or the row."""
+    """Return the location of the row's images field, or else of the row."""
     return prompt.images[0].where.removesuffix("[0]") if prompt.images else prompt.prompt_id
 
 
 def check_input_template(template: str) -> None:
-    """Refuse, as an `OptionsError`, a template in which the place of the prompt is not clear."""
+    """Raise `OptionsError` for a template in which the position of the prompt is not clear."""
     named, bare = template.count("{input}"), template.count("{}")
     if named == 1 or (named == 0 and bare == 1):
         return
@@ -214,7 +214,7 @@ def check_input_template(template: str) -> None:
 
 
 def fill_template(template: str | None, text: str) -> str:
-    """`text` in the place that the template marks; without a template `text` itself."""
+    """Insert `text` at the template's placeholder; without a template, return `text` itself."""
     if template is None:
         return text
     mark = "{input}" if "{input}" in template else "{}"
@@ -240,7 +240,7 @@ class LengthSelection:
     longest_kept: int
 
     def lines(self) -> list[str]:
-        """For the plan of the run: the counts, then every prompt that was left out."""
+        """Return the lines for the plan of the run: the counts, then every prompt that was left out."""
         total = len(self.kept) + len(self.dropped)
         head = f"{len(self.kept):,} of {total:,} prompts have at most {self.prompt_max_len} tokens"
         longest = f"longest {self.longest_kept}; {len(self.dropped):,} left out"

@@ -1,4 +1,4 @@
-"""The prompt sources of a run as they are named on the command line, and the prompts they give."""
+"""Prompt sources of a run as named on the command line, and the prompts read from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rft_trainer.data.readers.rows import SkipLog
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """One source: where it is, what it is called in prompt ids, how likely it is drawn."""
+    """One source: its path, its name in prompt ids, and its sampling probability."""
 
     path: str
     name: str
@@ -24,7 +24,7 @@ class SourceSpec:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPrompts:
-    """All prompts of a run in global order (source after source), and what they were read from."""
+    """All prompts of a run in global order (source after source), with their sources and files."""
 
     prompts: tuple[PromptRow, ...]
     specs: tuple[SourceSpec, ...]
@@ -33,7 +33,7 @@ class LoadedPrompts:
     skipped: SkipLog
 
     def lines(self) -> list[str]:
-        """For the plan of the run: prompts of each source, files, and skipped rows."""
+        """Return the lines for the plan of the run: prompts of each source, files, and skipped rows."""
         rows: list[str] = []
         for spec in self.specs:
             num = sum(prompt.source == spec.name for prompt in self.prompts)
@@ -43,7 +43,7 @@ class LoadedPrompts:
 
 
 def parse_sources(prompt_data: str, prompt_data_probs: str | None = None) -> tuple[SourceSpec, ...]:
-    """Sources of `a.jsonl,b.jsonl` with probabilities `0.7,0.3`.
+    """Parse the sources `a.jsonl,b.jsonl` with probabilities `0.7,0.3`.
 
     Names are file stems, made longer by their directories where two would be equal. A single
     source has no probability; the value "1.0" for it is accepted.
@@ -93,7 +93,7 @@ def load_prompts(
 
 
 def source_sizes(prompts: Sequence[PromptRow], specs: Sequence[SourceSpec]) -> tuple[int, ...]:
-    """Prompts of each source, in the order of `specs`; what `Mixture` needs."""
+    """Count the prompts of each source, in the order of `specs`, for `Mixture`."""
     counts = dict.fromkeys((spec.name for spec in specs), 0)
     for prompt in prompts:
         counts[prompt.source] += 1

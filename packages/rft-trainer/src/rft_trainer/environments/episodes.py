@@ -23,7 +23,7 @@ class Episode:
     """One episode: the state of a conversation on the environment's side."""
 
     number: int
-    """Unique among the episodes of a runner; later episodes have larger numbers, since older ones are dropped by number."""
+    """Unique among a runner's episodes; later ones have larger numbers, since older ones are dropped by number."""
     prompt: EnvironmentPrompt
     key: int
     turns: list[AssistantTurn] = field(default_factory=list[AssistantTurn])

@@ -118,7 +118,7 @@ def _turn(row: Mapping[str, Any]) -> AssistantTurn:
 
 def _no_class(module: ModuleType, path: str, name: str) -> OptionsError:
     classes = [
-        candidate for candidate, value in vars(module).items() if inspect.isclass(value) and value.__module__ == module.__name__
+        key for key, value in vars(module).items() if inspect.isclass(value) and value.__module__ == module.__name__
     ]
     nearest = difflib.get_close_matches(name, classes, n=1, cutoff=0.0)
     return OptionsError(

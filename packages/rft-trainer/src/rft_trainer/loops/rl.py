@@ -1,7 +1,7 @@
 """Reinforcement fine-tuning: sample, score, estimate advantages, update; read `RlLoop.run` from top to bottom.
 
-All collaborators come ready-built. Nothing here knows a flag, a device or the name of an algorithm.
-A step is atomic for checkpoints: it is either whole in the saved state or not in it at all.
+All collaborators are passed in ready-built. Nothing here depends on a flag, a device or the name of an algorithm.
+A step is atomic for checkpoints: it is either complete in the saved state or not in it at all.
 """
 
 from __future__ import annotations
@@ -81,6 +81,15 @@ class OldPolicyScorer:
     annotate: LogprobScorer
     logprobs: bool
     entropy: bool
+
+    def scores(
+        self, groups: Sequence[RolloutGroup], behaviour: list[tuple[float, ...]]
+    ) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+        """Return log-probs and entropies as far as they are asked for; `behaviour` stands in for log-probs."""
+        if self.logprobs and self.entropy:
+            return self.annotate.with_entropies(groups)  # one forward pass for both
+        old = self.annotate(groups) if self.logprobs else behaviour
+        return old, self.annotate.entropies(groups) if self.entropy else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,8 +314,7 @@ class RlLoop:
         old, entropy = behaviour, []
         with self.timer.phase(Phase.LOGPROB):
             if self.old_policy is not None:
-                old = self.old_policy.annotate(kept.groups) if self.old_policy.logprobs else behaviour
-                entropy = self.old_policy.annotate.entropies(kept.groups) if self.old_policy.entropy else []
+                old, entropy = self.old_policy.scores(kept.groups, behaviour)
             reference = self.reference(kept.groups) if self.reference else []
             values = self.critic.values(kept.groups) if self.critic else []
             scores = PolicyScores(old, behaviour, reference, values, entropy)

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and how much work it did: seconds and shares by phase, samples, tokens."""
+"""Timer of the phases of a step: seconds and shares by phase, rates of samples and tokens."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class Phase(StrEnum):
 
 
 class PhaseListener(Protocol):
-    """Who wants to know what a rank is doing while it does it."""
+    """Listener that is notified of the phases of a rank."""
 
     def enter_phase(self, name: str | None) -> None:
-        """The phase from now on; None: between phases."""
+        """Record the phase from now on; None: between phases."""
         ...
 
     def end_step(self) -> None:
-        """A step has ended."""
+        """Record the end of a step."""
         ...
 
 
 class PhaseTimer:
-    """Attributes every second to one phase.
+    """Timer that attributes every second to one phase.
 
     A phase inside another takes its seconds from the outer one, so the phases and "other" sum to
     the step. `synchronize` is called at both ends of a phase (a device that runs ahead of the
-    host would otherwise charge its work to a later phase); `clock` gives seconds. `listener` is told of
-    every phase when it begins and ends.
+    host would otherwise charge its work to a later phase); `clock` gives seconds. `listener` is notified
+    of every phase when it begins and ends.
 
     Example::
 
@@ -81,7 +81,7 @@ class PhaseTimer:
             self._tell()
 
     def step(self, *, num_samples: int, num_tokens: int) -> dict[str, float]:
-        """Metrics of the step that ends now, and the start of the next.
+        """Return the metrics of the step that ends now, and start the next.
 
         time/step and time/<phase> in seconds, time/share_<phase> of the step,
         time/samples_per_minute and time/tokens_per_second. Rates and shares are left

@@ -1,4 +1,4 @@
-"""What a place for a run's records must offer, and the fan-out to several of them."""
+"""Protocol of a sink for a run's records, and the fan-out to several sinks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a tracker shows of a run as a whole; `config` is the resolved configuration as plain JSON."""
+    """Description of a run for trackers; `config` is the resolved configuration as plain JSON."""
 
     name: str
     directory: Path
@@ -19,7 +19,7 @@ class RunInfo:
 
 
 class Sink(Protocol):
-    """Takes the records of a run, in the order start, (step | evaluation)*, finish.
+    """Receiver of the records of a run, in the order start, (step | evaluation)*, finish.
 
     A record of a step or an evaluation has an integer "step"; its other names are flat, with
     slashes. Values are numbers, texts, lists or null.
@@ -58,17 +58,17 @@ class Sinks:
 
 
 def scalars(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of a record by name, nested records flattened with slashes, "step" left out."""
-    found: dict[str, float] = {}
+    """Return the numbers of a record by name, nested records flattened with slashes, without "step"."""
+    numbers: dict[str, float] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
-            found |= scalars(value, f"{prefix}{name}/")
+            numbers |= scalars(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and not isinstance(value, bool) and (prefix or name != "step"):
-            found[f"{prefix}{name}"] = value
-    return found
+            numbers[f"{prefix}{name}"] = value
+    return numbers
 
 
 def evaluation_scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of an evaluation under "eval/" or "eval_ema/", so that they never meet a step's own names."""
+    """Return the numbers of an evaluation under "eval/" or "eval_ema/", so that they never collide with a step's."""
     own = ("eval/", "eval_ema/")
     return {name if name.startswith(own) else f"eval/{name}": value for name, value in scalars(record).items()}

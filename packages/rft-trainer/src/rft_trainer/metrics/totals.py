@@ -13,7 +13,7 @@ from rft_trainer.protocols import Collectives
 
 
 class MetricTotals:
-    """Running (total, count) of each name in float64, turned into means once a step."""
+    """Accumulator of (total, count) of each name in float64, turned into means once a step."""
 
     def __init__(self) -> None:
         self._pairs: dict[str, Tensor] = {}
@@ -31,7 +31,7 @@ class MetricTotals:
         self._peaks[name] = torch.maximum(self._peaks[name], value) if name in self._peaks else value
 
     def merged(self, collectives: Collectives) -> dict[str, float]:
-        """Mean (or peak) of each name over micro-batches and ranks; what nothing counted is left out.
+        """Return the mean (or peak) of each name over micro-batches and ranks; names with a count of 0 are left out.
 
         Exchanged as JSON, so that a rank that had no micro-batch takes part without knowing the names.
         """

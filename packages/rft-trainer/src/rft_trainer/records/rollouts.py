@@ -127,8 +127,8 @@ class TrainingSample:
     """One sequence to train on; lists over the response have one entry a response token, or none.
 
     `loss_mask` leaves out response tokens that the policy did not sample. `old_logprobs[t]` is a token's
-    log-probability under the policy that starts the step, `behaviour_logprobs[t]` under the engine that sampled it,
-    both 0 at the prompt. `advantage` is the one number that outcome rewards give a sequence;
+    log-probability under the policy that starts the step, `behaviour_logprobs[t]` under the engine that sampled it
+    (t counts response tokens). `advantage` is the one number that outcome rewards give a sequence;
     `token_advantages` takes its place where every token has its own. `old_values` are the critic's estimates
     at the start of the step, `returns` what they are trained towards, `token_weights` factors on the loss of
     single tokens, `selected` marks tokens that the algorithm treats apart. Lists over the response are empty

@@ -75,7 +75,7 @@ class Score:
     steps: tuple[tuple[int, float], ...] = ()
     """(characters of the response up to the end of a step, its reward), for a reward that judges steps."""
     detail: str = ""
-    """What happened, for a person; empty where the status is ok."""
+    """Readable reason of a missing score; empty where the status is ok."""
 
     def __post_init__(self) -> None:
         if (self.value is not None) != (self.status is RewardStatus.OK):

@@ -97,9 +97,9 @@ class Endpoint:
                 raise self._late() from error
             again = isinstance(error, OSError | http.client.IncompleteRead)
             message = f"{type(error).__name__}: {error}"
-            raise (_NetworkError(message) if again else RequestFailure(RewardStatus.FAILED, f"{self.url}: {message}")) from (
-                error
-            )
+            raise (
+                _NetworkError(message) if again else RequestFailure(RewardStatus.FAILED, f"{self.url}: {message}")
+            ) from (error)
         finally:
             if timer is not None:
                 timer.cancel()

@@ -57,7 +57,7 @@ class JudgeReward:
         ]
 
     def close(self) -> None:
-        """Close the judge."""
+        """Close the judge behind the reward."""
         self._judge.close()
 
     def _answers(self, items: Sequence[RewardItem]) -> Sequence[str | Score]:

@@ -6,7 +6,7 @@ boundary, on all ranks, and before the run says that it has ended or was saved.
 
 from __future__ import annotations
 
-import sys
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,10 +15,9 @@ from typing import Any, Protocol, Self
 from torch import Tensor
 
 from rft_core.errors import CheckpointError, PeerError, RftError
-from rft_trainer.update.nonfinite_checks import refuse_non_finite_weights
 from rft_trainer.protocols import CheckpointWriter, Collectives, Optimizer, SavablePolicy
 from rft_trainer.runs.stop_signals import agree
-import logging
+from rft_trainer.update.nonfinite_checks import refuse_non_finite_weights
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from rft_trainer.runs.conversation_metrics import conversation_metrics, conversation_rows
-from rft_trainer.runs.image_entries import image_entries, keep_images
+from rft_trainer.metrics.phase_timer import PhaseTimer
+from rft_trainer.metrics.sink import Sink
 from rft_trainer.protocols import Collectives
 from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
-from rft_trainer.runs.directory import RunDirectory
-from rft_trainer.scoring.samples import FilterResult, flat_rollouts
 from rft_trainer.runs.checkpointing import Progress
-from rft_trainer.metrics.sink import Sink
-from rft_trainer.metrics.phase_timer import PhaseTimer
+from rft_trainer.runs.conversation_metrics import conversation_metrics, conversation_rows
+from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.runs.image_entries import image_entries, keep_images
+from rft_trainer.scoring.samples import FilterResult, flat_rollouts
 
 
 def rollout_metrics(groups: Sequence[RolloutGroup], kept: FilterResult) -> dict[str, object]:

@@ -12,8 +12,8 @@ from typing import Any
 
 from rft_core.durable_files import Records, encode_record, read_records, replace_text, storage_errors
 from rft_core.errors import DataError
-from rft_trainer.runs.image_entries import keep_images
 from rft_trainer.records.rollouts import RolloutGroup
+from rft_trainer.runs.image_entries import keep_images
 from rft_trainer.runs.step_report import rollout_row
 from rft_trainer.scoring.samples import flat_rollouts
 

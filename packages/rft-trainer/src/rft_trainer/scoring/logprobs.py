@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from rft_trainer.batches.packing import pack
@@ -35,12 +36,18 @@ class LogprobScorer:
         self._temperature = temperature
         self._device = device
 
-        def numbers(forward: Forward) -> ShardedTokenForward:
+        def sharded(forward: Forward, num_columns: int = 1) -> ShardedTokenForward:
             return ShardedTokenForward(
-                forward, collectives, max_sequences=max_sequences, max_tokens=max_tokens, in_step=in_step
+                forward,
+                collectives,
+                max_sequences=max_sequences,
+                max_tokens=max_tokens,
+                in_step=in_step,
+                num_columns=num_columns,
             )
 
-        self._all_ranks, self._all_entropies = numbers(self._logprobs), numbers(self._entropies)
+        self._all_ranks, self._all_entropies = sharded(self._logprobs), sharded(self._entropies)
+        self._all_of_both = sharded(self._logprobs_and_entropies, 2)
 
     def __call__(self, groups: Sequence[RolloutGroup]) -> list[tuple[float, ...]]:
         """Return one tuple of log-probs a rollout, in `flat_rollouts` order, one number a response token."""
@@ -50,28 +57,31 @@ class LogprobScorer:
         """Return the policy's entropy at each response token, in nats, one tuple a rollout, as `__call__`."""
         return self._all_entropies(groups)
 
+    def with_entropies(self, groups: Sequence[RolloutGroup]) -> tuple[list[tuple[float, ...]], list[tuple[float, ...]]]:
+        """Return log-probs and entropies of one forward pass, each as `__call__` and `entropies` return them."""
+        logprobs, entropies = self._all_of_both.columns(groups)
+        return logprobs, entropies
+
     def _entropies(self, samples: Sequence[TrainingSample]) -> Tensor:
-        batch = pack(samples, self._device)
-        _, entropy_T = self._policy.token_logprobs(
-            batch.token_ids_T,
-            batch.positions_T,
-            batch.segment_ids_T,
-            batch.loss_mask_T,
-            temperature=self._temperature,
-            with_entropy=True,
-            **batch.media_arguments,
-        )
-        assert entropy_T is not None
-        return entropy_T
+        return self._forward(samples, with_entropy=True)[1]
+
+    def _logprobs_and_entropies(self, samples: Sequence[TrainingSample]) -> Tensor:
+        return torch.stack(self._forward(samples, with_entropy=True), dim=-1)
 
     def _logprobs(self, samples: Sequence[TrainingSample]) -> Tensor:
+        return self._forward(samples, with_entropy=False)[0]
+
+    def _forward(self, samples: Sequence[TrainingSample], *, with_entropy: bool) -> tuple[Tensor, Tensor]:
+        """Log-probs [T] and, where they are asked for, entropies [T]; otherwise the second is empty."""
         batch = pack(samples, self._device)
-        logprobs_T, _ = self._policy.token_logprobs(
+        logprobs_T, entropy_T = self._policy.token_logprobs(
             batch.token_ids_T,
             batch.positions_T,
             batch.segment_ids_T,
             batch.loss_mask_T,
             temperature=self._temperature,
+            with_entropy=with_entropy,
             **batch.media_arguments,
         )
-        return logprobs_T
+        assert not with_entropy or entropy_T is not None
+        return logprobs_T, logprobs_T.new_empty(0) if entropy_T is None else entropy_T

@@ -13,7 +13,7 @@ from rft_trainer.records.rollouts import RolloutGroup, TrainingSample
 from rft_trainer.scoring.samples import build_samples, flat_rollouts
 
 Forward = Callable[[Sequence[TrainingSample]], Tensor]
-"""A micro-batch of samples to one number for each of their tokens, laid end to end."""
+"""A micro-batch of samples to one number for each of their tokens, laid end to end: [T], or [T, K] for K numbers."""
 
 
 class ShardedTokenForward:
@@ -27,8 +27,13 @@ class ShardedTokenForward:
         max_sequences: int,
         max_tokens: int,
         in_step: bool = False,
+        num_columns: int = 1,
     ) -> None:
-        """Store the forward; `in_step`: every forward is a collective operation, so all ranks must run equally many."""
+        """Store the forward and its limits.
+
+        `in_step`: every forward is a collective operation, so all ranks must run equally many. `num_columns` is K.
+        """
+        self._num_columns = num_columns
         self._in_step = in_step
         self._forward = forward
         self._collectives = collectives
@@ -37,7 +42,7 @@ class ShardedTokenForward:
 
     @torch.no_grad()
     def __call__(self, groups: Sequence[RolloutGroup]) -> list[tuple[float, ...]]:
-        """Return one tuple a rollout in `flat_rollouts` order, one number a response token; the same on every rank."""
+        """Return one tuple a rollout in `flat_rollouts` order, K numbers a response token; the same on every rank."""
         blank: list[tuple[float, ...]] = [()] * len(flat_rollouts(groups))
         samples = build_samples(groups, [0.0] * len(blank), blank, [])
         mine = assign_to_ranks([s.num_tokens for s in samples], self._collectives.world_size)
@@ -49,12 +54,17 @@ class ShardedTokenForward:
             values = self._exchange(samples, mine, values)
         return [values[i] for i in range(len(samples))]
 
+    def columns(self, groups: Sequence[RolloutGroup]) -> list[list[tuple[float, ...]]]:
+        """Return K lists, each with one tuple a rollout and one number a response token, of one forward pass."""
+        rows = self(groups)
+        return [[row[column :: self._num_columns] for row in rows] for column in range(self._num_columns)]
+
     def _of_share(self, samples: Sequence[TrainingSample]) -> list[tuple[float, ...]]:
         result: list[tuple[float, ...]] = []
         for cut in self._cut([s.num_tokens for s in samples]):
             chosen = [samples[i] for i in cut]
             rows = self._forward(chosen).cpu().split([s.num_tokens for s in chosen])
-            result += [tuple(row[s.prompt_length :].tolist()) for row, s in zip(rows, chosen, strict=True)]
+            result += [tuple(row[s.prompt_length :].flatten().tolist()) for row, s in zip(rows, chosen, strict=True)]
         return result
 
     def _cut(self, num_tokens: Sequence[int]) -> list[list[int]]:
@@ -75,6 +85,6 @@ class ShardedTokenForward:
         merged: dict[int, tuple[float, ...]] = {}
         for indices, part in zip(mine, parts, strict=True):
             part_values = torch.frombuffer(bytearray(part), dtype=torch.float32) if part else torch.empty(0)
-            lengths = [samples[i].num_tokens - samples[i].prompt_length for i in indices]
+            lengths = [(samples[i].num_tokens - samples[i].prompt_length) * self._num_columns for i in indices]
             merged |= {i: tuple(row.tolist()) for i, row in zip(indices, part_values.split(lengths), strict=True)}
         return merged

@@ -1,4 +1,4 @@
-"""What a person chooses about a run, a module a topic. Imports no torch and no other room.
+"""Settings of a run, one module a topic. Imports no torch and no other room.
 
 Groups that several commands share are base classes, so that a command offers only settings that
 have an effect in it. Metadata keys of a field, read by the command line: `minimum`, `maximum`

@@ -35,7 +35,7 @@ KlEstimator = Literal["k1", "k2", "k3"]
 
 @dataclass(frozen=True, kw_only=True)
 class SurrogateSettings:
-    """What is minimised token by token. What is left out is that of the published algorithm."""
+    """The surrogate loss of a token. A setting that is left out is that of the published algorithm."""
 
     policy_loss: PolicyLoss | None = None
     """The surrogate."""
@@ -111,7 +111,7 @@ class DivergenceSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmSettings(DivergenceSettings, SurrogateSettings):
-    """How rewards become an update of the policy. What is left out is that of the published algorithm."""
+    """The algorithm, from rewards to updates. A setting that is left out is that of the published algorithm."""
 
     advantage_estimator: str = "group_norm"
     """The published algorithm, whole (rft-train check prints it), or one of your own as file.py:Class."""

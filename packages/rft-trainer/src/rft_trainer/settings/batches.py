@@ -1,4 +1,4 @@
-"""How many prompts, samples and sequences make up a step. No torch is imported here."""
+"""Batch sizes: prompts, samples and sequences of a step. No torch is imported here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings:
-    """How much is sampled and trained on in a step, and how the work is cut (the cut changes no result)."""
+    """Batch sizes of sampling and training, and the split into micro-batches (which changes no result)."""
 
     rollout_batch_size: int = field(default=64, metadata={"minimum": 1})
     """Prompts sampled at a time, over all ranks."""

@@ -1,4 +1,4 @@
-"""Which rows are read, and how a row becomes a prompt. No torch is imported here."""
+"""Data settings: the rows to read, and the prompt of a row. No torch is imported here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class PromptTextSettings:
-    """How a row of data becomes a prompt."""
+    """The prompt that is rendered from a row of data."""
 
     input_key: str = "input"
     """Column that holds the prompt (text, or a list of chat messages)."""
@@ -24,7 +24,7 @@ class PromptTextSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutSettings(PromptTextSettings):
-    """The held-out rows."""
+    """The held-out rows for evaluation."""
 
     eval_data: str = ""
     """Held-out data: a .jsonl, .json, .csv or .parquet file, a pattern, or a directory."""
@@ -99,7 +99,7 @@ class BuildDataSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateDataSettings(PromptTextSettings):
-    """What to answer, and where the answers go."""
+    """The prompts to answer, and the number of completions."""
 
     prompt: str = ""
     """One prompt given as text; empty = the rows of `prompt_data`."""

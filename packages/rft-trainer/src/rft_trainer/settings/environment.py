@@ -1,4 +1,4 @@
-"""What a person chooses about conversations with an environment. No torch is imported here."""
+"""Settings of conversations with an environment. No torch is imported here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class EvalEnvironmentSettings:
-    """What answers the policy's turns. Without an environment a response is one turn."""
+    """The environment that answers the policy's turns. Without one, a response is one turn."""
 
     environment: str = ""
     """An environment's name (calculator, guess-number), or a class of your own as file.py:Class; empty = none."""
@@ -33,7 +33,7 @@ class EvalEnvironmentSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSettings(EvalEnvironmentSettings):
-    """What answers the policy's turns, and how they are learned."""
+    """The environment that answers the policy's turns, and the discount between turns."""
 
     turn_gamma: float | None = field(default=None, metadata={"minimum": 0.0, "maximum": 1.0})
     """Discount from one turn to the next (gae); none = gamma there too."""

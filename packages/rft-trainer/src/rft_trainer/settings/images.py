@@ -1,4 +1,4 @@
-"""What a person chooses about the images of prompts. No torch is imported here."""
+"""Settings of the images of prompts. No torch is imported here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person chooses about rewards that are models: co-located, behind a URL, or a model that is asked.
+"""Reward settings: functions, reward models in this process or behind a URL, and judges.
 
 Metadata keys of a field are those of `rft_trainer.settings`. No torch is imported here.
 """
@@ -43,7 +43,7 @@ class RewardModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeSettings:
-    """A model that is asked what a response is worth, and whose answer is read."""
+    """A language model that judges responses; the score is parsed from its answer."""
 
     judge_pretrain: str = ""
     """Judge: the directory of a language model that answers in this process; empty = none."""
@@ -73,7 +73,7 @@ class JudgeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardSettings:
-    """What judges a response."""
+    """The reward function of a response."""
 
     reward: str = ""
     """A reward's name, or a function of your own as file.py:function; empty = exact, or none beside a reward model or
@@ -91,7 +91,7 @@ class RewardSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RlRewardSettings(RewardSettings):
-    """What judges a response, and the control experiment."""
+    """The reward function of a response, and the control experiment."""
 
     shuffle_rewards: bool = False
     """Control: the rewards change places within each group, so that they carry no information."""

@@ -1,4 +1,4 @@
-"""What a person chooses about rollouts that run ahead of the trainer. No torch is imported here."""
+"""Settings of rollouts that run ahead of the trainer. No torch is imported here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class AsyncSettings:
-    """Rollouts ahead of the trainer."""
+    """Asynchronous rollouts, which run ahead of the trainer."""
 
     max_staleness: int = field(default=0, metadata={"minimum": 0})
     """Weight versions that a sample may lag when it is trained: rollouts of so many steps to come are drawn while the

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class SeedSettings:
-    """What makes a command repeatable and explainable."""
+    """The random seed, and detailed reports for debugging."""
 
     seed: int = field(default=42, metadata={"minimum": 0})
     """Start of every random draw: the same seed gives the same run."""
@@ -18,7 +18,7 @@ class SeedSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(SeedSettings):
-    """What a run is called and what it reports."""
+    """The name of a run, its reports and trackers."""
 
     run_name: str = ""
     """Name of the run; empty = <recipe>-<date>-<word>."""
@@ -50,7 +50,7 @@ class RunSettings(SeedSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class RlRunSettings(RunSettings):
-    """What a run is called, what it reports, and when it gives up."""
+    """The name of a run, its reports and trackers, and the limit on failed rewards."""
 
     save_trajectories: bool = True
     """Write prompts, responses and rewards to rollouts/step_N.jsonl."""
@@ -67,7 +67,7 @@ class RlRunSettings(RunSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSettings(SeedSettings):
-    """Where the answers of a command that trains nothing go."""
+    """The output file of a command that trains nothing."""
 
     output: str = ""
     """File for one JSON line per completion; empty = only the summary is printed."""

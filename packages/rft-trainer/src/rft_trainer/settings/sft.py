@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class SftTrainingSettings:
-    """How long and in what batches demonstrations are learned."""
+    """Epochs, batch sizes and early stopping of supervised fine-tuning."""
 
     learning_rate: float = field(default=1e-5, metadata={"above": 0.0})
     """Peak learning rate."""

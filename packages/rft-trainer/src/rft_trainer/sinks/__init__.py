@@ -1,1 +1,1 @@
-"""Where the records of a run go: the run directory always, trackers where they are asked for."""
+"""Sinks of a run's records: the run directory always, trackers on request."""

@@ -1,4 +1,4 @@
-"""Importing a tracker at the moment it is asked for."""
+"""Import of optional trackers when they are requested."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rft_core.errors import PreflightError
 
 
 def import_extra(module: str, *, extra: str, flag: str) -> ModuleType:
-    """The module, or one `PreflightError`: what is missing, what for, and the command that installs it."""
+    """Import a module, or raise `PreflightError` with what is missing, its purpose, and the install command."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

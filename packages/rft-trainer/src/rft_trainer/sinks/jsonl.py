@@ -10,13 +10,13 @@ from rft_trainer.runs.directory import RunDirectory
 
 
 class JsonlSink:
-    """Writes through the run directory, which needs no account and no network."""
+    """Sink that writes to the run directory, which needs no account and no network."""
 
     def __init__(self, run: RunDirectory) -> None:
         self._run = run
 
     def start(self, info: RunInfo) -> None:
-        """Nothing: the directory was made, or cut back to the checkpoint, before."""
+        """Do nothing: the directory was created, or cut back to the checkpoint, before."""
 
     def step(self, record: Mapping[str, Any]) -> None:
         self._run.append_metrics(record)

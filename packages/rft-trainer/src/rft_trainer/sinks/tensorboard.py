@@ -1,4 +1,4 @@
-"""Records to TensorBoard event files."""
+"""Sink of records to TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rft_trainer.sinks.extras import import_extra
 
 
 class TensorboardSink:
-    """Scalars into event files under `directory`, by default `<run>/tensorboard`."""
+    """Sink of scalars to event files under `directory`, by default `<run>/tensorboard`."""
 
     def __init__(self, directory: str | Path | None = None) -> None:
         import_extra("tensorboard", extra="tensorboard", flag="--use_tensorboard")
@@ -20,7 +20,7 @@ class TensorboardSink:
         self._writer: Any = None
 
     def start(self, info: RunInfo) -> None:
-        """Open the event file; what an earlier attempt wrote beyond the resumed step is hidden."""
+        """Open the event file; records of an earlier attempt beyond the resumed step are hidden."""
         purge = None if info.resumed_from_step is None else info.resumed_from_step + 1
         directory = self._directory or info.directory / "tensorboard"
         self._writer = self._writers.SummaryWriter(log_dir=str(directory), purge_step=purge)

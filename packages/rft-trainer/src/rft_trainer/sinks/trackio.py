@@ -1,4 +1,4 @@
-"""Records to Trackio, a local tracker."""
+"""Sink of records to Trackio, a local tracker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rft_trainer.sinks.extras import import_extra
 
 
 class TrackioSink:
-    """One Trackio run of a project; a resumed run goes on under its name."""
+    """Sink to one Trackio run of a project; a resumed run continues under its name."""
 
     def __init__(self, project: str) -> None:
         self._project = project

@@ -1,4 +1,4 @@
-"""Records to Weights & Biases, and the check that a project name is not a key."""
+"""Sink of records to Weights & Biases, and the check that a project name is not a key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_NAME = 128
 
 
 def wandb_name(value: str | bool, flag: str = "--use_wandb") -> str:
-    """The project (or organisation, or run name) that a flag's value names; a bare flag means the default project.
+    """Return the project (or organisation, or run name) of a flag's value; a bare flag means the default project.
 
     Raises `OptionsError` for what looks like an API key, without showing it, and for characters
     that Weights & Biases does not allow.
@@ -47,7 +47,7 @@ def wandb_name(value: str | bool, flag: str = "--use_wandb") -> str:
 
 
 class WandbSink:
-    """One Weights & Biases run; the package is imported at construction, so that a missing one is known at once."""
+    """Sink to one Weights & Biases run; imports the package at construction, so that a missing one fails early."""
 
     def __init__(
         self, project: str | bool, *, entity: str | None = None, group: str | None = None, run_name: str | None = None

@@ -1,4 +1,4 @@
-"""Additions of two-digit numbers: a task with a known answer, in as many problems as a small model needs.
+"""Addition task of two-digit numbers, with known answers and enough problems for a small model.
 
 The prompt is "dd+dd=" and the answer three digits with leading zeros ("07+45=" -> "052"), so all
 prompts and all answers have one length. There are 10,000 ordered problems. What is held out for
@@ -21,7 +21,7 @@ SOURCE = "arithmetic"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Addition:
-    """first + second, each 0 to 99."""
+    """The problem first + second, each 0 to 99."""
 
     first: int
     second: int
@@ -39,7 +39,7 @@ class Addition:
         return Addition(self.second, self.first)
 
     def as_row(self) -> PromptRow:
-        """The problem as a prompt; label and output are the answer, the index is 100 first + second."""
+        """Return the problem as a prompt; label and output are the answer, the index is 100 first + second."""
         index = NUM_OPERANDS * self.first + self.second
         return PromptRow(f"{SOURCE}:{index}", self.prompt, None, self.answer, self.answer, SOURCE, index)
 
@@ -59,7 +59,7 @@ class ArithmeticSplit:
 
 
 def all_problems() -> list[Addition]:
-    """The 10,000 ordered problems, 00+00 to 99+99."""
+    """Return the 10,000 ordered problems, 00+00 to 99+99."""
     return [Addition(a, b) for a in range(NUM_OPERANDS) for b in range(NUM_OPERANDS)]
 
 

@@ -1,4 +1,4 @@
-"""Dialogues to warm a small model up on, and the prompts of its conversations; every draw follows from the seed.
+"""Warm-up dialogues with the calculator for a small model, and prompts; every draw follows from the seed.
 
 A demonstration is one assistant turn with all that came before it, so that supervised training learns the turns of a
 dialogue one row each. The habits that they show are poor on purpose: what is good is left to be found by reward.
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 _SMALLEST, _LARGEST = 11, 99
 SHARE_CALLS, SHARE_MALFORMED = 0.25, 0.15
-"""Of the calculator's demonstrations: those that call it, and those that try and get the JSON wrong."""
+"""Shares of the calculator's demonstrations that call it, and that call it with malformed JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,17 @@ class Dialogues:
 
 
 def user(text: str) -> Row:
-    """A message of the user."""
+    """Return a message of the user."""
     return {"role": "user", "content": text}
 
 
 def said(text: str) -> Row:
-    """A turn of the policy."""
+    """Return a turn of the policy."""
     return {"role": "assistant", "content": text}
 
 
 def calculator(seed: int, *, num_demonstrations: int = 6_000, num_held_out: int = 200) -> Dialogues:
-    """Products of two-digit numbers: most demonstrations guess, some call the calculator, some garble the call."""
+    """Generate products of two-digit numbers; most demonstrations guess, some call the calculator, some garble it."""
     numbers = range(_SMALLEST, _LARGEST + 1)
     pairs = [(a, b) for a in numbers for b in numbers]
     order = permutation(derive_key(seed, "calculator-pairs"), len(pairs)).tolist()
@@ -60,18 +60,21 @@ def _product(a: int, b: int) -> Row:
 
 
 def _calculation(a: int, b: int, *, habit: float, guess: float) -> list[Row]:
-    """The turns of one dialogue, each with what came before it."""
+    """Return the turns of one dialogue as rows, each with the messages before it."""
     asked = [user(f"What is {a}*{b}?")]
     guessed = f"It is {int(1_000 + 9_000 * guess)}"
     body = json.dumps({"name": "calculator", "arguments": {"expression": f"{a}*{b}"}})
     if habit < SHARE_CALLS:
         called = [*asked, said(f"{OPEN}{body}{CLOSE}")]
-        told = [*called, {"role": "tool", "content": str(a * b)}]
-        return [turn_row(called), turn_row([*told, said(f"It is {a * b}")])]
+        replied = [*called, {"role": "tool", "content": str(a * b)}]
+        return [turn_row(called), turn_row([*replied, said(f"It is {a * b}")])]
     if habit < SHARE_CALLS + SHARE_MALFORMED:
         called = [*asked, said(f"{OPEN}{body[:-1]}{CLOSE}")]
-        told = [*called, {"role": "tool", "content": "error: the tool call cannot be read: " + _complaint(body[:-1])}]
-        return [turn_row(called), turn_row([*told, said(guessed)])]
+        replied = [
+            *called,
+            {"role": "tool", "content": "error: the tool call cannot be read: " + _complaint(body[:-1])},
+        ]
+        return [turn_row(called), turn_row([*replied, said(guessed)])]
     return [turn_row([*asked, said(guessed)])]
 
 
@@ -84,5 +87,5 @@ def _complaint(body: str) -> str:
 
 
 def turn_row(messages: list[Row]) -> Row:
-    """A demonstration: the last message, to be learned, and all before it."""
+    """Return a demonstration row: the last message as output, all earlier ones as input."""
     return {"input": messages[:-1], "output": messages[-1]["content"]}

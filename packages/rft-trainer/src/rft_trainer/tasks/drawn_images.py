@@ -55,7 +55,7 @@ Colour = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """An image with its question and answer."""
+    """A drawn image with its question and answer."""
 
     kind: str
     question: str
@@ -64,19 +64,19 @@ class Drawing:
 
 
 class _Canvas:
-    """A square of pixels that rectangles are filled on."""
+    """Square of `SIZE` x `SIZE` pixels on which rectangles are filled."""
 
     def __init__(self) -> None:
         self._rows = [bytearray(bytes(_PAPER) * SIZE) for _ in range(SIZE)]
 
     def fill(self, left: int, top: int, width: int, height: int, colour: Colour) -> None:
-        """A rectangle; what is beyond the edge is cut off."""
+        """Fill a rectangle, clipped at the edge."""
         first, last = max(left, 0), min(left + width, SIZE)
         for row in self._rows[max(top, 0) : max(min(top + height, SIZE), 0)]:
             row[3 * first : 3 * last] = bytes(colour) * max(last - first, 0)
 
     def png(self) -> bytes:
-        """The file."""
+        """Encode the canvas as a PNG file."""
         header = struct.pack(">IIBBBBB", SIZE, SIZE, 8, 2, 0, 0, 0)  # 8 bits a channel, RGB
         body = zlib.compress(b"".join(b"\0" + bytes(row) for row in self._rows), 9)
         chunks = ((b"IHDR", header), (b"IDAT", body), (b"IEND", b""))
@@ -87,31 +87,31 @@ class _Canvas:
 
 
 class _Draws:
-    """Numbers in [0, 1) of one key, one after another."""
+    """Stream of random numbers in [0, 1) under one key."""
 
     def __init__(self, key: int) -> None:
         self._numbers: Iterator[float] = iter(uniforms([key], _DRAWS)[0].tolist())
 
     def below(self, bound: int) -> int:
-        """An integer from 0 to bound - 1."""
+        """Draw an integer from 0 to bound - 1."""
         return int(next(self._numbers) * bound)
 
     def one_of(self, choices: Sequence[str]) -> str:
-        """One of them."""
+        """Draw one of the choices."""
         return choices[self.below(len(choices))]
 
     def ink(self) -> Colour:
-        """A colour of `COLOURS`."""
+        """Draw a colour of `COLOURS`."""
         return COLOURS[self.one_of(tuple(COLOURS))]
 
 
 def drawings(seed: int, split: str, count: int) -> list[Drawing]:
-    """`count` drawings of a split; those of another split or seed have other draws."""
+    """Generate `count` drawings of a split; another split or seed has other draws."""
     return [_drawing(KINDS[i % len(KINDS)], derive_key(seed, f"drawn-images:{split}", i)) for i in range(count)]
 
 
 def chance(answers: Sequence[tuple[str, str]]) -> float:
-    """Share that is right for who answers every question by its commonest answer: (question, answer) pairs."""
+    """Compute the accuracy of the commonest answer to every question, from (question, answer) pairs."""
     counts: dict[str, Counter[str]] = {}
     for question, answer in answers:
         counts.setdefault(question, Counter())[answer] += 1
@@ -125,7 +125,7 @@ def _drawing(kind: str, key: int) -> Drawing:
 
 
 def _count(canvas: _Canvas, draws: _Draws) -> str:
-    """Squares in distinct cells of a 3 x 3 grid."""
+    """Draw squares in distinct cells of a 3 x 3 grid; return their number."""
     number, colour = 1 + draws.below(MOST_SQUARES), draws.ink()
     cells = list(range(9))
     for _ in range(number):
@@ -135,7 +135,7 @@ def _count(canvas: _Canvas, draws: _Draws) -> str:
 
 
 def _colour(canvas: _Canvas, draws: _Draws) -> str:
-    """One large rectangle."""
+    """Draw one large rectangle; return the name of its colour."""
     name = draws.one_of(tuple(COLOURS))
     width, height = 14 + draws.below(14), 14 + draws.below(14)
     canvas.fill(2 + draws.below(44 - width), 2 + draws.below(44 - height), width, height, COLOURS[name])
@@ -143,23 +143,23 @@ def _colour(canvas: _Canvas, draws: _Draws) -> str:
 
 
 def _bars(canvas: _Canvas, draws: _Draws) -> str:
-    """Two bars, one above the other, of lengths that differ by 8 pixels or more."""
+    """Draw two bars, one above the other, with lengths 8 pixels or more apart; return the longer one."""
     short = 6 + draws.below(20)
     long = short + 8 + draws.below(34 - short)
     answer, colour = draws.one_of(("top", "bottom")), draws.ink()
     lengths = (long, short) if answer == "top" else (short, long)
-    for place, length in enumerate(lengths):
-        canvas.fill(2 + draws.below(46 - length), 8 + 22 * place + draws.below(5), length, 7, colour)
+    for index, length in enumerate(lengths):
+        canvas.fill(2 + draws.below(46 - length), 8 + 22 * index + draws.below(5), length, 7, colour)
     return answer
 
 
 def _number(canvas: _Canvas, draws: _Draws) -> str:
-    """Two digits of 20 x 28 pixels."""
+    """Draw two digits of 20 x 28 pixels; return them."""
     digits, colour = (draws.below(10), draws.below(10)), COLOURS[draws.one_of(("black", "blue"))]
     left, top = 2 + draws.below(3), 8 + draws.below(5)
-    for place, digit in enumerate(digits):
+    for index, digit in enumerate(digits):
         for y, line in enumerate(_FONT[digit]):
             for x, dot in enumerate(line):
                 if dot == "1":
-                    canvas.fill(left + 22 * place + 4 * x, top + 4 * y, 4, 4, colour)
+                    canvas.fill(left + 22 * index + 4 * x, top + 4 * y, 4, 4, colour)
     return f"{digits[0]}{digits[1]}"

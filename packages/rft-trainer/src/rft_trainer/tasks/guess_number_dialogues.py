@@ -1,4 +1,4 @@
-"""Dialogues of the guessing game to warm a small model up on, and the prompts of its games; all follows from the seed.
+"""Warm-up dialogues of the guessing game for a small model, and prompts; every draw follows from the seed.
 
 What is demonstrated is poor: most dialogues guess any number of the range, whatever the answers were; some guess any
 number that the answers leave; none halves what is left. Ranges that are evaluated are in neither set of rows.
@@ -25,27 +25,27 @@ class Game:
 
     @property
     def starts(self) -> list[int]:
-        """The smallest numbers of the ranges: with two digits and 7 numbers 36 of them."""
+        """Smallest numbers of the ranges: with two digits and 7 numbers 36 of them."""
         return [n for n in range(self.lowest, self.highest + 1) if n % 10 + self.width <= 10]
 
 
 GAME = Game()
 SHARE_HELD_OUT = 0.25
-"""Of the ranges: those that are only evaluated on."""
+"""Share of the ranges that are held out for evaluation."""
 
 SHARE_HEEDFUL = 0.3
-"""Of the demonstrations: those whose guesses the answers allow."""
+"""Share of the demonstrations whose guesses agree with the answers."""
 
 
 def question(start: int, game: Game = GAME) -> str:
-    """What the policy is asked."""
+    """Return the question of a game to the policy."""
     return f"Guess my number from {start} to {start + game.width - 1}."
 
 
 def guess_number(
     seed: int, *, game: Game = GAME, num_demonstrations: int = 6_000, share_heedful: float = SHARE_HEEDFUL
 ) -> Dialogues:
-    """A row for each number of each range, and demonstrations on ranges to train on."""
+    """Generate a row for each number of each range, and demonstrations on the training ranges."""
     starts = [game.starts[i] for i in permutation(derive_key(seed, "guess-ranges"), len(game.starts)).tolist()]
     num_held_out = round(SHARE_HELD_OUT * len(starts))
     held_out, train = sorted(starts[:num_held_out]), starts[num_held_out:]
@@ -56,21 +56,21 @@ def guess_number(
         asked = user(question(start, game))
         left = range(start, start + game.width)
         demonstrations += _dialogue(asked, left, left[int(game.width * secret)], guesses, heeds=habit < share_heedful)
-    rows = [_row(start, place, game) for start in train for place in range(game.width)]
+    rows = [_row(start, offset, game) for start in train for offset in range(game.width)]
     order = permutation(derive_key(seed, "guess-prompts"), len(rows)).tolist()
     return Dialogues(
         tuple(rows[i] for i in order),
-        tuple(_row(start, place, game) for start in held_out for place in range(game.width)),
+        tuple(_row(start, offset, game) for start in held_out for offset in range(game.width)),
         tuple(demonstrations),
     )
 
 
-def _row(start: int, place: int, game: Game) -> Row:
-    return {"input": [user(question(start, game))], "label": str(start + place)}
+def _row(start: int, offset: int, game: Game) -> Row:
+    return {"input": [user(question(start, game))], "label": str(start + offset)}
 
 
 def _dialogue(asked: Row, left: range, secret: int, draws: list[float], *, heeds: bool) -> list[Row]:
-    """The turns of one dialogue, each with what came before it; `left` is what is guessed from."""
+    """Return the turns of one dialogue, each with the messages before it; guesses are drawn from `left`."""
     messages, rows = [asked], list[Row]()
     for draw in draws:
         guess = left[int(len(left) * draw)]
@@ -85,12 +85,12 @@ def _dialogue(asked: Row, left: range, secret: int, draws: list[float], *, heeds
 
 
 def blind_chance(game: Game = GAME) -> Fraction:
-    """Games won by different numbers of the range in any order, the answers unheard."""
+    """Compute the share of games won by distinct guesses in any order that ignore the answers."""
     return Fraction(min(game.turns, game.width), game.width)
 
 
 def heedful_chance(game: Game = GAME) -> Fraction:
-    """Games won by any number that the answers so far leave, each as likely as the others.
+    """Compute the share of games won by guesses that are uniform over the numbers left by the answers.
 
     With n numbers left and k guesses, the expected number of secrets that are won is
     f(n, k) = 1 + 2/n * sum of f(m, k - 1) over m < n, and f(n, 1) = 1.

@@ -1,4 +1,4 @@
-"""The control experiment for images: each row gets the images of another, so that they say nothing about it."""
+"""Control experiment for images: each row gets the images of another row, so that they carry no information."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rft_trainer.data.prompts import PromptRow
 
 
 def shuffle_images(rows: Sequence[PromptRow], seed: int) -> list[PromptRow]:
-    """The same rows, their images in other places.
+    """Shuffle the images between rows; no row keeps its own.
 
     They change places among the rows of the same question and number of images where there are at least two of them,
     else among all that are left with this number. No row keeps its own.
@@ -24,23 +24,23 @@ def shuffle_images(rows: Sequence[PromptRow], seed: int) -> list[PromptRow]:
         if row.images:
             groups.setdefault((len(row.images), row.text, row.messages), []).append(index)
     left: dict[int, list[int]] = {}
-    given: dict[int, int] = {}
+    source_of: dict[int, int] = {}
     for members in groups.values():
         if len(members) == 1:
             left.setdefault(len(rows[members[0]].images), []).extend(members)
         else:
-            given |= _rotated(members, seed)
+            source_of |= _rotated(members, seed)
     for members in left.values():
         if len(members) == 1:
             raise _alone(rows[members[0]])
-        given |= _rotated(members, seed)
-    return [replace(row, images=rows[given.get(index, index)].images) for index, row in enumerate(rows)]
+        source_of |= _rotated(members, seed)
+    return [replace(row, images=rows[source_of.get(index, index)].images) for index, row in enumerate(rows)]
 
 
 def _rotated(members: Sequence[int], seed: int) -> dict[int, int]:
-    """Member -> the next one in a random circle."""
+    """Map each member to its neighbour in a random cycle."""
     order = [members[i] for i in permutation(derive_key(seed, "shuffle-images", members[0]), len(members)).tolist()]
-    return {member: order[place - 1] for place, member in enumerate(order)}
+    return {member: order[index - 1] for index, member in enumerate(order)}
 
 
 def _alone(row: PromptRow) -> DataError:

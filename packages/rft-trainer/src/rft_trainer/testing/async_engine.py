@@ -1,4 +1,4 @@
-"""A test double of engines beside the trainer: a bigram policy drawn with keyed numbers, one token a sample in turn."""
+"""Test double of asynchronous engines: a bigram policy sampled with keyed numbers, one token a sample in turn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rft_trainer.testing.bigram import BigramEngine, BigramPolicy, FakeCompletio
 
 @dataclass(frozen=True, slots=True)
 class FakeDrawn:
-    """New tokens of one request."""
+    """New tokens of one fake request."""
 
     request: int
     token_ids: tuple[int, ...]
@@ -26,7 +26,7 @@ class FakeDrawn:
 
 
 class BigramAheadEngine:
-    """Draws from copies of a policy's table, by version; `pause` seconds pass between two tokens of all samples.
+    """Fake engine on copies of a policy's table by version; `pause` seconds pass between two tokens of all samples.
 
     `fail` is called before every round of tokens, so that a test may raise there.
     """
@@ -42,12 +42,12 @@ class BigramAheadEngine:
         self.is_closed = False
 
     def publish(self, version: int) -> None:
-        """Keep the table as it is now."""
+        """Snapshot the table as it is now."""
         self._tables[version] = self._policy.table.detach().clone()
 
     def serve(self, version: int) -> None:
-        """Draw with this version; older ones are forgotten."""
-        self._tables = {held: table for held, table in self._tables.items() if held >= version}
+        """Serve this version; older ones are dropped."""
+        self._tables = {kept: table for kept, table in self._tables.items() if kept >= version}
         self.weight_version = version
         self.served.append(version)
 
@@ -63,7 +63,7 @@ class BigramAheadEngine:
         stop: Callable[[], bool] | None = None,
         **options: Any,
     ) -> Iterator[FakeDrawn]:
-        """All samples a token further in turn, until they end or `stop()`."""
+        """Sample one token of every request in turn, until they end or `stop()` is true."""
         self.calls.append((self.weight_version, tuple(keys)))
         table = (self._tables[self.weight_version] / (temperature or 1.0)).log_softmax(-1)
         drawn: dict[int, tuple[list[int], list[float]]] = {i: ([], []) for i in range(len(keys))}
@@ -74,9 +74,9 @@ class BigramAheadEngine:
             for i in sorted(left):
                 tokens, logprobs = drawn[i]
                 last = tokens[-1] if tokens else prefixes[i][-1]
-                place = starts[i] + len(tokens)
+                index = starts[i] + len(tokens)
                 cumulative = table[last].double().exp().cumsum(0)
-                uniform = uniforms([keys[i]], 1, place)[0, 0] * cumulative[-1]
+                uniform = uniforms([keys[i]], 1, index)[0, 0] * cumulative[-1]
                 sampled = int(torch.searchsorted(cumulative, uniform, right=True))
                 tokens.append(sampled if temperature else int(table[last].argmax()))
                 logprobs.append(float(table[last, tokens[-1]]))
@@ -94,7 +94,7 @@ class BigramAheadEngine:
     def generate(
         self, prompts: Sequence[Sequence[int]], sample_keys: Sequence[Sequence[int]], **options: Any
     ) -> list[list[FakeCompletion]]:
-        """Whole completions of the version that is served."""
+        """Generate complete completions with the served version."""
         frozen = BigramPolicy(self._policy.table.shape[0], dtype=self._policy.table.dtype)
         with torch.no_grad():
             frozen.table.copy_(self._tables[self.weight_version])
@@ -103,20 +103,20 @@ class BigramAheadEngine:
         return engine.generate(prompts, sample_keys, **options)
 
     def load_weights(self, version: int) -> None:
-        """Publish and serve."""
+        """Publish the table and serve it."""
         self.publish(version)
         self.serve(version)
 
     def sleep(self, level: int = 1) -> None:
-        """Nothing to give up."""
+        """Do nothing: there is no memory to release."""
 
     def wake(self) -> None:
-        """Nothing to bring back."""
+        """Do nothing: there is no memory to restore."""
 
     def counters(self) -> Mapping[str, float]:
-        """Nothing is counted."""
+        """Return no metrics: this engine has no counters."""
         return {}
 
     def close(self) -> None:
-        """Remember it."""
+        """Record that the engine was closed."""
         self.is_closed = True

@@ -17,7 +17,7 @@ from rft_core.keyed_random import uniforms
 
 
 class BigramPolicy(nn.Module):
-    """log p(next | token) is a row of one trainable [V, V] table of logits."""
+    """Bigram policy: log p(next | token) is a row of one trainable [V, V] table of logits."""
 
     def __init__(self, vocab_size: int, *, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class BigramPolicy(nn.Module):
         with_entropy: bool = False,
         entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """The contract of `protocols.Policy`."""
+        """Compute log-probs and entropies, as `protocols.Policy`."""
         previous_T = torch.cat([token_ids_T[:1], token_ids_T[:-1]])
         rows_TV = (self.table[previous_T] / temperature).log_softmax(-1)
         logprobs_T = rows_TV.gather(-1, token_ids_T[:, None])[:, 0]
@@ -44,13 +44,13 @@ class BigramPolicy(nn.Module):
         return torch.where(wanted_T, logprobs_T, zero), torch.where(wanted_T, entropy_T, zero) if with_entropy else None
 
     def save_pretrained(self, directory: Path) -> None:
-        """The table as JSON."""
+        """Write the table as JSON."""
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "table.json").write_text(json.dumps(self.table.tolist()))
 
 
 class TokenCritic(nn.Module):
-    """The value before a token is one trainable number of the token before it."""
+    """Critic whose value before a token is one trainable number of its predecessor."""
 
     def __init__(self, vocab_size: int, *, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -59,14 +59,14 @@ class TokenCritic(nn.Module):
     def values(
         self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor | None = None
     ) -> Tensor:
-        """The contract of `protocols.Critic`."""
+        """Compute values, as `protocols.Critic`."""
         shown_T = positions_T > 0 if wanted_T is None else wanted_T & (positions_T > 0)
         return torch.where(shown_T, self.table[token_ids_T.roll(1)], 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class FakeCompletion:
-    """What an engine returns for one sample."""
+    """One completion of a fake engine."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -76,7 +76,7 @@ class FakeCompletion:
 
 
 class BigramEngine:
-    """Samples a `BigramPolicy` token by token with keyed randomness."""
+    """Fake engine that samples a `BigramPolicy` token by token with keyed randomness."""
 
     def __init__(self, policy: BigramPolicy) -> None:
         self._policy = policy
@@ -98,16 +98,16 @@ class BigramEngine:
         first_token_temperature: float | None = None,
         budgets: Sequence[Sequence[int]] | None = None,
     ) -> list[list[FakeCompletion]]:
-        """One completion a key; temperature 0 takes the most likely token."""
+        """Generate one completion a key; temperature 0 takes the most likely token."""
         del top_p, top_k, min_p, min_new_tokens, first_token_temperature
         budgets = budgets or [[max_new_tokens] * len(keys) for keys in sample_keys]
         table = (self._policy.table / (temperature or 1.0)).log_softmax(-1)
         return [
             [
-                self._one(table, prompt[-1], key, temperature, most, stop_token_ids)
-                for key, most in zip(keys, allowed, strict=True)
+                self._one(table, prompt[-1], key, temperature, limit, stop_token_ids)
+                for key, limit in zip(keys, limits, strict=True)
             ]
-            for prompt, keys, allowed in zip(prompts, sample_keys, budgets, strict=True)
+            for prompt, keys, limits in zip(prompts, sample_keys, budgets, strict=True)
         ]
 
     def _one(
@@ -129,19 +129,19 @@ class BigramEngine:
         return FakeCompletion(tuple(tokens), tuple(logprobs), (0.0,) * len(tokens), reason, self.version)
 
     def load_weights(self, version: int) -> None:
-        """The table is shared, so only the version changes."""
+        """Set the version; the table is shared, so nothing is copied."""
         self.version = version
 
     def sleep(self, level: int = 1) -> None:
-        """Nothing to give up."""
+        """Do nothing: there is no memory to release."""
 
     def wake(self) -> None:
-        """Nothing to bring back."""
+        """Do nothing: there is no memory to restore."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainOutcome:
-    """What a `PlainOptimizer` step did."""
+    """Result of one `PlainOptimizer` step."""
 
     gradient_norm: float
     applied: bool
@@ -155,11 +155,11 @@ class PlainOptimizer:
         self._parameters = list(parameters)
 
     def backward(self, loss: Tensor, *, last: bool = False) -> None:
-        """Add to the gradients."""
+        """Accumulate the gradients of a loss."""
         loss.backward()
 
     def step(self, learning_rate: float) -> PlainOutcome:
-        """w <- w - learning_rate * gradient."""
+        """Update w <- w - learning_rate * gradient, unless the gradient is not finite."""
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         norm = float(torch.stack([g.norm() for g in gradients]).norm()) if gradients else 0.0
         finite = norm == norm and norm != float("inf")
@@ -172,11 +172,11 @@ class PlainOptimizer:
         return PlainOutcome(norm, finite)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Nothing is kept between steps."""
+        """Return an empty state: nothing is kept between steps."""
         return {}
 
     def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Nothing is kept between steps."""
+        """Check that the state is empty: nothing is kept between steps."""
         assert not tensors
 
 
@@ -187,28 +187,28 @@ class OneRank:
     world_size = 1
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The tensor itself."""
+        """Return the tensor itself, the sum over one rank."""
         return tensor
 
     def max(self, tensor: Tensor) -> Tensor:
-        """The tensor itself."""
+        """Return the tensor itself, the maximum over one rank."""
         return tensor
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """One payload."""
+        """Return the payload of the only rank."""
         return [data]
 
 
 class DigitDecoder:
-    """Token ids as their decimal numbers, joined by spaces."""
+    """Decoder of token ids to their decimal numbers, joined by spaces."""
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """One text a response."""
+        """Decode responses, one text a response."""
         return [" ".join(str(token) for token in row) for row in batch]
 
 
 class MemoryWriter:
-    """Keeps checkpoints in a list instead of on disk."""
+    """Checkpoint writer that keeps checkpoints in a list instead of on disk."""
 
     failed = False
 
@@ -224,9 +224,9 @@ class MemoryWriter:
         policy: object,
         metadata: Mapping[str, object],
     ) -> None:
-        """Remember the step and its records."""
+        """Store the step and its records."""
         del tensors, policy, metadata
         self.saved.append((step, dict(records)))
 
     def wait(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: every save is complete when `save` returns."""

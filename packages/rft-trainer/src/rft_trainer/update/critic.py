@@ -115,7 +115,7 @@ class CriticUpdater:
         pin_memory: bool = False,
         in_step: bool = False,
     ) -> None:
-        """Store the collaborators.
+        """Store the critic, its optimizer and the micro-batch limits.
 
         `in_step`: every forward and backward is a collective operation, so all ranks must run equally many.
         """

@@ -100,7 +100,7 @@ class Updater:
         fused: FusedPolicy | None = None,
         in_step: bool = False,
     ) -> None:
-        """Store the collaborators.
+        """Store the policy, its optimizer and the micro-batch limits.
 
         `in_step`: every forward and backward is a collective operation, so all ranks must run equally many.
         """

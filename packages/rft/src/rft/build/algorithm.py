@@ -83,8 +83,8 @@ def algorithm_type(name: str) -> type[PolicyAlgorithm]:
     return by_name(name.lower())
 
 
-def _own(place: str) -> type[PolicyAlgorithm]:
-    path, _, name = place.rpartition(":")
+def _own(reference: str) -> type[PolicyAlgorithm]:
+    path, _, name = reference.rpartition(":")
     if not Path(path).is_file() or not path.endswith(".py"):
         raise OptionsError(
             code="algorithm.file_missing",

@@ -243,7 +243,7 @@ def engine_applies_lora(policy: CausalPolicy, engine: str) -> bool:
 def lora_payload(policy: CausalPolicy, gather: Provider | None = None) -> LoraPayload:
     """The adapters to send after every update.
 
-    `gather` gives their whole parameters where those lie in blocks, by an exchange; None: this rank has them whole.
+    `gather` gives their whole parameters where those are sharded, by a collective; None: this rank has them in full.
     """
     adapters = policy.adapters
     assert adapters is not None, "no adapters to send"

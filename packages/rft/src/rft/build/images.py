@@ -33,7 +33,7 @@ class ImageReading:
     """The control experiment; None = every row keeps its own images."""
 
     def arranged(self, rows: Sequence[PromptRow]) -> Sequence[PromptRow]:
-        """The rows, their images exchanged where that was asked for."""
+        """Return the rows, their images exchanged for the control experiment where it is on."""
         return rows if self.shuffle_seed is None else shuffle_images(rows, self.shuffle_seed)
 
 

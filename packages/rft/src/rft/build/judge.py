@@ -32,7 +32,7 @@ _Prompt = tuple[list[int], Any]
 class EngineJudge:
     """A model of this process that answers greedily, in its own chat template where it has one.
 
-    One that takes images sees those of the prompts, through its own processor.
+    One that takes images gets those of the prompts, through its own processor.
     """
 
     def __init__(self, engine: Engine, codec: HfTokenizer, *, max_new_tokens: int, max_len: int) -> None:

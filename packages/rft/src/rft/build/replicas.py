@@ -100,7 +100,7 @@ def make_replicas(
 def _start_together(start: Callable[[int], Replica], count: int, started: list[Replica]) -> None:
     """Start all at once, as a start takes minutes; those that succeed are put into `started` also where another fails.
 
-    The threads are daemons: whoever interrupts the program does not wait for them.
+    The threads are daemons: an interrupted program does not wait for them.
     """
     made: dict[int, Replica | BaseException] = {}
 

@@ -17,7 +17,7 @@ def has_images(settings: RlSettings | EvalSettings) -> bool:
 def require_image_rewards(settings: RlSettings | EvalSettings) -> None:
     """Refuse reward models and a judge of this process that take no images where prompts hold images.
 
-    Servers are asked about an image before the run begins.
+    Servers are tried on an image before the run begins.
 
     Raises:
         OptionsError: one takes no images.

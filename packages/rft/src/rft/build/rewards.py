@@ -95,9 +95,9 @@ def reward_lines(settings: RlSettings) -> list[str]:
     device = choose_device(settings.model.device, 0)
     lines += _model_lines(settings, device)
     models = settings.reward_models
-    for place in server_places(models):
+    for server in server_places(models):
         lines.append(
-            f"{place.name}: {place.place}, {models.remote_rm_batch_size} responses a request, "
+            f"{server.name}: {server.place}, {models.remote_rm_batch_size} responses a request, "
             f"{models.remote_rm_concurrency} requests at once, {models.remote_rm_timeout:g} s each"
         )
     lines += judge_line(settings)
@@ -115,7 +115,7 @@ def _names(settings: RlSettings) -> list[str]:
     """Return the names of the parts, as `build_reward` calls them."""
     models, judge = settings.reward_models, settings.judge
     names = [function_name(settings).rpartition(":")[2]] if function_name(settings) else []
-    names += [place.name for place in (*server_places(models), *model_places(models))]
+    names += [named.name for named in (*server_places(models), *model_places(models))]
     return [*names, JUDGE] if judge.judge_pretrain or judge.judge_url else names
 
 
@@ -130,15 +130,15 @@ def _function_part(settings: RlSettings | EvalSettings, name: str, function: Rew
 def _servers(settings: RewardModelSettings, *, with_image: bool) -> list[RewardComponent]:
     """Make one component a URL, each server tried once; `with_image`: on a prompt with an image."""
     parts: list[RewardComponent] = []
-    for place in server_places(settings):
+    for server in server_places(settings):
         reward = RemoteReward(
-            place.name,
-            Endpoint(place.place, settings.remote_rm_timeout, settings.remote_rm_retries),
+            server.name,
+            Endpoint(server.place, settings.remote_rm_timeout, settings.remote_rm_retries),
             batch_size=settings.remote_rm_batch_size,
             concurrency=settings.remote_rm_concurrency,
         )
         reward.start(with_image=with_image)
-        parts.append(RewardComponent(place.name, reward, waits=True))
+        parts.append(RewardComponent(server.name, reward, waits=True))
     return parts
 
 
@@ -146,13 +146,13 @@ def _models(
     settings: RlSettings | EvalSettings, machine: Machine, weights: Mapping[str, float] | None
 ) -> list[RewardComponent]:
     """Load one reward model a directory."""
-    places = model_places(settings.reward_models)
-    held = _held(settings, places, machine.device)
+    directories = model_places(settings.reward_models)
+    stays = _held(settings, directories, machine.device)
     parts: list[RewardComponent] = []
-    for place in places:
-        heads = heads_of(place, weights)
+    for named in directories:
+        heads = heads_of(named, weights)
         model = load_reward_model(
-            place.place,
+            named.place,
             dtype=weights_dtype(settings.model.bf16),
             device=machine.device,
             flash_attn=getattr(settings.model, "flash_attn", False),
@@ -160,10 +160,10 @@ def _models(
         model.model.requires_grad_(False)
         model.head.requires_grad_(False)
         scorer = RewardTextScorer(model, max_tokens=settings.reward_models.reward_batch_tokens)
-        phase = nullcontext if held else partial(_visit, model, machine.device)
-        if not held:
+        phase = nullcontext if stays else partial(_visit, model, machine.device)
+        if not stays:
             model.to("cpu")
-        parts.append(RewardComponent(place.name, ModelReward(place.name, scorer, heads, phase=phase)))
+        parts.append(RewardComponent(named.name, ModelReward(named.name, scorer, heads, phase=phase)))
     return parts
 
 
@@ -179,7 +179,7 @@ def _visit(model: RewardModel, device: str) -> Generator[None]:
             torch.cuda.empty_cache()
 
 
-def _held(settings: RlSettings | EvalSettings, places: Sequence[NamedPlace], device: str) -> bool:
+def _held(settings: RlSettings | EvalSettings, models: Sequence[NamedPlace], device: str) -> bool:
     """Return True when the models stay on the device between their phases; on a CPU always."""
     asked = settings.reward_models.reward_offload
     if torch.device(device).type == "cpu":
@@ -187,27 +187,27 @@ def _held(settings: RlSettings | EvalSettings, places: Sequence[NamedPlace], dev
     if asked != "auto":
         return asked == "held"
     memory = int(torch.cuda.mem_get_info(device)[1])
-    return sum(_num_bytes(settings, place) for place in places) <= _SHARE_OF_GPU * memory
+    return sum(_num_bytes(settings, model) for model in models) <= _SHARE_OF_GPU * memory
 
 
-def _num_bytes(settings: RlSettings | EvalSettings, place: NamedPlace) -> int:
-    return model_sizes(Path(place.place))[0].parameters * (2 if settings.model.bf16 else 4)
+def _num_bytes(settings: RlSettings | EvalSettings, model: NamedPlace) -> int:
+    return model_sizes(Path(model.place))[0].parameters * (2 if settings.model.bf16 else 4)
 
 
 def _model_lines(settings: RlSettings, device: str) -> list[str]:
-    places = model_places(settings.reward_models)
-    if not places:
+    directories = model_places(settings.reward_models)
+    if not directories:
         return []
-    held = _held(settings, places, device)
+    stays = _held(settings, directories, device)
     lines: list[str] = []
-    for place in places:
-        heads = heads_of(place, weights_of(settings.reward))
+    for named in directories:
+        heads = heads_of(named, weights_of(settings.reward))
         sum_of = " + ".join(f"{weight:g} x {head}" for head, weight in heads.items())
-        size = _num_bytes(settings, place) / _GIB
-        lines.append(f"{place.name}: reward model {place.place}, {size:.3f} GiB, {sum_of}")
-    if held and device == "cpu":
+        size = _num_bytes(settings, named) / _GIB
+        lines.append(f"{named.name}: reward model {named.place}, {size:.3f} GiB, {sum_of}")
+    if stays and device == "cpu":
         where = "reward models stay in memory"
-    elif held:
+    elif stays:
         where = "reward models stay on the GPU"
     else:
         where = "reward models come to the GPU for their phase, one after another"

@@ -70,25 +70,25 @@ def _widest(stored: BlockReader) -> torch.dtype:
     )
 
 
-def _compare_weights(stored: BlockReader | TensorsWithEma, found: BlockReader, where: Path) -> None:
+def _compare_weights(stored: BlockReader | TensorsWithEma, written: BlockReader, where: Path) -> None:
     """Compare names, shapes and bytes; with another dtype, the bytes of the stored tensors after the conversion."""
-    if set(stored.table) != set(found.table):
-        difference = sorted(set(stored.table) ^ set(found.table))
+    if set(stored.table) != set(written.table):
+        difference = sorted(set(stored.table) ^ set(written.table))
         raise _differs(f"{len(difference)} tensors are in one only, the first {difference[0]}", where)
     for name in sorted(stored.table):
-        have = found.whole(name)
+        have = written.whole(name)
         want = stored.whole(name).to(have.dtype)
         if not _same_bytes(want, have):
             raise _differs(f"tensor {name} {list(have.shape)} {have.dtype} does not have the bytes it was given", where)
 
 
-def _hash_of(found: BlockReader) -> str:
+def _hash_of(written: BlockReader) -> str:
     """SHA-256 over name, dtype, shape and bytes of every tensor, in name order, one in memory at a time."""
     digest = hashlib.sha256()
-    for name in sorted(found.table):
-        entry = found.table[name]
+    for name in sorted(written.table):
+        entry = written.table[name]
         digest.update(f"{name}|{entry.dtype}|{list(entry.shape)}|".encode())
-        digest.update(tensor_bytes(found.whole(name)))
+        digest.update(tensor_bytes(written.whole(name)))
     return digest.hexdigest()
 
 
@@ -124,12 +124,12 @@ def _differs(what: str, where: Path) -> DataError:
     )
 
 
-def _report(checkpoint: Checkpoint, target: Path, found: BlockReader, apart: float, digest: str) -> list[str]:
+def _report(checkpoint: Checkpoint, target: Path, written: BlockReader, apart: float, digest: str) -> list[str]:
     size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
-    kinds = sorted({entry.dtype for entry in found.table.values()})
+    kinds = sorted({entry.dtype for entry in written.table.values()})
     return [
         f"checkpoint  step {checkpoint.step}, {checkpoint.path}",
-        f"written     {target}: {size / 1e6:,.1f} MB, {len(found.table)} tensors, {', '.join(kinds)}",
+        f"written     {target}: {size / 1e6:,.1f} MB, {len(written.table)} tensors, {', '.join(kinds)}",
         f"compared    every tensor to the bit, log-probabilities of {_PROBE_TOKENS} tokens {apart:g} apart",
         json.dumps({"step": checkpoint.step, "directory": str(target), "sha256": digest}),
         f"\nnext:\n  rft-train rl --pretrain {target} --prompt_data train.jsonl\n      train on from it",

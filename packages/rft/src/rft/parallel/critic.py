@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,6 @@ from rft_dist.strategies.data_parallel import DataParallelOptimizer
 from rft_models.critic.causal_critic import CausalCritic
 from rft_trainer.protocols import Critic, Optimizer
 from rft_trainer.runs.checkpointing import StatefulTensors
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +50,12 @@ def parallelize_critic(
         "max_norm": adam.max_norm,
     }
     if not strategy.fsdp:
-        whole = CriticWeights(critic)
+        full = CriticWeights(critic)
         if restored is not None:
-            whole.load_state_tensors(restored.checkpoint.tensors("critic"))
+            full.load_state_tensors(restored.checkpoint.tensors("critic"))
         optimizer = DataParallelOptimizer(critic.named_parameters(), machine.collectives, **options)
         restore_optimizer(optimizer, restored, "critic_optimizer")
-        return ParallelCritic(critic, optimizer, whole, in_step=False)
+        return ParallelCritic(critic, optimizer, full, in_step=False)
     from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
 
     sharded = FullyShardedModel(

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from rft.checkpoints.writer import ResumePoint
 from rft_dist.checkpoint_format.shards import ShardSink, Wanted
 from rft_dist.optim.adamw import is_optional
-
-if TYPE_CHECKING:
-    pass
 
 
 def restore_optimizer(optimizer: Any, restored: ResumePoint | None, component: str = "optimizer") -> None:

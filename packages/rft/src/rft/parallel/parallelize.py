@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,9 +34,6 @@ from rft_models.policy.causal_policy import CausalPolicy
 from rft_trainer.evaluation.ema_evaluator import SwapInEma
 from rft_trainer.protocols import Collectives as DataCollectives
 from rft_trainer.protocols import Optimizer, SavablePolicy
-
-if TYPE_CHECKING:
-    pass
 
 WholeWeights = Callable[[], Iterable[tuple[str, Tensor]]]
 """Yields (name, whole tensor) one after another; an exchange where weights are in blocks."""
@@ -104,12 +101,12 @@ def parallelize(
     compute_dtype = narrow or policy.dtype
     in_step = strategy.fsdp or strategy.zero_stage > 0
     if strategy.fsdp:
-        optimizer, weights, held = _fully_sharded(policy, strategy, machine, options, sharing)
+        optimizer, weights, local_tensors = _fully_sharded(policy, strategy, machine, options, sharing)
     elif strategy.zero_stage:
-        optimizer, weights, held = _zero(policy, strategy, machine, options)
+        optimizer, weights, local_tensors = _zero(policy, strategy, machine, options)
     elif sharing.tensor_group is not None:
         stepping = {"master": narrow is not None, "offload": strategy.adam_offload, "scaler": _scaler(strategy)}
-        optimizer, weights, held = tensor_parallel(policy, sharing.tensor_group, options | stepping)
+        optimizer, weights, local_tensors = tensor_parallel(policy, sharing.tensor_group, options | stepping)
     else:
         optimizer = DataParallelOptimizer(
             policy.trainable_parameters(),
@@ -119,7 +116,7 @@ def parallelize(
             offload=strategy.adam_offload,
             scaler=_scaler(strategy),
         )
-        weights = held = policy.named_parameters
+        weights = local_tensors = policy.named_parameters
     restore_optimizer(optimizer, restored)
     return ParallelModel(
         policy=policy,
@@ -127,7 +124,7 @@ def parallelize(
         data=sharing.data,
         in_step=in_step,
         whole_weights=(lambda: policy.served(weights())) if is_sharded(strategy) else None,
-        savable=_WeightsInBlocks(policy, weights, held, ranks) if in_step or is_sharded(strategy) else policy,
+        savable=_WeightsInBlocks(policy, weights, local_tensors, ranks) if in_step or is_sharded(strategy) else policy,
         compute_dtype=compute_dtype,
         whole_adapters=_adapters_alone(policy, weights) if is_sharded(strategy) else None,
         averages=while_averaged(policy, optimizer, ranks) if strategy.enable_ema else None,
@@ -350,7 +347,7 @@ class _WeightsInBlocks:
 
 
 def _sizes(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, int]:
-    """Name -> elements of the whole parameter; DeepSpeed keeps an empty tensor in the place of one in parts."""
+    """Return name -> elements of the full parameter; DeepSpeed keeps an empty tensor in the place of one in parts."""
     return {name: int(getattr(parameter, "ds_numel", parameter.numel())) for name, parameter in named}
 
 

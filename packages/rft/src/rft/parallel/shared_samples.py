@@ -72,9 +72,9 @@ def tensor_parallel(
     """(optimizer, provider of whole weights, of this rank's parts) of a policy that is cut over the group."""
     from rft_dist.strategies.tensor_parallel import TensorParallelOptimizer
 
-    weights, held, of_heads = shard_matrices(policy, group)
+    weights, local_tensors, of_heads = shard_matrices(policy, group)
     optimizer = TensorParallelOptimizer(policy.trainable_parameters(), group, of_heads=of_heads, **options)
-    return optimizer, weights, held
+    return optimizer, weights, local_tensors
 
 
 def sharded_parts(

@@ -77,11 +77,11 @@ class ImagePlan:
         """Return the plan's lines on images."""
         few, many = self.images_a_row
         low, high = self.pixels
-        least, mean, most = self.tokens_a_row
+        least, mean, largest = self.tokens_a_row
         lines = [
             f"{self.num_sampled:,} of {self.num_rows:,} rows looked at, headers alone: {self.num_images:,} images, "
             f"{_span(few, many)} a row, {_span(low, high)} pixels each",
-            f"{_span(least, most)} tokens of images a row, mean {mean:,.1f}; longest with its text {self.longest:,} "
+            f"{_span(least, largest)} tokens of images a row, mean {mean:,.1f}; longest with its text {self.longest:,} "
             f"({self.longest_row}), {self.limit_flag.removeprefix('--')} = {self.limit:,}",
         ]
         if self.too_long:
@@ -190,7 +190,7 @@ def _remedy(rows: Sequence[PlannedRow], images: PlannedImages, limit: int, flag:
 
 
 def largest_cap(rows: Sequence[PlannedRow], images: PlannedImages, limit: int) -> int:
-    """Pixels of whole features to which images can be scaled down so that each row has at most `limit` tokens; 0: none.
+    """Return the largest cap on pixels, in full features, with which each row has at most `limit` tokens; 0: none.
 
     Fewer pixels never have more features, so that halving finds it.
     """

@@ -29,7 +29,7 @@ _MODELS = ("pretrain", "critic_pretrain", "judge_pretrain")
 def spawned(resolved: Resolved[Any], program: Sequence[str], *, run: Path | None = None) -> int | None:
     """Run `program` as `--nproc` ranks and give their exit code; None where this process is to go on.
 
-    `run` is the directory of the run where the settings do not say it.
+    `run` is the directory of the run where the settings do not name it.
 
     Raises:
         OptionsError: torchrun or srun started another number of ranks than the command line asks for.
@@ -75,12 +75,12 @@ def _asked(resolved: Resolved[Any]) -> int:
 
 def _compare_with_launcher(resolved: Resolved[Any], nproc: int) -> None:
     """Raise `OptionsError` where --nproc on the command line is not the launcher's number; one in a file may differ."""
-    here = os.environ.get("LOCAL_WORLD_SIZE", "")
-    if resolved.origins["nproc"].kind != "command line" or here in ("", str(nproc)):
+    local_world_size = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if resolved.origins["nproc"].kind != "command line" or local_world_size in ("", str(nproc)):
         return
     raise OptionsError(
         code="launch.two_launchers",
-        what=f"nproc = {nproc}, LOCAL_WORLD_SIZE = {here}",
+        what=f"nproc = {nproc}, LOCAL_WORLD_SIZE = {local_world_size}",
         where=f"nproc: {resolved.origins['nproc']}, LOCAL_WORLD_SIZE: the environment",
         why="the ranks were started already, by torchrun",
         do="leave --nproc out",
@@ -166,7 +166,7 @@ def share_of(values: Mapping[str, Any]) -> BatchShare:
 
 
 def files_of(values: Mapping[str, Any]) -> dict[str, str]:
-    """Files that a run reads, by what they are for: data, and code that a person wrote."""
+    """Return the files that a run reads, by purpose: data, and user code."""
     files: dict[str, str] = {}
     for name in _DATA:
         for number, path in enumerate(filter(None, str(values.get(name) or "").split(","))):

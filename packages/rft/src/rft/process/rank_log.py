@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-_OURS = ("rft_algos", "rft_cli", "rft_dist", "rft_engine", "rft_models", "rft_trainer")
+_OURS = ("rft", "rft_algos", "rft_cli", "rft_core", "rft_dist", "rft_engine", "rft_models", "rft_trainer")
 _KEPT = 2**20
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _REDRAWN = re.compile(r"\x1b\[[0-9;?]*[A-LSTf-l]")

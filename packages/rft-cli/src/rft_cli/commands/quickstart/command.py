@@ -1,7 +1,7 @@
 """`rft-train quickstart`: reinforcement fine-tuning that can be watched, on a CPU and without a download.
 
 A tokenizer and a small decoder are built on the spot, warmed up by supervised training on additions (or on questions
-about drawn images, with a model that sees), and then trained by GRPO with a reward that checks the answer. Everything
+about drawn images, with a vision model), and then trained by GRPO with a reward that checks the answer. Everything
 is an ordinary run: the data are files in the run directory, both stages use recipes, and `eval`, `resume` and `runs`
 work on it.
 """

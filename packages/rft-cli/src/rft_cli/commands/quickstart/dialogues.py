@@ -1,4 +1,4 @@
-"""The quickstarts of conversations: dialogues as files, and a small model whose tokenizer knows them."""
+"""The quickstarts of conversations: dialogues as files, and a small model whose tokenizer covers them."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def flat_states(optimizer: Any) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     for flat in flats:
         state = optimizer.optimizer.state[flat]
         if not state:
-            # torch makes a state at the first step; a checkpoint needs one before it
+            # AdamW itself makes its state in the first step only
             state.update(fresh_state(flat.detach()))
         yield flat, state
 

@@ -1,4 +1,4 @@
-"""Rows of parquet files and of directories written by `datasets`' `save_to_disk`, through pyarrow alone."""
+"""Readers of parquet files and of directories written by `datasets`' `save_to_disk`, through pyarrow alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rft_trainer.data.readers.rows import Row, shown
 
 
 def read_parquet(file: Path) -> list[Row]:
-    """All records; `Row.line` is the record's number from 1."""
+    """Read all records; `Row.line` is the record's number from 1."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -32,12 +32,12 @@ def read_parquet(file: Path) -> list[Row]:
 
 
 def is_saved_dataset(directory: Path) -> bool:
-    """Whether `save_to_disk` wrote this directory."""
+    """Return whether `save_to_disk` wrote this directory."""
     return (directory / "dataset_dict.json").is_file() or (directory / "state.json").is_file()
 
 
 def read_saved_dataset(directory: Path, *, split: str | None) -> list[Row]:
-    """All records of a saved `Dataset`, or of the named split of a saved `DatasetDict`."""
+    """Read all records of a saved `Dataset`, or of the named split of a saved `DatasetDict`."""
     if (directory / "dataset_dict.json").is_file():
         directory = directory / _chosen_split(directory, split)
     rows: list[Row] = []

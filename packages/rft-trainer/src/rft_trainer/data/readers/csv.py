@@ -14,7 +14,7 @@ _MAX_FIELD_CHARACTERS = 64 * 1024 * 1024
 
 
 def read_csv(file: Path, skips: SkipLog) -> list[Row]:
-    """Comma-separated records with a header; quoted fields may hold line ends (RFC 4180)."""
+    """Read comma-separated records with a header; quoted fields may hold line ends (RFC 4180)."""
     with open_data_file(file) as stream:
         raw = stream.read()
     text = decode_text(raw.removeprefix(BYTE_ORDER_MARK), file)

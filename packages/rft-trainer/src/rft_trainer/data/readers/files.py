@@ -1,4 +1,4 @@
-"""Opening a data file and turning its bytes into text, with every failure named by its place."""
+"""Opening and decoding of data files, with the location of every failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _READ_END = declare("data.read_end", "after the last byte of a data file was rea
 
 
 def unreadable(file: Path, error: OSError) -> DataError:
-    """The error for a file that the operating system will not give."""
+    """Build the error for a file that the operating system cannot read."""
     name = errno.errorcode.get(error.errno or 0, type(error).__name__)
     return DataError(
         code="data.unreadable",
@@ -31,7 +31,7 @@ def unreadable(file: Path, error: OSError) -> DataError:
 
 @contextmanager
 def open_data_file(file: Path) -> Iterator[BinaryIO]:
-    """The file open for reading bytes; a `DataError` when it cannot be read or changes meanwhile."""
+    """Open a file for reading bytes; `DataError` when it cannot be read or changes meanwhile."""
     try:
         fault_point(_OPEN)
         with file.open("rb") as stream:
@@ -64,7 +64,7 @@ def _empty(file: Path) -> DataError:
 
 
 def no_rows(file: Path) -> DataError:
-    """The error for a file that is well formed and holds nothing."""
+    """Build the error for a well-formed file without rows."""
     return DataError(
         code="data.no_rows",
         what=f"{file} holds 0 rows",
@@ -75,7 +75,7 @@ def no_rows(file: Path) -> DataError:
 
 
 def decode_text(raw: bytes, file: Path, *, first_line: int = 1, offset: int = 0) -> str:
-    """UTF-8 text of `raw`, which begins at `first_line` and byte `offset` of the file.
+    """Decode `raw`, which begins at `first_line` and byte `offset` of the file, as UTF-8.
 
     Refuses bytes that are not UTF-8 and NUL characters, naming line, column and byte.
     """

@@ -1,4 +1,4 @@
-"""Rows of data files, whatever their format: JSON Lines, JSON, CSV, parquet, `save_to_disk` directories.
+"""Reader of data files of all formats: JSON Lines, JSON, CSV, parquet, `save_to_disk` directories.
 
 Nothing is downloaded and nothing compressed is unpacked (a small file can unpack to any size).
 """
@@ -28,7 +28,7 @@ _SHARD = re.compile(r"[-_.]\d+(-of-\d+)?$")
 
 
 def read_rows(path: str | Path, *, split: str | None = None, skips: SkipLog | None = None) -> list[Row]:
-    """Every row of a file, of the files that a pattern matches, or of a directory.
+    """Read every row of a file, of the files that a pattern matches, or of a directory.
 
     `split` chooses among the splits of a directory (a saved `DatasetDict`, or files named
     `train-00000-of-00002.parquet`, `test.jsonl`, ...); a file that is named itself is one split,
@@ -48,21 +48,21 @@ def read_rows(path: str | Path, *, split: str | None = None, skips: SkipLog | No
 
 
 def resolve_files(path: str | Path, *, split: str | None = None) -> list[Path]:
-    """The files that `path` stands for, in reading order; a saved data set stays one directory.
+    """Resolve `path` to its files, in reading order; a saved data set stays one directory.
 
     Raises `DataError` when nothing is there or a file has a suffix that is not read.
     """
-    given = Path(path).expanduser()
-    if given.is_dir():
-        return [given] if is_saved_dataset(given) else _files_of_directory(given, split)
-    if given.exists():
-        return [_checked_suffix(given)]
-    if glob.has_magic(str(given)):
-        matches = sorted(Path(match) for match in glob.glob(str(given), recursive=True))
+    target = Path(path).expanduser()
+    if target.is_dir():
+        return [target] if is_saved_dataset(target) else _files_of_directory(target, split)
+    if target.exists():
+        return [_checked_suffix(target)]
+    if glob.has_magic(str(target)):
+        matches = sorted(Path(match) for match in glob.glob(str(target), recursive=True))
         files = [_checked_suffix(match) for match in matches if match.is_file()]
         if files:
             return files
-    raise _not_found(path, given)
+    raise _not_found(path, target)
 
 
 def _checked_suffix(file: Path) -> Path:
@@ -114,16 +114,16 @@ def _files_of_directory(directory: Path, split: str | None) -> list[Path]:
     )
 
 
-def _not_found(path: str | Path, given: Path) -> DataError:
-    siblings = [entry.name for entry in given.parent.iterdir()] if given.parent.is_dir() else []
-    near = difflib.get_close_matches(given.name, siblings, n=1)
-    hub = re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) is not None and not given.suffix
+def _not_found(path: str | Path, target: Path) -> DataError:
+    siblings = [entry.name for entry in target.parent.iterdir()] if target.parent.is_dir() else []
+    near = difflib.get_close_matches(target.name, siblings, n=1)
+    hub = re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) is not None and not target.suffix
     if near:
-        do = f"--prompt_data {given.parent / near[0]}"
+        do = f"--prompt_data {target.parent / near[0]}"
     elif hub:
-        do = f"hf download --repo-type dataset {path} --local-dir {given.name}"
+        do = f"hf download --repo-type dataset {path} --local-dir {target.name}"
     else:
-        do = f"ls {given.parent}"
+        do = f"ls {target.parent}"
     return DataError(
         code="data.not_found",
         what=f"no file, pattern match or directory at {path}" + (f"; nearest {near[0]}" if near else ""),

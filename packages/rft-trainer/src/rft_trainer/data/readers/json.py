@@ -56,7 +56,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refu
 
 
 def read_jsonl(file: Path, skips: SkipLog) -> list[Row]:
-    """One JSON object a line; blank lines are passed over, a byte order mark and CRLF are accepted."""
+    """Read one JSON object a line; blank lines are skipped, a byte order mark and CRLF are accepted."""
     rows: list[Row] = []
     line, offset = 0, 0
     with open_data_file(file) as stream:
@@ -91,7 +91,7 @@ def _line_fields(raw: bytes, file: Path, line: int, offset: int) -> dict[str, An
 
 
 def read_json(file: Path, skips: SkipLog) -> list[Row]:
-    """A list of objects, or an object whose key "data" holds such a list (its other keys are not rows)."""
+    """Read a list of objects, or an object whose key "data" holds such a list (its other keys are not rows)."""
     with open_data_file(file) as stream:
         raw = stream.read()
     text = decode_text(raw.removeprefix(BYTE_ORDER_MARK), file)
@@ -111,7 +111,7 @@ def read_json(file: Path, skips: SkipLog) -> list[Row]:
 
 
 class _Document:
-    """Walks the outermost list of a JSON text, so that each element keeps the line it starts on."""
+    """Parser of the outermost list of a JSON text that keeps the line on which each element starts."""
 
     def __init__(self, text: str, file: Path) -> None:
         self._text, self._file = text, file
@@ -177,12 +177,12 @@ class _Document:
         self._either(symbol, symbol)
 
     def _either(self, first: str, second: str) -> str:
-        found = self._peek()
-        if found not in (first, second) or not found:
+        symbol = self._peek()
+        if symbol not in (first, second) or not symbol:
             raise json.JSONDecodeError(f"Expecting {first!r} or {second!r}", self._text, self._position)
         self._position += 1
         self._skip_space()
-        return found
+        return symbol
 
     def _peek(self) -> str:
         return self._text[self._position : self._position + 1]
@@ -216,7 +216,7 @@ def _as_fields(value: Any, file: Path, line: int) -> dict[str, Any]:
 
 
 def _refuse_surrogates(value: Any, text: str, file: Path, line: int) -> None:
-    """A lone half of a surrogate pair parses, but no tokenizer and no file can take it."""
+    """Raise `DataError` for half of a surrogate pair, which parses, but which no tokenizer and no file can take."""
     if not _SURROGATE.search(text):
         return
     try:

@@ -1,4 +1,4 @@
-"""A row of a data file and the place it came from, and the policy for rows that cannot be used."""
+"""Rows of data files with their locations, and the policy for unusable rows."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Row:
     line: int
 
     def where(self, key: str = "") -> str:
-        """`file:line` or `file:line:field`, the form that every data error uses."""
+        """Return `file:line` or `file:line:field`, the form that every data error uses."""
         return f"{self.file}:{self.line}:{key}" if key else f"{self.file}:{self.line}"
 
 
 @dataclass(slots=True)
 class SkipLog:
-    """How many unusable rows a run passes over, and which ones it did.
+    """Log of skipped rows, with a limit on their number.
 
     With the default limit of 0 the first bad row stops the run. Each skipped row leaves its
     problem in `problems`, so that what is missing from training can be listed.
@@ -39,17 +39,17 @@ class SkipLog:
     problems: list[DataError] = field(default_factory=list)
 
     def take(self, error: DataError) -> None:
-        """Note the row behind `error`, or raise it when the limit is reached."""
+        """Log the row of `error` as skipped, or raise the error when the limit is reached."""
         if len(self.problems) >= self.limit:
             raise error
         self.problems.append(error)
 
     def lines(self) -> list[str]:
-        """One line a skipped row: place and reason."""
+        """Return one line a skipped row: location and reason."""
         return [f"skipped {error.problem.where}: {error.problem.what}" for error in self.problems]
 
 
 def shown(value: object) -> str:
-    """A value as it appears in a message: its Python form, cut to 80 characters."""
+    """Format a value for a message: its Python form, cut to 80 characters."""
     text = ascii(value)
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
