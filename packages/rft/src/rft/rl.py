@@ -49,6 +49,7 @@ from rft_models.policy.load import load_reference
 from rft_models.policy.load_on_meta import load_reference_on_meta
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.async_rollouts.scoring_threads import ThreadSafeReward
+from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.loops.rl import RlLoop
 from rft_trainer.metrics.sink import Sink
 from rft_trainer.protocols import Engine
@@ -145,8 +146,7 @@ def build_rl(
     critic = build_critic(settings, machine, record, codec, restored, _cutting(settings), critic_rate)
     progress = Progress()
     timer = machine.phase_timer(progress)
-    training, episodes = data.training, settings.batch.num_episodes
-    ledger = make_ledger(training.mixture, training.data_hash, len(data.prompts), episodes, settings.run.seed)
+    ledger = _ledger(settings, data)
     sampling = _sampling(settings, longest_response, codec)
     queue = rollout_queue(settings, engine, codec, reward, ledger, data, sampling, machine.collectives, environment)
     saver = make_saver(
@@ -166,7 +166,6 @@ def build_rl(
     if progress.step:
         serving.load_weights(progress.step)
     evaluator = make_evaluator(serving, codec, reward, machine, data.held_out, longest_response, talks)
-    averages, shows = spread.averages, machine.is_first
     return RlLoop(
         ledger=ledger,
         prompts=data.prompts,
@@ -180,7 +179,9 @@ def build_rl(
         control=_control(settings),
         updater=_updater(settings, machine, spread, record, credit, data.num_updates),
         evaluator=evaluator,
-        averaged=averaged_evaluator(evaluator, averages, engine, runs_ahead=queue is not None, tells=shows),
+        averaged=averaged_evaluator(
+            evaluator, spread.averages, engine, runs_ahead=queue is not None, tells=machine.is_first
+        ),
         saver=saver,
         reporter=_reporter(settings, machine, directory, sinks, data, progress),
         collectives=machine.collectives,
@@ -191,6 +192,14 @@ def build_rl(
         sleep_engine=sleeps,
         check_engine=None if queue else engine_check(settings.engine, machine, policy, engine),
         gaps=gap_watch(settings, machine, resume_command),
+    )
+
+
+def _ledger(settings: RlSettings, data: RlData) -> Ledger:
+    """Return the ledger of prompts, before its first reservation."""
+    training = data.training
+    return make_ledger(
+        training.mixture, training.data_hash, len(data.prompts), settings.batch.num_episodes, settings.run.seed
     )
 
 
