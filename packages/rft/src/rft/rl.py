@@ -133,13 +133,11 @@ def build_rl(
     """Build the RL run, ready to start; with `restored`, exactly in the state of that checkpoint."""
     record = algorithm_record(settings)
     reward = ThreadSafeReward(reward) if settings.ahead.max_staleness else reward
-    # before any model is loaded
-    refuse_what_cannot_run_ahead(settings, record)
+    refuse_what_cannot_run_ahead(settings, record)  # before any model is loaded
     policy, source = _policy(settings, machine, codec, restored)
     spread = parallelize(policy, settings.strategy, settings.optimizer, machine, restored)
     longest_response, longest = response_limits(settings, data.longest_prompt)
-    if environment is not None:
-        longest = environment.room(settings.model.pretrain, longest, longest_response)
+    longest = environment.room(settings.model.pretrain, longest, longest_response) if environment else longest
     engine, sleeps = _engine(settings, machine, directory, spread, source, longest, restored)
     credit = credit_assigner(settings, record, longest_response, compute_advantages)
     critic_rate = learning_rate_schedule(settings.optimizer, settings.critic.critic_learning_rate, data.num_updates)
