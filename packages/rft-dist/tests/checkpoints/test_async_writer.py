@@ -165,13 +165,13 @@ def test_a_record_that_json_cannot_hold_is_refused_by_the_call(small_run) -> Non
     assert small_run.names() == []
 
 
-def test_without_memory_for_a_copy_the_save_is_done_at_once_and_it_is_said_once(small_run, monkeypatch, capsys) -> None:
+def test_without_memory_for_a_copy_the_save_is_done_at_once_and_it_is_said_once(small_run, monkeypatch, caplog) -> None:
     monkeypatch.setattr(async_writer, "available_bytes", lambda: 0)
     saves = BackgroundSaves(small_run.store())
     for step in (1, 2):
         begin(small_run, saves, step)
         assert newest_state(small_run) == (step, 0)
-    assert capsys.readouterr().err.count("saves wait for the disk") == 1
+    assert caplog.text.count("saves wait for the disk") == 1
 
 
 def test_copies_use_their_buffers_again_and_keep_what_is_shared_shared() -> None:

@@ -215,7 +215,7 @@ def test_an_activity_numbers_its_collectives_and_knows_where_they_come_from() ->
     assert not activity.last.inside
     second = activity.enter("max", (), "int64")
     assert (first.number, second.number) == (1, 2)
-    assert first.site.startswith("tests/test_watch.py:")
+    assert first.site.startswith("health/test_diagnosis.py:")
     assert first.site.endswith("(test_an_activity_numbers_its_collectives_and_knows_where_they_come_from)")
     assert activity.moved == 4.0  # two readings at the start, one at each entry and exit
 

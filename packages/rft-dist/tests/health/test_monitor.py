@@ -118,7 +118,7 @@ def test_a_killed_rank_is_named_by_the_others(launch: Launch, rank: int) -> None
 def test_a_stopped_rank_is_named_with_the_collective_that_it_did_not_reach(launch: Launch) -> None:
     found = launch(4, **at("SIGSTOP", "sum", 2, step=3))
     named_by_survivors(found, 2, "stopped")
-    assert "did not reach collective #11 sum [3, 4] float32 at tests/watched_ranks.py" in found.page
+    assert "did not reach collective #11 sum [3, 4] float32 at health/watched_ranks.py" in found.page
     assert "in which ranks 0, 1, 3 wait" in found.page
     assert "watched_ranks.py" in found.page.partition("rank 2 was last at")[2]
 
@@ -239,6 +239,6 @@ def test_every_mismatch_is_named_with_both_lines(launch: Launch) -> None:
         assert found.error.get("kind") in ("mismatch", "left"), case
         assert all(code in (PEER, 0) for code in found.codes), f"{case} {found.codes}"
         if found.error["kind"] == "mismatch":
-            assert found.error["where"].count("tests/watched_ranks.py:") == 2, case
+            assert found.error["where"].count("health/watched_ranks.py:") == 2, case
             assert set(found.codes) == {PEER}, f"{case} {found.codes}"
     print(f"{len(cases)} of {len(cases)} named")

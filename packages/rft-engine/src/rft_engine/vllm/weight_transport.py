@@ -9,6 +9,8 @@ All four end in vLLM's own layer-wise reload, which repacks, fuses, cuts and rou
 it did at the start and copies the result into the memory that kernels and CUDA graphs refer to.
 """
 
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 from __future__ import annotations
 
 import os
