@@ -39,7 +39,7 @@ def test_generating_asleep_names_the_state_and_who_put_it_there():
     with pytest.raises(ServiceError, match="engine asked to generate while asleep") as caught:
         generate(engine)
     assert "sleep(level=1) ready->asleep done at " in caught.value.problem.where
-    assert "test_states.py:" in caught.value.problem.where
+    assert "test_lifecycle.py:" in caught.value.problem.where
     assert caught.value.problem.do == "wake()"
 
 

@@ -131,5 +131,5 @@ def test_ranks_that_start_from_different_weights_are_refused_until_they_share_th
 
 def test_a_rank_that_left_is_an_error_that_names_the_collective(ranks: list[dict]) -> None:
     error = ranks[0]["peer_leaves"]["error"]
-    assert "sum [2, 3] float32 at tests/two_ranks.py:" in error
+    assert "sum [2, 3] float32 at strategies/two_ranks.py:" in error
     assert error.endswith("(case_peer_leaves) did not finish")

@@ -99,14 +99,14 @@ def test_the_end_of_a_run_waits_and_raises_what_failed() -> None:
     ],
 )
 def test_an_error_of_training_is_what_is_raised_and_a_stop_at_once_does_not_wait(
-    error: BaseException, waits: int, capsys: pytest.CaptureFixture[str]
+    error: BaseException, waits: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = SlowWriter()
     writer.error = refused()
     with pytest.raises(type(error)), make(writer):
         raise error
     assert writer.waits == waits
-    assert ("besides, the last save failed: no room" in capsys.readouterr().err) == bool(waits)
+    assert ("besides, the last save failed: no room" in caplog.text) == bool(waits)
 
 
 def test_a_save_before_records_are_cut_back_is_waited_for() -> None:
