@@ -116,7 +116,7 @@ def weights(batch: Batch, aggregation: Aggregation) -> Tensor:
         case "sequence_mean_token_sum":
             return reductions.sequence_mean_token_sum(batch.mask_T, batch.num_sequences)
         case "fixed_length":
-            return reductions.seq_mean_token_sum_norm(batch.mask_T, batch.num_sequences, batch.width)
+            return reductions.fixed_length(batch.mask_T, batch.num_sequences, batch.width)
 
 
 def _policy_losses(batch: Batch) -> Iterator[Case]:

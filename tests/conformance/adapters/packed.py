@@ -54,4 +54,4 @@ def weights(name: str, case: Case, dtype: torch.dtype, rows: Sequence[int] | Non
         return aggregation.sequence_mean_token_mean(mask_T, ids_T, num_sequences, dtype=dtype)
     if name == "sequence_mean_token_sum":
         return aggregation.sequence_mean_token_sum(mask_T, num_sequences, dtype=dtype)
-    return aggregation.seq_mean_token_sum_norm(mask_T, num_sequences, case["params"]["max_tokens"], dtype=dtype)
+    return aggregation.fixed_length(mask_T, num_sequences, case["params"]["max_tokens"], dtype=dtype)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rft_algos.losses.aggregation import (
-    seq_mean_token_sum_norm,
+    fixed_length,
     sequence_mean_token_mean,
     sequence_mean_token_sum,
     token_mean,
@@ -72,7 +72,7 @@ ALL: dict[str, tuple[Weights, Callable[[Rows], float]]] = {
         plain_sequence_mean_token_sum,
     ),
     "fixed_length": (
-        lambda m, s, tokens, n: seq_mean_token_sum_norm(m, n, MAX_TOKENS, dtype=torch.float64),
+        lambda m, s, tokens, n: fixed_length(m, n, MAX_TOKENS, dtype=torch.float64),
         plain_fixed_length,
     ),
 }

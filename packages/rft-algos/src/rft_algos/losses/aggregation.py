@@ -85,7 +85,7 @@ def sequence_mean_token_sum(
     return _where_masked(loss_mask_T, _one(loss_mask_T, dtype) / num_sequences_global)
 
 
-def seq_mean_token_sum_norm(
+def fixed_length(
     loss_mask_T: Tensor,
     num_sequences_global: Count,
     max_tokens: int,

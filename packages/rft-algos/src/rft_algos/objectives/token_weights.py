@@ -52,4 +52,4 @@ def token_weights(
             return reductions.sequence_mean_token_sum(loss_mask_T, num_sequences, dtype=dtype)
         case "fixed_length":
             assert record.max_tokens is not None  # the record's constructor sees to it
-            return reductions.seq_mean_token_sum_norm(loss_mask_T, num_sequences, record.max_tokens, dtype=dtype)
+            return reductions.fixed_length(loss_mask_T, num_sequences, record.max_tokens, dtype=dtype)
