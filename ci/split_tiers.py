@@ -26,6 +26,20 @@ SECONDS_OF_A_CASE = 6.0
 ALWAYS = ("tests/architecture/*",)
 """Node ids, as patterns, that stay in tier 1 whatever they take."""
 
+SHARED_SETUP = (
+    "tests/invariants/test_strategies.py::*",
+    "tests/invariants/test_lora_ranks.py::*",
+    "tests/integration/test_quickstart.py::*",
+    "tests/integration/test_gsm8k.py::test_every_row_is_read_and_counted*",
+    "tests/invariants/test_cuts.py::test_two_ranks_resumed*",
+    "tests/invariants/test_meta_init.py::*",
+    "packages/rft-dist/tests/strategies/zero/*::*[[]4*",
+    "packages/rft-dist/tests/strategies/test_fsdp.py::*[[]4*",
+    "packages/rft-dist/tests/strategies/test_tensor_parallel.py::*[[]4*",
+    "packages/rft-dist/tests/strategies/test_fp16_and_ema.py::*",
+)
+"""Tier 2 as patterns: a launch of ranks or a whole run that several cases read, whose cost the case that stays pays."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -50,6 +64,10 @@ def cases_of(path: Path, scale: float) -> list[Case]:
     return cases
 
 
+def _shares_setup(case: Case) -> bool:
+    return any(fnmatch(case.node_id, pattern) for pattern in SHARED_SETUP)
+
+
 def tier_2(cases: list[Case]) -> list[Case]:
     """The cases that tier 1 leaves out."""
     by_function: dict[str, list[Case]] = defaultdict(list)
@@ -57,6 +75,8 @@ def tier_2(cases: list[Case]) -> list[Case]:
         by_function[case.function].append(case)
     left_out: list[Case] = []
     for group in by_function.values():
+        left_out += [case for case in group if _shares_setup(case)]
+        group = [case for case in group if not _shares_setup(case)]
         long = sum(case.seconds for case in group) > SECONDS_OF_A_FUNCTION
         if not long or any(fnmatch(group[0].node_id, pattern) for pattern in ALWAYS):
             continue
