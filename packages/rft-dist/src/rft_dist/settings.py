@@ -18,13 +18,13 @@ class AdamSettings:
     """The AdamW update and the shape of its learning rate."""
 
     lr_warmup_ratio: float = field(default=0.03, metadata={"minimum": 0.0, "maximum": 1.0})
-    """Share of all steps in which the learning rate rises from 0 to its peak."""
+    """Fraction of all steps in which the learning rate rises from 0 to its peak."""
 
     lr_schedule: Schedule = "cosine"
     """How the learning rate falls after the warm-up."""
 
     min_lr_ratio: float = field(default=0.1, metadata={"minimum": 0.0, "maximum": 1.0})
-    """Learning rate at the last step, as a share of the peak (cosine and linear)."""
+    """Learning rate at the last step, as a fraction of the peak (cosine and linear)."""
 
     adam_betas: tuple[float, float] = field(default=(0.9, 0.95), metadata={"minimum": 0.0, "below": 1.0})
     """Decay rates of Adam's two moments."""
@@ -36,7 +36,7 @@ class AdamSettings:
     """Decoupled weight decay per unit of learning rate."""
 
     max_norm: float = field(default=1.0, metadata={"minimum": 0.0})
-    """Gradients are scaled down to this L2 norm over all parameters; 0 = never."""
+    """Clip the gradients to this L2 norm over all parameters; 0 = do not clip."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,34 +55,36 @@ class CheckpointSettings:
     """Directory of this run; empty = runs/<run name>."""
 
     save_steps: int = field(default=-1, metadata={"minimum": -1})
-    """Steps between checkpoints; -1 or 0 = not by steps."""
+    """Steps between checkpoints; -1 or 0 = none by steps."""
 
     save_interval: int = field(default=1, metadata={"minimum": 0})
-    """Episodes (in sft: epochs) between checkpoints; 0 = not by episodes."""
+    """Episodes (in sft: epochs) between checkpoints; 0 = none by episodes."""
 
     save_minutes: float = field(default=10.0, metadata={"minimum": 0.0})
-    """Minutes between checkpoints; 0 = not by time."""
+    """Minutes between checkpoints; 0 = none by time."""
 
     load_checkpoint: bool = False
     """Continue from the newest checkpoint that verifies, in `ckpt_path` or else in `save_path`."""
 
     ckpt_path: str = ""
-    """What `load_checkpoint` continues from: a run, its checkpoints, step_N, episode_N or a file of one."""
+    """What `load_checkpoint` continues from: a run, its checkpoints directory, step_N, episode_N or a file inside
+    one."""
 
     ckpt_weights_only: bool = False
-    """Start a new run with the weights of the checkpoint in `ckpt_path`, all of them, and nothing else of it."""
+    """Start a new run from the weights of the checkpoint in `ckpt_path`, all of them, and nothing else of it."""
 
     ckpt_partial: str = ""
-    """Start a new run with weights of `ckpt_path` whose names begin so (by commas); the others are pretrain's."""
+    """Start a new run from those weights of `ckpt_path` whose names begin so (joined by commas); the others come from
+    `pretrain`."""
 
     max_ckpt_num: int = field(default=3, metadata={"minimum": 1})
-    """Checkpoints kept; older ones are deleted after a newer one verifies."""
+    """Number of checkpoints to keep; older ones are deleted after a newer one has been verified."""
 
     max_ckpt_mem: int = field(default=1000, metadata={"minimum": 1})
-    """Disk space for all checkpoints of the run, in GB (1e9 bytes); the newest is kept in any case."""
+    """Maximum disk space of all checkpoints of the run, in GB (1e9 bytes); the newest is kept in any case."""
 
     async_save: bool = True
-    """Copy the state and write it while training goes on; where memory does not hold the copy, training waits."""
+    """Copy the state and write it while training continues; where memory does not hold the copy, training waits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,50 +92,51 @@ class StrategySettings:
     """Strategy settings: the distribution of weights, gradients and moments over ranks and memory."""
 
     fsdp: bool = False
-    """Spread weights, gradients and moments over the ranks (FSDP2); a layer is gathered while it computes."""
+    """Shard weights, gradients and moments over the ranks (FSDP2); a layer is gathered while it computes."""
 
     shard_size: int | None = field(default=None, metadata={"minimum": 1})
-    """Ranks that a weight is spread over, a divisor of their number (with `fsdp`); none = all of them."""
+    """Number of ranks that a weight is sharded over, a divisor of their total (with `fsdp`); none = all of them."""
 
     fsdp_cpu_offload: bool = False
-    """Keep the blocks, their gradients and moments in host memory and step there (with `fsdp`)."""
+    """Keep the shards, their gradients and moments in host memory and run the optimizer there (with `fsdp`)."""
 
     zero_stage: int = field(default=0, metadata={"minimum": 0, "maximum": 3})
-    """DeepSpeed: spread moments (1), gradients too (2), weights too (3) over the ranks; 0 = not DeepSpeed."""
+    """DeepSpeed ZeRO stage: shard the moments (1), the gradients too (2), the weights too (3); 0 = no DeepSpeed."""
 
     zpg: int = field(default=1, metadata={"minimum": 1})
-    """Ranks of one machine that keep a second copy of the spread weights (with `zero_stage` 3); 1 = none."""
+    """Number of ranks of one machine that keep a second copy of the sharded weights (with `zero_stage` 3); 1 = none."""
 
     overlap_comm: bool = False
-    """Exchange gradients while the backward pass goes on (with `zero_stage` 1 to 3)."""
+    """Reduce gradients while the backward pass continues (with `zero_stage` 1 to 3)."""
 
     sp_size: int = field(default=1, metadata={"minimum": 1})
-    """Ranks that share every sequence: each holds a part of its tokens; a divisor of their number."""
+    """Sequence-parallel ranks: each holds a part of the tokens of every sequence; a divisor of the number of ranks."""
 
     sp_mode: SequenceMode = "auto"
-    """How attention is shared (with `sp_size`): by heads (ulysses), or keys go round (ring); auto = heads where they
-    divide."""
+    """How attention is shared (with `sp_size`): by heads (ulysses) or by passing keys around (ring); auto = by heads
+    where their number divides."""
 
     tp_size: int = field(default=1, metadata={"minimum": 1})
-    """Ranks that hold parts of every matrix and compute together (tensor parallel); a divisor of their number."""
+    """Tensor-parallel ranks: each holds a part of every matrix and they compute together; a divisor of the number of
+    ranks."""
 
     adam_offload: bool = False
-    """Keep the moments in host memory and step there; on a CPU they are there already."""
+    """Keep the moments in host memory and run the optimizer there; on a CPU they are there already."""
 
     use_mp_opt: bool = False
-    """Compute in bfloat16, and keep weights, sums of gradients and moments in float32."""
+    """Compute in bfloat16 and keep weights, gradient sums and moments in float32."""
 
     fp16: bool = False
-    """Compute in float16 under a loss scale that adapts, and keep weights, sums of gradients and moments in float32."""
+    """Compute in float16 with an adaptive loss scale and keep weights, gradient sums and moments in float32."""
 
     meta_init: bool = False
-    """Make the model without memory and let every rank read its blocks alone from the files (with `fsdp`)."""
+    """Create the model without allocating memory and let each rank read its own shards from the files (with `fsdp`)."""
 
     enable_ema: bool = False
     """Keep a moving average of the trained weights, in float32, in every checkpoint (`rft-train export --ema`)."""
 
     ema_decay: float = field(default=0.992, metadata={"minimum": 0.0, "below": 1.0})
-    """What is left of the average after a step (with `enable_ema`)."""
+    """Decay of the moving average per step (with `enable_ema`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +144,8 @@ class LaunchSettings:
     """Launch settings: ranks and how they are started."""
 
     nproc: int = field(default=0, metadata={"minimum": 0})
-    """Processes that are started on this machine, a GPU each where there are any; 0 = what torchrun or srun started,
-    or this one."""
+    """Processes to start on this machine, one per GPU if there are any; 0 = those that torchrun or srun has started, or
+    this one alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,16 +153,18 @@ class WatchSettings:
     """When a run that does not go on is ended, and what is compared over the ranks."""
 
     watchdog_seconds: float = field(default=3600.0, metadata={"minimum": 0.0})
-    """Longest time without progress in one phase of a step (rollout, reward, train, save, ...); 0 = no limit."""
+    """Maximum time without progress in one phase of a step (rollout, reward, train, save, ...); 0 = no limit."""
 
     watchdog_first_seconds: float = field(default=7200.0, metadata={"minimum": 0.0})
-    """The same until the first step of this process has ended: loading and compiling; 0 = no limit."""
+    """The same limit until the first step of this process has ended, which includes loading and compiling; 0 = no
+    limit."""
 
     watchdog_collective_seconds: float = field(default=600.0, metadata={"minimum": 0.0})
-    """Longest time in one exchange between ranks that all of them have entered; 0 = no limit."""
+    """Maximum time in one collective that all ranks have entered; 0 = no limit."""
 
     heartbeat_seconds: float = field(default=7.0, metadata={"minimum": 0.0})
-    """A rank on another machine that says nothing for so long is taken for dead or cut off; 0 = never."""
+    """Seconds without a heartbeat after which a rank on another machine counts as dead or cut off; 0 = never."""
 
     fingerprint_steps: int = field(default=3, metadata={"minimum": 0})
-    """Steps in which the ranks compare every exchange before it is made; with --debug all of them; 0 = none."""
+    """Number of first steps in which the ranks compare every collective before they run it; with --debug all of them; 0
+    = none."""

@@ -34,10 +34,10 @@ class EngineSizeSettings:
     """Share of the device's memory that the engine may take (vllm and sglang; the others reserve none)."""
 
     engine_fp8: bool = False
-    """Round the engine's matrices to 8 bits as they are loaded (vllm on a GPU alone); the trainer's stay."""
+    """Quantize the engine's matrices to 8 bits at loading (vllm on a GPU only); the trainer's are unchanged."""
 
     engine_max_rows: int = field(default=512, metadata={"minimum": 1})
-    """Sequences decoded at once; fewer rows take less memory for keys and values."""
+    """Maximum number of sequences decoded at once; fewer need less memory for the KV cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class DecodingEngineSettings(EngineSizeSettings, EngineChoiceSettings):
     """The inference engine."""
 
     engine_enforce_eager: bool = False
-    """Start the kernels of a decode step one by one on a GPU, without CUDA graphs: ready sooner, decodes slower
+    """Launch the kernels of a decode step one by one on a GPU, without CUDA graphs: starts faster, decodes slower
     (native, vllm, sglang; a CPU has no graphs)."""
 
 
@@ -69,7 +69,7 @@ class EngineSettings(DecodingEngineSettings):
     """The inference engine, beside a trainer."""
 
     enable_engine_sleep: bool = True
-    """Give the engine's memory back while training; native: drop its keys and values between rollouts."""
+    """Release the engine's memory while the trainer trains; native: drop the KV cache between rollouts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,25 +77,25 @@ class SamplingSettings:
     """How completions are drawn, and how long texts may be (in tokens)."""
 
     temperature: float = field(default=1.0, metadata={"minimum": 0.0})
-    """Divides the logits before sampling; 0 = greedy (not for training)."""
+    """Divisor of the logits before sampling; 0 = greedy (not for training)."""
 
     top_p: float = field(default=1.0, metadata={"above": 0.0, "maximum": 1.0})
-    """Sample among the likeliest tokens that hold this probability together; 1 = all."""
+    """Sample from the most likely tokens that together hold this probability; 1 = from all."""
 
     top_k: int = field(default=0, metadata={"minimum": -1})
-    """Sample among this many likeliest tokens; 0 or -1 = all."""
+    """Sample from this many most likely tokens; 0 or -1 = from all."""
 
     min_p: float = field(default=0.0, metadata={"minimum": 0.0, "maximum": 1.0})
-    """Sample among tokens at least this share as likely as the likeliest; 0 = all."""
+    """Sample from the tokens that are at least this fraction as likely as the most likely one; 0 = from all."""
 
     prompt_max_len: int = field(default=1024, metadata={"minimum": 1})
-    """Longest prompt, in tokens."""
+    """Maximum length of a prompt, in tokens."""
 
     generate_max_len: int = field(default=1024, metadata={"minimum": 1})
-    """Longest response, in tokens."""
+    """Maximum length of a response, in tokens."""
 
     max_len: int | None = field(default=None, metadata={"minimum": 2})
-    """Cap on prompt plus response for engine and trainer, in tokens; none = the sum of the two above."""
+    """Maximum length of prompt plus response for engine and trainer, in tokens; none = the sum of the two above."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,10 +103,10 @@ class ProbeLengthSettings:
     """How long the compared texts may be, in tokens."""
 
     prompt_max_len: int = field(default=1024, metadata={"minimum": 1})
-    """Longest prompt."""
+    """Maximum length of a prompt, in tokens."""
 
     generate_max_len: int = field(default=32, metadata={"minimum": 1})
-    """Longest completion."""
+    """Maximum length of a response, in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class TrainingSamplingSettings(SamplingSettings):
     """How completions are drawn for training."""
 
     use_fire: bool = False
-    """Draw the first token at a high temperature, for variety within a group (FIRE)."""
+    """Sample the first token at a high temperature, for variety within a group (FIRE)."""
 
     first_token_temperature: float = field(default=10.0, metadata={"above": 0.0})
     """Temperature of the first token (with `use_fire`)."""
@@ -125,5 +125,5 @@ class ReplicaSettings:
     """Engines side by side."""
 
     engine_replicas: int = field(default=1, metadata={"minimum": 1})
-    """Engines that share the prompts of a step between them, each a process with the whole weights, for every rank;
-    their number changes no token. 1 = one engine, which shares the trainer's process and weights where it can."""
+    """Number of engines that share the prompts of a step, each a process with all weights, for every rank; the number
+    changes no token. 1 = one engine, in the trainer's process and on its weights where that is possible."""

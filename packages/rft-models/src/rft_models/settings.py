@@ -41,22 +41,24 @@ class ModelSettings(WeightsSettings):
     """What `gradient_checkpointing` recomputes; selective keeps the results of matrix products and attention."""
 
     gradient_checkpointing_every: int = field(default=1, metadata={"minimum": 1})
-    """Recompute one layer in this many (with `gradient_checkpointing`); 1 = every layer."""
+    """Recompute every n-th layer only (with `gradient_checkpointing`); 1 = every layer."""
 
     flash_attn: bool = False
-    """Use the flash-attn package where it can run; the start says what is used. Without: torch's own kernels."""
+    """Use the flash-attn package where it can run; the first lines of a run say which kernels are used. Off = torch's
+    own kernels."""
 
     freeze_prefix: str = field(default="", metadata={"bare": "visual"})
-    """Parts that are not trained: beginnings of parameter names, joined by commas; bare = visual; empty = none."""
+    """Freeze the parameters whose names begin so, joined by commas; bare = visual; empty = none."""
 
     train_only_tokens_from: int = field(default=-1, metadata={"minimum": -1})
-    """Train only the embedding and output rows of tokens with this id or a higher one; -1 = all weights."""
+    """Train only the embedding and output rows of tokens with this id or a higher one; -1 = train all weights."""
 
     aux_loss_coef: float = field(default=0.0, metadata={"minimum": 0.0})
-    """Weight of the routers' load-balancing loss (mixtures of experts); 0 = none."""
+    """Weight of the load-balancing loss of the routers (mixture-of-experts models); 0 = none."""
 
     fused_linear_logprob: bool = False
-    """Compute the head and its log-probabilities in chunks of rows: the logits are never whole in memory."""
+    """Compute the output head and its log-probabilities in chunks of rows, so that the full logits never exist in
+    memory."""
 
     chunk_size: int = field(default=4096, metadata={"minimum": 1})
     """Rows (tokens) of the head computed at once by `fused_linear_logprob`."""
@@ -96,19 +98,21 @@ class AdapterSettings:
     """Low-rank adapters, trained in place of the model's weights."""
 
     lora_rank: int = field(default=0, metadata={"minimum": 0})
-    """Rank of the adapters that are trained while the model's own weights stay; 0 = all weights, no adapters."""
+    """Rank of the LoRA adapters that are trained while the model's own weights stay frozen; 0 = train all weights, no
+    adapters."""
 
     lora_alpha: float = field(default=16.0, metadata={"above": 0.0})
-    """Scale of the adapters: alpha / rank times their product (`lora_type` rslora: alpha / sqrt(rank))."""
+    """Scale of the adapters: their product is multiplied by alpha / rank (`lora_type` rslora: alpha / sqrt(rank))."""
 
     lora_dropout: float = field(default=0.0, metadata={"minimum": 0.0, "maximum": 0.95})
-    """Share of an adapter's inputs that a training forward zeroes (`rft-train sft` alone)."""
+    """Dropout probability of the adapters' inputs in training (`rft-train sft` only)."""
 
     target_modules: str = "all-linear"
-    """Layers that get an adapter: all-linear, or ends of their names joined by commas, as q_proj,v_proj."""
+    """Layers that get an adapter: all-linear, or endings of their names joined by commas, such as q_proj,v_proj."""
 
     lora_type: AdapterKind = "lora"
-    """lora; rslora scales by 1 / sqrt(rank); dora also trains the length of each row of the matrix."""
+    """lora = the standard form; rslora scales by 1 / sqrt(rank); dora also trains the norm of each row of the
+    matrix."""
 
     load_in_4bit: bool = False
-    """Hold the weights under the adapters in 4 bits (NF4 of bitsandbytes, on a GPU)."""
+    """Hold the base weights in 4 bits (NF4 of bitsandbytes, on a GPU)."""

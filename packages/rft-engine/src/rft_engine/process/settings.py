@@ -49,7 +49,7 @@ class ExternalEngineSettings:
     max_rows: int
     """Sequences decoded at once."""
     max_len: int
-    """Tokens of the longest prompt with its completion."""
+    """Maximum length of a prompt plus its completion, in tokens."""
     dtype: str = "auto"
     """Of weights and activations: auto (the directory's), float32, bfloat16 or float16."""
     tensor_parallel_size: int = 1
@@ -63,7 +63,7 @@ class ExternalEngineSettings:
     enforce_eager: bool = False
     """No CUDA graphs and no compilation: starts sooner, decodes slower."""
     seed: int = 0
-    """Of the library's own generators; no sample depends on it."""
+    """Seed of the library's own generators; no sample depends on it."""
     transport: Transport = "auto"
     """How weights come in: see `rft_engine.vllm.weight_transport`."""
     adapter_config: str = ""

@@ -50,10 +50,11 @@ class SurrogateSettings:
     """The same as `policy_loss` cpgd."""
 
     eps_clip: float | None = field(default=None, metadata={"above": 0.0, "below": 1.0})
-    """How far below 1 the probability ratio may go (in log space for gmpo, in probability for dppo)."""
+    """Lower clip range: how far below 1 the probability ratio may fall (in log space for gmpo, in probability for
+    dppo)."""
 
     eps_clip_high: float | None = field(default=None, metadata={"above": 0.0})
-    """How far above 1 it may go; left out beside a given eps_clip: as that."""
+    """Upper clip range: how far above 1 the ratio may rise; none = the same as eps_clip where that is given."""
 
     dual_clip: float | None = field(default=None, metadata={"above": 1.0})
     """Second bound of the loss where the advantage is negative (with `policy_loss` dual_clip)."""
@@ -62,13 +63,14 @@ class SurrogateSettings:
     """How per-token losses are averaged over tokens and sequences; -norm divides by generate_max_len."""
 
     high_entropy_token_ratio: float = field(default=0.0, metadata={"minimum": 0.0, "below": 1.0})
-    """Share of tokens, those of highest entropy over the batch, that the surrogate learns from; 0 = all."""
+    """Fraction of tokens, those of highest entropy in the batch, that the surrogate is computed on; 0 = all."""
 
     entropy_coef: float | None = field(default=None, metadata={"minimum": 0.0})
     """Weight of the entropy bonus in the loss; 0 = none."""
 
     entropy_target: float | None = field(default=None, metadata={"minimum": 0.0})
-    """Entropy in nats a token towards which the weight of the bonus is moved (with `entropy_coef`)."""
+    """Target of the entropy, in nats a token, towards which the weight of the bonus is adapted (with
+    `entropy_coef`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,31 +84,33 @@ class DivergenceSettings:
     """Weight of that divergence (of the drift, for an algorithm that has one); 0 = no reference policy is loaded."""
 
     use_kl_loss: bool | None = None
-    """Put the divergence into the loss; no = into the reward."""
+    """Add the divergence to the loss; no = subtract it from the reward."""
 
     kl_target: float | None = field(default=None, metadata={"above": 0.0})
-    """Divergence in nats a token towards which its weight is moved; none = the weight is constant."""
+    """Target of the divergence, in nats a token, towards which its weight is adapted; none = the weight is constant."""
 
     kl_horizon: int = field(default=10_000, metadata={"minimum": 1})
-    """Samples over which that weight can double or so (with `kl_target`)."""
+    """Horizon of that adaptation, in samples: the weight can about double within it (with `kl_target`)."""
 
     max_logprob_gap: float = field(default=0.1, metadata={"minimum": 0.0})
-    """Mean distance of the engine's log-probs from the trainer's, in nats a token, that stops the run; 0 = no limit."""
+    """Stop the run when the mean absolute difference between the engine's and the trainer's log-probs exceeds this, in
+    nats a token; 0 = no limit."""
 
     off_policy_correction: OffPolicyCorrection | None = None
-    """Weights for the distance between the engine's log-probs and the trainer's at the start of a step."""
+    """Importance weights for the difference between the engine's log-probs and the trainer's at the start of a step."""
 
     off_policy_cap: float = field(default=2.0, metadata={"minimum": 1.0})
-    """Largest weight (with tis and seq-tis)."""
+    """Maximum weight (with tis and seq-tis)."""
 
     off_policy_low: float | None = field(default=None, metadata={"minimum": 0.0, "maximum": 1.0})
-    """Ratios below it get weight 0 (with mis, seq-mis and geo-mis)."""
+    """Lower bound: ratios below it get weight 0 (with mis, seq-mis and geo-mis)."""
 
     off_policy_high: float | None = field(default=None, metadata={"minimum": 1.0})
-    """Ratios above it get weight 0 (with mis, seq-mis and geo-mis)."""
+    """Upper bound: ratios above it get weight 0 (with mis, seq-mis and geo-mis)."""
 
     off_policy_delta: float | None = field(default=None, metadata={"minimum": 0.0})
-    """Sequences of negative advantage whose log-prob fell by more nats a token are left out; none = none are."""
+    """Leave out sequences of negative advantage whose log-prob fell by more than this, in nats a token; none = leave
+    out none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,52 +118,52 @@ class AlgorithmSettings(DivergenceSettings, SurrogateSettings):
     """The algorithm, from rewards to updates. A setting that is left out is that of the published algorithm."""
 
     advantage_estimator: str = "group_norm"
-    """The published algorithm, whole (rft-train check prints it), or one of your own as file.py:Class."""
+    """The published algorithm as a whole (rft-train check prints its parts), or one of your own as file.py:Class."""
 
     gamma: float | None = field(default=None, metadata={"minimum": 0.0, "maximum": 1.0})
-    """Discount of later rewards, a token (gae, reinforce, reinforce++)."""
+    """Discount factor per token (gae, reinforce, reinforce++)."""
 
     lambd: float | None = field(default=None, metadata={"minimum": 0.0, "maximum": 1.0})
     """Lambda of generalised advantage estimation (gae)."""
 
     pass_k: int | None = field(default=None, metadata={"minimum": 1})
-    """Draws of which one must be right (pass_at_k)."""
+    """k of pass@k: number of samples of which one must be correct (pass_at_k)."""
 
     advantages_norm: bool | None = None
-    """Shift and scale advantages to mean 0 and deviation 1 over all tokens of the step."""
+    """Whiten the advantages to mean 0 and standard deviation 1 over all tokens of the step."""
 
     advantage_clip: float = field(default=0.0, metadata={"minimum": 0.0})
-    """Largest absolute advantage; 0 = no bound."""
+    """Maximum absolute advantage; 0 = no limit."""
 
     reward_running_norm: bool = False
-    """Divide scores by their running deviation over the run."""
+    """Divide scores by their running standard deviation over the run."""
 
     reward_running_norm_minus_mean: bool = False
-    """Subtract their running mean too; turns `reward_running_norm` on."""
+    """Subtract the running mean as well; implies `reward_running_norm`."""
 
     reward_clip: float = field(default=0.0, metadata={"minimum": 0.0})
-    """Largest absolute score, after the group's comparison and the running scale; 0 = no bound."""
+    """Maximum absolute score, after comparison within the group and the running normalization; 0 = no limit."""
 
     overlong_buffer: bool | None = None
-    """Penalise responses that come near the longest that is allowed."""
+    """Penalize responses that come close to the maximum length."""
 
     overlong_buffer_len: int | None = field(default=None, metadata={"minimum": 1})
-    """Tokens before that length in which the penalty grows; none = a fifth of it."""
+    """Number of tokens before the maximum length over which the penalty grows; none = a fifth of that length."""
 
     overlong_buffer_penalty_factor: float = field(default=1.0, metadata={"above": 0.0})
-    """Penalty at that length, in units of reward."""
+    """Penalty at the maximum length, in units of reward."""
 
     length_penalty: bool = False
-    """Within a group, prefer short right responses and penalise long ones."""
+    """Within a group, prefer short correct responses and penalize long ones."""
 
     mask_truncated_completions: bool = False
-    """Learn nothing from responses that were cut off."""
+    """Exclude truncated responses from the loss."""
 
     dynamic_sampling: bool | None = None
     """Replace groups whose responses all have the same reward by sampling more prompts."""
 
     dynamic_sampling_rounds: int = field(default=10, metadata={"minimum": 1})
-    """How often a step may sample more prompts (with `dynamic_sampling`)."""
+    """Maximum number of extra sampling rounds in one step (with `dynamic_sampling`)."""
 
     filter_groups: bool = False
-    """Leave groups whose responses all have the same reward out of the denominators too."""
+    """Exclude groups whose responses all have the same reward from the denominators too."""

@@ -10,10 +10,10 @@ class BatchSettings:
     """Batch sizes of sampling and training, and the split into micro-batches (which changes no result)."""
 
     rollout_batch_size: int = field(default=64, metadata={"minimum": 1})
-    """Prompts sampled at a time, over all ranks."""
+    """Prompts sampled in one rollout, over all ranks."""
 
     n_samples_per_prompt: int = field(default=8, metadata={"minimum": 1})
-    """Responses drawn for each prompt: the group that an advantage is relative to."""
+    """Responses sampled for each prompt; they form the group within which advantages are computed."""
 
     train_batch_size: int = field(default=512, metadata={"minimum": 1})
     """Responses in one optimizer step, over all ranks."""
@@ -25,10 +25,11 @@ class BatchSettings:
     """Responses in one forward pass for log-probabilities without gradient."""
 
     max_tokens_per_micro_batch: int = field(default=0, metadata={"minimum": 0})
-    """Cap on the tokens of one forward pass; 0 = only the two sizes above count."""
+    """Maximum number of tokens in one forward pass; 0 = only the two sizes above limit it."""
 
     packing_samples: bool = False
-    """Fill each forward pass up to its cap on tokens instead of counting sequences. The step is the same."""
+    """Fill each forward pass up to its maximum number of tokens instead of counting sequences. The result of the step
+    is the same."""
 
     max_epochs: int = field(default=1, metadata={"minimum": 1})
     """Passes over each batch of rollouts."""
@@ -37,4 +38,4 @@ class BatchSettings:
     """Passes over all prompts."""
 
     max_steps: int = field(default=0, metadata={"minimum": 0})
-    """Steps (one or more rollouts and their updates) after which the run ends; 0 = when the episodes end."""
+    """Steps (one or more rollouts and their updates) after which the run ends; 0 = it ends with the episodes."""

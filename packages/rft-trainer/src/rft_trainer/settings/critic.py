@@ -10,19 +10,19 @@ class CriticSettings:
     """The critic, which gae needs."""
 
     critic_pretrain: str = ""
-    """Model that the critic starts from; empty = as the policy."""
+    """Model that the critic is initialized from; empty = the policy's."""
 
     critic_learning_rate: float = field(default=9e-6, metadata={"above": 0.0})
     """Peak learning rate of the critic."""
 
     value_clip: float = field(default=0.2, metadata={"minimum": 0.0})
-    """How far a value may move from that at the start of the step before its loss stops to follow; 0 = no bound."""
+    """Distance from its value at the start of the step beyond which a value receives no gradient; 0 = no limit."""
 
     value_head_prefix: str = "score"
-    """Name of the value head's weights in the critic's files."""
+    """Prefix of the value head's weights in the critic's files."""
 
     save_value_network: bool = False
-    """Write the critic as a Hugging Face directory into every checkpoint (its state is there in any case)."""
+    """Write the critic as a Hugging Face directory into every checkpoint (its training state is saved in any case)."""
 
     freezing_actor_steps: int = field(default=-1, metadata={"minimum": -1})
-    """Steps at the start in which only the critic is trained; -1 or 0 = none."""
+    """Number of first steps that train only the critic; -1 or 0 = none."""

@@ -33,7 +33,7 @@ class HeldOutSettings(PromptTextSettings):
     """Split of `eval_data` to use, where it has splits."""
 
     max_eval_samples: int = field(default=500, metadata={"minimum": 0})
-    """Held-out rows used; 0 = all."""
+    """Number of held-out rows to use; 0 = all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +58,13 @@ class TrainRowsSettings:
     """Split of `prompt_data` to use, where it has splits."""
 
     max_samples: int = field(default=0, metadata={"minimum": 0})
-    """Training rows used; 0 = all."""
+    """Number of training rows to use; 0 = all."""
 
     num_workers: int = field(default=0, metadata={"minimum": 0})
-    """Threads that render and tokenize rows; 0 = the main thread."""
+    """Threads that render and tokenize rows; 0 = do it in the main thread."""
 
     prefetch_factor: int = field(default=2, metadata={"minimum": 1})
-    """Batches each of these threads prepares ahead (with `num_workers`)."""
+    """Batches that each of these threads prepares in advance (with `num_workers`)."""
 
     dataloader_pin_memory: bool = False
     """Put prepared batches into page-locked memory (faster copies to a GPU)."""
@@ -111,10 +111,10 @@ class GenerateDataSettings(PromptTextSettings):
     """Split of `prompt_data` to use, where it has splits."""
 
     max_samples: int = field(default=0, metadata={"minimum": 0})
-    """Prompts answered; 0 = all."""
+    """Number of prompts to answer; 0 = all."""
 
     n_samples_per_prompt: int = field(default=1, metadata={"minimum": 1})
-    """Completions drawn for each prompt."""
+    """Responses sampled for each prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ class ConformanceDataSettings(GenerateDataSettings):
     """The prompts that engines continue; without any, a few short texts that are built in."""
 
     max_samples: int = field(default=16, metadata={"minimum": 0})
-    """Prompts used; 0 = all."""
+    """Number of prompts to use; 0 = all."""
 
     n_samples_per_prompt: int = field(default=4, metadata={"minimum": 1})
-    """Completions drawn for each prompt."""
+    """Responses sampled for each prompt."""

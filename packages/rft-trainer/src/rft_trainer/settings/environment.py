@@ -19,16 +19,17 @@ class EvalEnvironmentSettings:
     """Turns that the policy may take in a conversation."""
 
     turn_max_len: int | None = field(default=None, metadata={"minimum": 1})
-    """Tokens of one turn; none = what is left of generate_max_len, which bounds turns and observations together."""
+    """Maximum length of one turn, in tokens; none = what is left of generate_max_len, which limits turns and
+    observations together."""
 
     tool_timeout: float = field(default=10.0, metadata={"above": 0.0})
-    """Seconds a tool call may take (in a class of your own); beyond it the conversation has no reward."""
+    """Seconds that a tool call may take (in a class of your own); a conversation that exceeds them has no reward."""
 
     rollout_timeout: float = field(default=60.0, metadata={"above": 0.0})
-    """Seconds the environment may take in a whole conversation (in a class of your own)."""
+    """Seconds that the environment may take in a whole conversation (in a class of your own)."""
 
     tool_call_pattern: str = ""
-    """How a call is written: a regular expression with the groups name and arguments; empty = JSON in <tool_call>."""
+    """Format of a tool call: a regular expression with the groups name and arguments; empty = JSON in <tool_call>."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,4 +37,4 @@ class EnvironmentSettings(EvalEnvironmentSettings):
     """The environment that answers the policy's turns, and the discount between turns."""
 
     turn_gamma: float | None = field(default=None, metadata={"minimum": 0.0, "maximum": 1.0})
-    """Discount from one turn to the next (gae); none = gamma there too."""
+    """Discount from one turn to the next (gae); none = the same as gamma."""

@@ -10,4 +10,5 @@ class EvaluationSettings:
     """The schedule of evaluations on the held-out rows."""
 
     eval_steps: int = field(default=-1, metadata={"minimum": -1})
-    """Steps between evaluations, beside those at the start and the end; -1 = once an episode (epoch); 0 = never."""
+    """Steps between evaluations, in addition to those at the start and the end; -1 = once an episode (epoch); 0 =
+    never."""

@@ -13,16 +13,18 @@ class ImageSettings:
     """Column that holds the images of a row (a path, bytes or a data URI, or a list of them); empty = text alone."""
 
     limit_mm_image_per_prompt: int = field(default=-1, metadata={"minimum": -1})
-    """Most images of one row (with `images_key`); a row with more is an error; -1 = any number."""
+    """Maximum number of images in one row (with `images_key`); a row with more is an error; -1 = no limit."""
 
     mixed_mm_data: bool = False
     """Allow rows without an image beside rows with one (with `images_key`)."""
 
     max_pixels: int = field(default=0, metadata={"minimum": 0})
-    """Pixels of an image above which it is scaled down before the model sees it; 0 = as the model's processor says."""
+    """Scale an image with more pixels than this down before the model sees it; 0 = the limit of the model's
+    processor."""
 
     min_pixels: int = field(default=0, metadata={"minimum": 0})
-    """Pixels of an image below which it is enlarged; 0 = as the model's processor says."""
+    """Scale an image with fewer pixels than this up before the model sees it; 0 = the limit of the model's
+    processor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,8 @@ class ControlledImageSettings(ImageSettings):
     """The images of prompts, and the control experiment."""
 
     shuffle_images: bool = False
-    """Control: the images of each row go to another row, so that they say nothing about it (with `images_key`)."""
+    """Control experiment: give the images of each row to another row, so that they carry no information (with
+    `images_key`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

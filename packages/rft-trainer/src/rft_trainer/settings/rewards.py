@@ -19,26 +19,26 @@ class RewardModelSettings:
     """Reward models: directories joined by commas, each DIR or NAME=DIR; empty = none."""
 
     reward_offload: RewardOffload = "auto"
-    """Reward models stay on the GPU, or come for their phase, one after another; auto = stay where a tenth of it holds
-    them."""
+    """Where reward models stay: held = on the GPU; phase = moved there one after another while they score; auto = on
+    the GPU where they take at most a tenth of it."""
 
     reward_batch_tokens: int = field(default=8192, metadata={"minimum": 1})
-    """Tokens that a reward model scores in one forward; a longer text runs alone."""
+    """Tokens that a reward model scores in one forward pass; a longer text is scored alone."""
 
     remote_rm_url: str = ""
-    """Reward servers: URLs joined by commas, each URL or NAME=URL, asked at the same time; empty = none."""
+    """Reward servers: URLs joined by commas, each URL or NAME=URL, queried at the same time; empty = none."""
 
     remote_rm_timeout: float = field(default=120.0, metadata={"above": 0.0})
-    """Seconds that one request to a reward server or a judge may take in all."""
+    """Seconds that one request to a reward server or a judge may take in total."""
 
     remote_rm_batch_size: int = field(default=32, metadata={"minimum": 1})
     """Responses in one request to a reward server."""
 
     remote_rm_concurrency: int = field(default=8, metadata={"minimum": 1})
-    """Requests to one server that wait for their answers at once."""
+    """Concurrent requests to one server."""
 
     remote_rm_retries: int = field(default=3, metadata={"minimum": 0})
-    """How often a request is sent again after a network error, within its time; no other failure is tried again."""
+    """Retries of a request after a network error, within its timeout; no other failure is retried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,29 +46,29 @@ class JudgeSettings:
     """A language model that judges responses; the score is parsed from its answer."""
 
     judge_pretrain: str = ""
-    """Judge: the directory of a language model that answers in this process; empty = none."""
+    """Judge model: the directory of a language model that runs in this process; empty = none."""
 
     judge_url: str = ""
-    """Judge: the beginning of an OpenAI-compatible server's address, as http://host:8000/v1; empty = none."""
+    """Judge server: the base URL of an OpenAI-compatible server, such as http://host:8000/v1; empty = none."""
 
     judge_model: str = ""
-    """Name that the server of `judge_url` knows its model by."""
+    """Name by which the server of `judge_url` knows its model."""
 
     judge_template: str = ""
-    """File with the question: {prompt}, {response}, {label} and {task_instruction} are filled in; empty = a short
-    one."""
+    """File with the prompt of the judge, in which {prompt}, {response}, {label} and {task_instruction} are filled in;
+    empty = a short built-in one."""
 
     task_instruction: str = "how well the response answers the prompt"
-    """What the judge is to look at; takes the place of {task_instruction}, and {prompt} in it is filled in."""
+    """What the judge is to assess: replaces {task_instruction} in the template; {prompt} in it is filled in."""
 
     judge_pattern: str = r"<score>\s*([-+]?\d+(?:\.\d+)?)\s*</score>"
     """Regular expression whose first group is the score; the last match in the judge's answer counts."""
 
     judge_range: tuple[float, float] = (0.0, 10.0)
-    """Worst and best score; they become 0 and 1, and what lies outside is no score."""
+    """Worst and best score; they are mapped to 0 and 1, and an answer outside them counts as no score."""
 
     judge_max_new_tokens: int = field(default=256, metadata={"minimum": 1})
-    """Tokens of the longest answer of the judge."""
+    """Maximum length of the judge's answer, in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +83,10 @@ class RewardSettings:
     """Processes that compute rewards."""
 
     reward_timeout: float = field(default=10.0, metadata={"above": 0.0})
-    """Seconds one response may take to judge; beyond it the reward has failed and is not a 0."""
+    """Seconds that scoring one response may take; a response beyond it counts as failed, not as a reward of 0."""
 
     reward_weights: str = ""
-    """Weights of a reward's parts, as correctness=0.9,format=0.1; empty = the reward's own sum."""
+    """Weights of a reward's parts, such as correctness=0.9,format=0.1; empty = the reward's own sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,4 +94,4 @@ class RlRewardSettings(RewardSettings):
     """The reward function of a response, and the control experiment."""
 
     shuffle_rewards: bool = False
-    """Control: the rewards change places within each group, so that they carry no information."""
+    """Control experiment: shuffle the rewards within each group, so that they carry no information."""

@@ -10,9 +10,9 @@ class AsyncSettings:
     """Asynchronous rollouts, which run ahead of the trainer."""
 
     max_staleness: int = field(default=0, metadata={"minimum": 0})
-    """Weight versions that a sample may lag when it is trained: rollouts of so many steps to come are drawn while the
-    trainer trains; 0 = none, each step waits for its own."""
+    """Maximum number of weight versions between sampling and training: rollouts of that many future steps are sampled
+    while the trainer trains; 0 = each step waits for its own rollouts."""
 
     async_deterministic: bool = False
-    """With max_staleness: a step's samples are drawn whole with the weights of exactly that many steps before, so
-    that a run repeats to the bit; without it running samples go on under every new version, which is faster."""
+    """With max_staleness: sample each step completely with the weights of exactly that many steps before, so that a run
+    can be repeated to the bit; off = running samples continue under each new version, which is faster."""

@@ -10,7 +10,7 @@ class SeedSettings:
     """The random seed, and detailed reports for debugging."""
 
     seed: int = field(default=42, metadata={"minimum": 0})
-    """Start of every random draw: the same seed gives the same run."""
+    """Seed of every random choice: the same seed gives the same run."""
 
     debug: bool = False
     """Report collectives, kernels and native crashes in detail (slower)."""
@@ -24,10 +24,10 @@ class RunSettings(SeedSettings):
     """Name of the run; empty = <recipe>-<date>-<word>."""
 
     log_interval: int = field(default=1, metadata={"minimum": 1})
-    """Steps between printed lines."""
+    """Steps between printed progress lines."""
 
     max_refused_steps: int = field(default=3, metadata={"minimum": 0})
-    """Updates in a row that may be refused for non-finite gradients before the run stops."""
+    """Number of consecutive updates that may be skipped for non-finite gradients before the run stops."""
 
     use_wandb: str = field(default="", metadata={"bare": "rft"})
     """Project of Weights & Biases to report to; bare = rft; empty = none. The key is read from WANDB_API_KEY."""
@@ -56,13 +56,13 @@ class RlRunSettings(RunSettings):
     """Write prompts, responses and rewards to rollouts/step_N.jsonl."""
 
     num_trajectories_to_save: int = field(default=10, metadata={"minimum": 1})
-    """Responses written for a step (with `save_trajectories`)."""
+    """Number of responses written per file (with `save_trajectories`)."""
 
     rollout_log_interval: int = field(default=10, metadata={"minimum": 1})
-    """Steps between two such files (with `save_trajectories`)."""
+    """Steps between two of these files (with `save_trajectories`)."""
 
     max_unscored_share: float = field(default=0.1, metadata={"minimum": 0.0, "maximum": 1.0})
-    """Share of a step's rewards that may fail before the run stops."""
+    """Fraction of a step's rewards that may fail before the run stops."""
 
 
 @dataclass(frozen=True, kw_only=True)

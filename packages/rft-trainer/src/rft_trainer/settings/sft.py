@@ -16,7 +16,7 @@ class SftTrainingSettings:
     """Passes over the training rows."""
 
     max_steps: int = field(default=0, metadata={"minimum": 0})
-    """Optimizer steps after which the run ends; 0 = when the epochs end."""
+    """Optimizer steps after which the run ends; 0 = it ends with the epochs."""
 
     train_batch_size: int = field(default=32, metadata={"minimum": 1})
     """Sequences in one optimizer step, over all ranks."""
@@ -25,13 +25,14 @@ class SftTrainingSettings:
     """Sequences in one forward and backward pass of a rank."""
 
     max_tokens_per_micro_batch: int = field(default=0, metadata={"minimum": 0})
-    """Cap on the tokens of one forward pass; 0 = only the size above counts."""
+    """Maximum number of tokens in one forward pass; 0 = only the size above limits it."""
 
     packing_samples: bool = False
-    """Fill each forward pass up to its cap on tokens instead of counting sequences. The step is the same."""
+    """Fill each forward pass up to its maximum number of tokens instead of counting sequences. The result of the step
+    is the same."""
 
     max_len: int | None = field(default=None, metadata={"minimum": 2})
-    """Longest sequence, in tokens; longer rows are refused and counted; none = what the model can take."""
+    """Maximum length of a sequence, in tokens; longer rows are refused and counted; none = what the model can take."""
 
     patience: int = field(default=0, metadata={"minimum": 0})
     """Evaluations without a better held-out loss after which the run ends, with the best weights; 0 = never early."""
