@@ -33,22 +33,30 @@ import importlib.util
 
 import torch
 from rft_algos.algorithms.published import Grpo
-from rft_algos.objectives import advantages, policy_loss
+from rft_algos.objectives import RolloutBatch, compute_advantages, policy_loss
 
 absent = ("numpy", "transformers", "rft_trainer", "rft_cli", "pydantic")
 assert not [name for name in absent if importlib.util.find_spec(name)], "more is installed than torch asks for"
-record = Grpo(kl_place="none")
-rewards, groups = torch.tensor([1.0, 0.0]), torch.tensor([0, 0])
-sequences = torch.tensor([0, 0, 1, 1])
+algorithm = Grpo(kl_place="none")
+sequences, mask = torch.tensor([0, 0, 1, 1]), torch.ones(4, dtype=torch.bool)
 logprobs = torch.tensor([-1.0, -2.0, -1.5, -0.5], requires_grad=True)
+old_logprobs = logprobs.detach()
+batch = RolloutBatch(
+    rewards_N=torch.tensor([1.0, 0.0]),
+    group_ids_N=torch.tensor([0, 0]),
+    loss_mask_T=mask,
+    segment_ids_T=sequences,
+    old_logprobs_T=old_logprobs,
+    behaviour_logprobs_T=old_logprobs,
+)
 output = policy_loss(
-    record,
+    algorithm,
     logprobs_T=logprobs,
-    old_logprobs_T=logprobs.detach(),
+    old_logprobs_T=old_logprobs,
     reference_logprobs_T=None,
     entropy_T=None,
-    advantages_T=advantages(record, rewards_N=rewards, group_ids_N=groups)[sequences],
-    loss_mask_T=torch.ones(4, dtype=torch.bool),
+    advantages_T=compute_advantages(algorithm, batch).advantages_T,
+    loss_mask_T=mask,
     segment_ids_T=sequences,
     num_loss_tokens=4,
     num_sequences=2,
