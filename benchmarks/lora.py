@@ -81,8 +81,8 @@ def sync_table(directory: Path, given: argparse.Namespace, folder: Path) -> list
     adapters = adapted.adapters
     assert adapters is not None
     ways: dict[str, Callable[[], Iterable[tuple[str, Tensor]]]] = {
-        "full": full.served,
-        "merged": adapted.served,
+        "full": full.merged_parameters,
+        "merged": adapted.merged_parameters,
         "adapter": lambda: adapters.tensors(adapters.named_parameters()).items(),
     }
     file, seconds = folder / "sync.safetensors", {name: list[float]() for name in ways}

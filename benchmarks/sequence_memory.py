@@ -54,7 +54,7 @@ def rank(context: int, out: Path) -> None:
         model = AutoModelForCausalLM.from_config(config)
         policy = make_policy(model, None, packed=True, gradient_checkpointing=recomputed).train()
         if ranks.world_size > 1:
-            policy.split_sequences(group, mode)  # pyright: ignore[reportArgumentType]
+            policy.enable_sequence_parallel(group, mode)  # pyright: ignore[reportArgumentType]
         known = [*model.parameters(), *model.buffers(), *given]
         loss, held = held_for_backward(lambda policy=policy: policy.token_logprobs(*given)[0].sum(), known)
         loss.backward()

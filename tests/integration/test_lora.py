@@ -216,7 +216,7 @@ def test_an_engine_on_a_copy_serves_the_merged_weights_and_a_stale_one_is_found(
 ) -> None:
     policy = load_policy(trainer_task.folder / "model")
     adapters = policy.adapt(AdapterRules(rank=3), seed=0)
-    engine = native_engine(policy, 4, 24, "cpu", dtype=dtype, weights=policy.served)
+    engine = native_engine(policy, 4, 24, "cpu", dtype=dtype, weights=policy.merged_parameters)
     assert isinstance(engine, NativeEngineOnCopy)
     machine: Any = type("Machine", (), {"device": "cpu", "ranks": type("Ranks", (), {"rank": 0})})
     check = engine_check(DecodingEngineSettings(engine_type="native"), machine, policy, engine)

@@ -38,7 +38,7 @@ def distances(ranks: Collectives) -> dict[str, float]:
     for family in FAMILIES:
         expected = computed(made(family))
         ring = made(family)
-        ring.split_sequences(SequenceGroup(ranks, 2), "ring")
+        ring.enable_sequence_parallel(SequenceGroup(ranks, 2), "ring")
         parts = computed(ring)
         summed = {name: tensor if name == "logprobs" else ranks.sum(tensor) for name, tensor in parts.items()}
         found[f"{family}/ring"] = distance(summed, expected)

@@ -78,13 +78,13 @@ def main() -> None:
     for family in FAMILIES:
         policy = load_policy(models / family)
         sharded = FullyShardedModel(policy.model, policy.layers, ranks, device=CPU)
-        policy.compute_through(sharded.compute)
+        policy.wrap_forward(sharded.compute)
         loss_of(policy, segments_of(policy, ranks.rank)).backward()
         loss_of(policy, segments_of(policy, 1)).backward()  # nobody has an image
         save_file(gradients_of(policy), out / f"fsdp_{family}_{ranks.rank}.safetensors")
         for mode in MODES:
             policy = load_policy(models / family)
-            policy.split_sequences(SequenceGroup(ranks, ranks.world_size), mode)
+            policy.enable_sequence_parallel(SequenceGroup(ranks, ranks.world_size), mode)
             loss_of(policy, segments_of(policy, 0)).backward()
             save_file(gradients_of(policy), out / f"{mode}_{family}_{ranks.rank}.safetensors")
     stop_process_group()

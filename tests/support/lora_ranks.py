@@ -96,7 +96,7 @@ def adapters_of(spread: ParallelModel) -> dict[str, Tensor]:
 
 def served(spread: ParallelModel) -> dict[str, Tensor]:
     """What an engine gets."""
-    given = spread.whole_weights or spread.policy.served
+    given = spread.whole_weights or spread.policy.merged_parameters
     return {name: tensor.detach().clone() for name, tensor in given()}
 
 

@@ -147,17 +147,17 @@ def distributed(policy: CausalPolicy, case: Case, ranks: Collectives) -> tuple[A
         )
         if case.fsdp:
             spread = FullyShardedModel(policy.model, policy.layers, ranks, device=CPU, mesh=group.data_mesh)
-            policy.compute_through(spread.compute)
+            policy.wrap_forward(spread.compute)
             optimizer = TensorShardedOptimizer(policy.trainable_parameters(), group, of_heads=plan.of_heads, **ADAM)
             return optimizer, spread.whole_tensors, DataParallelRanks(ranks, group)
         optimizer = TensorParallelOptimizer(policy.trainable_parameters(), group, of_heads=plan.of_heads, **ADAM)
         return optimizer, cut[0].whole_tensors, DataParallelRanks(ranks, group)
     sequence = SequenceGroup(ranks, case.sp_size)
-    policy.split_sequences(sequence, case.sp_mode)
+    policy.enable_sequence_parallel(sequence, case.sp_mode)
     data = DataParallelRanks(ranks, sequence)
     if case.fsdp:
         spread = FullyShardedModel(policy.model, policy.layers, ranks, device=CPU, shard_size=case.shard_size)
-        policy.compute_through(spread.compute)
+        policy.wrap_forward(spread.compute)
         return ShardedOptimizer(policy.trainable_parameters(), ranks, **ADAM), spread.whole_tensors, data
     return DataParallelOptimizer(policy.trainable_parameters(), ranks, **ADAM), policy.named_parameters, data
 
@@ -216,7 +216,7 @@ def held_bytes(model: Path, ranks: Collectives) -> dict[str, int]:
     modes: tuple[SequenceMode, ...] = ("ulysses", "ring")
     for mode in modes:
         policy = load_policy(model, codec=object()).train()  # type: ignore[arg-type]
-        policy.split_sequences(SequenceGroup(ranks, ranks.world_size), mode)
+        policy.enable_sequence_parallel(SequenceGroup(ranks, ranks.world_size), mode)
         known = [*policy.model.parameters(), *policy.model.buffers(), *given]
         loss, found[mode] = held_for_backward(lambda policy=policy: policy.token_logprobs(*given)[0].sum(), known)
         loss.backward()

@@ -79,7 +79,7 @@ def test_settings_reach_the_engine_of_the_choice(
         monkeypatch.setattr(module, name, lambda settings, weights, log_path, name=name: (name, settings, log_path))
     monkeypatch.setattr("rft.build.engines.to_checkpoint_names", lambda model, named: named)
     machine: Any = SimpleNamespace(device="cuda")
-    policy: Any = SimpleNamespace(dtype=torch.bfloat16, served=list, adapters=None, model=None)
+    policy: Any = SimpleNamespace(dtype=torch.bfloat16, merged_parameters=list, adapters=None, model=None)
     given = {"engine_tp_size": 2, "engine_mem_util": 0.4, "engine_max_rows": 9}
     for asked, kind in (("sglang", "SglangEngine"), ("vllm", "VllmProcessEngine")):
         wanted = DecodingEngineSettings(engine_type=asked, **given)  # pyright: ignore[reportArgumentType]

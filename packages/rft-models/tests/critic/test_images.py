@@ -55,7 +55,7 @@ def packed(segments: list[Segment]) -> dict[str, Any]:
         "token_ids_T": torch.tensor([token for tokens, _, _ in segments for token in tokens]),
         "positions_T": torch.cat([torch.arange(length) for length in lengths]),
         "segment_ids_T": torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
-        "wanted_T": torch.cat(wanted),
+        "target_mask_T": torch.cat(wanted),
         "mm_inputs": tuple(media for _, _, media in segments),
     }
 

@@ -157,7 +157,7 @@ def test_the_merged_tensors_are_a_model_that_computes_the_same(kind: AdapterKind
     policy = adapted(tiny_model("qwen2"), kind=kind)
     plain = make_policy(tiny_model("qwen2", seed=8), None, packed=True)
     held = dict(plain.named_parameters())
-    for name, tensor in policy.served():
+    for name, tensor in policy.merged_parameters():
         held.pop(name).data.copy_(tensor)
     assert not held
     with torch.no_grad():

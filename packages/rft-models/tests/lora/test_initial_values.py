@@ -20,7 +20,7 @@ KINDS: list[AdapterKind] = ["lora", "dora"]
 
 def fill(policy: CausalPolicy) -> None:
     """Give every parameter memory and its values, two blocks of rows each."""
-    files = policy.unread
+    files = policy.pending_weights
     assert files is not None
     for name, parameter in list(policy.model.named_parameters()):
         half, rest = parameter.shape[0] // 2, tuple(parameter.shape[1:])
@@ -32,7 +32,7 @@ def fill(policy: CausalPolicy) -> None:
         setattr(policy.model.get_submodule(owner), own, nn.Parameter(value, requires_grad=parameter.requires_grad))
     policy.model.tie_weights()
     files.close()
-    policy.unread = None
+    policy.pending_weights = None
 
 
 def tensors(policy: CausalPolicy) -> dict[str, Tensor]:

@@ -25,9 +25,9 @@ def batch() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     ids_T = torch.cat(rows)
     positions_T = torch.cat([torch.arange(len(row)) for row in rows])
     segments_T = torch.cat([torch.full((len(row),), number) for number, row in enumerate(rows)])
-    wanted_T = torch.cat([torch.arange(len(row)) >= start for row, start in zip(rows, (6, 6, 2), strict=True)])
-    wanted_T[8] = False
-    return ids_T, positions_T, segments_T, wanted_T
+    target_mask_T = torch.cat([torch.arange(len(row)) >= start for row, start in zip(rows, (6, 6, 2), strict=True)])
+    target_mask_T[8] = False
+    return ids_T, positions_T, segments_T, target_mask_T
 
 
 def clipped(old_T: Tensor, advantages_T: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -52,7 +52,7 @@ def gradients(policy: CausalPolicy, loss: Tensor) -> dict[str, Tensor]:
 def test_the_same_loss_and_gradients(model_type: str, chunk: int | None, tiny_model: Build) -> None:
     policy = make_policy(tiny_model(model_type), None, packed=model_type != "gpt2", head_chunk_size=chunk)
     given = batch()
-    ids_T, wanted_T = given[0], given[3]
+    ids_T, target_mask_T = given[0], given[3]
     generator = torch.Generator().manual_seed(5)
     old_T = policy.token_logprobs(*given, temperature=0.9)[0].detach() + 0.3 * torch.randn(
         len(ids_T), generator=generator
@@ -62,7 +62,7 @@ def test_the_same_loss_and_gradients(model_type: str, chunk: int | None, tiny_mo
 
     logprobs_T, entropy_T = policy.token_logprobs(*given, temperature=0.9, with_entropy=True, entropy_gradient=True)
     assert entropy_T is not None
-    tokens = wanted_T.nonzero()[:, 0]
+    tokens = target_mask_T.nonzero()[:, 0]
     loss = objective(logprobs_T[tokens], entropy_T[tokens], tokens).sum()
     expected = gradients(policy, loss)
 

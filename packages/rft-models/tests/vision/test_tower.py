@@ -82,7 +82,7 @@ def packed(segments: list[Segment]) -> dict[str, Any]:
         "token_ids_T": torch.tensor([token for tokens, _, _ in segments for token in tokens]),
         "positions_T": torch.cat([torch.arange(length) for length in lengths]),
         "segment_ids_T": torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
-        "wanted_T": torch.cat(wanted),
+        "target_mask_T": torch.cat(wanted),
         "mm_inputs": tuple(media for _, _, media in segments),
     }
 
@@ -201,7 +201,7 @@ def test_ranks_that_gather_weights_use_the_tower_on_text_too(
     policy = loaded(vision_directory(model_type))
     text = packed([batch_of(policy)[2]])
     expected, _ = policy.token_logprobs(**text)
-    policy.compute_through(lambda function, *arguments: function(*arguments))
+    policy.wrap_forward(lambda function, *arguments: function(*arguments))
     found, _ = policy.token_logprobs(**text)
     assert float((found - expected).abs().max()) < 1e-5
     policy.model.zero_grad(set_to_none=True)

@@ -67,7 +67,7 @@ class Policy(Protocol):
         token_ids_T: Tensor,
         positions_T: Tensor,
         segment_ids_T: Tensor,
-        wanted_T: Tensor,
+        target_mask_T: Tensor,
         *,
         temperature: float = 1.0,
         with_entropy: bool = False,
@@ -98,7 +98,7 @@ class FusedPolicy(Policy, Protocol):
         token_ids_T: Tensor,
         positions_T: Tensor,
         segment_ids_T: Tensor,
-        wanted_T: Tensor,
+        target_mask_T: Tensor,
         objective: Callable[[Tensor, Tensor, Tensor], Tensor],
         *,
         temperature: float = 1.0,
@@ -128,7 +128,7 @@ class RoutedPolicy(Policy, Protocol):
     def num_experts(self) -> int: ...
 
     def expert_counts(
-        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor
+        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, target_mask_T: Tensor
     ) -> Tensor:
         """Count [E] float64: how often each expert is chosen for the rows that predict wanted tokens. No gradient."""
         ...
@@ -138,7 +138,7 @@ class RoutedPolicy(Policy, Protocol):
         token_ids_T: Tensor,
         positions_T: Tensor,
         segment_ids_T: Tensor,
-        wanted_T: Tensor,
+        target_mask_T: Tensor,
         *,
         expert_counts_E: Tensor | None,
         temperature: float = 1.0,
@@ -160,7 +160,7 @@ class Critic(Protocol):
     """Estimates of the return from packed tokens; the gradient follows torch's grad mode."""
 
     def values(
-        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor | None = None
+        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, target_mask_T: Tensor | None = None
     ) -> Tensor:
         """Return [T]: the estimate before token t is sampled, aligned with its log-prob; any number if not wanted."""
         ...

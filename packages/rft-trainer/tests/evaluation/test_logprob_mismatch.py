@@ -36,16 +36,16 @@ class Counted(BigramPolicy):
         self.error, self.error_at, self.forwards = error, error_at, 0
 
     def token_logprobs(
-        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor, **options: Any
+        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, target_mask_T: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
         self.forwards += 1
         assert options["temperature"] > 0
-        found_T, _ = super().token_logprobs(token_ids_T, positions_T, segment_ids_T, wanted_T, **options)
+        found_T, _ = super().token_logprobs(token_ids_T, positions_T, segment_ids_T, target_mask_T, **options)
         return torch.where(positions_T == self.error_at, found_T + self.error, found_T), None
 
-    def logits(self, ids_T: Tensor, positions_T: Tensor, segments_T: Tensor, wanted_T: Tensor) -> Iterator[Tensor]:
+    def logits(self, ids_T: Tensor, positions_T: Tensor, segments_T: Tensor, target_mask_T: Tensor) -> Iterator[Tensor]:
         """Chunks of five rows of the table."""
-        for rows_R in (wanted_T.nonzero()[:, 0] - 1).split(5):
+        for rows_R in (target_mask_T.nonzero()[:, 0] - 1).split(5):
             yield self.table.detach()[ids_T[rows_R]]
 
 

@@ -38,14 +38,14 @@ class RoutedBigrams(BigramPolicy):
         self.routes = nn.Parameter(torch.randn(vocab_size, EXPERTS, generator=generator, dtype=torch.float64))
         self.counted = 0
 
-    def _rows(self, token_ids_T: Tensor, wanted_T: Tensor) -> Tensor:
-        return self.routes[token_ids_T.roll(1)[wanted_T]]
+    def _rows(self, token_ids_T: Tensor, target_mask_T: Tensor) -> Tensor:
+        return self.routes[token_ids_T.roll(1)[target_mask_T]]
 
     def expert_counts(
-        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor
+        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, target_mask_T: Tensor
     ) -> Tensor:
         self.counted += 1
-        return torch.bincount(self._rows(token_ids_T, wanted_T).argmax(-1), minlength=EXPERTS).double()
+        return torch.bincount(self._rows(token_ids_T, target_mask_T).argmax(-1), minlength=EXPERTS).double()
 
     def token_logprobs_and_balance(
         self, *batch: Tensor, expert_counts_E: Tensor | None, **options: Any

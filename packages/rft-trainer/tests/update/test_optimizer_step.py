@@ -181,7 +181,7 @@ class FusedBigramPolicy(BigramPolicy):
         token_ids_T: torch.Tensor,
         positions_T: torch.Tensor,
         segment_ids_T: torch.Tensor,
-        wanted_T: torch.Tensor,
+        target_mask_T: torch.Tensor,
         objective: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
         *,
         temperature: float = 1.0,
@@ -191,13 +191,13 @@ class FusedBigramPolicy(BigramPolicy):
             token_ids_T,
             positions_T,
             segment_ids_T,
-            wanted_T,
+            target_mask_T,
             temperature=temperature,
             with_entropy=True,
             entropy_gradient=True,
         )
         assert entropy_T is not None
-        places = wanted_T.nonzero()[:, 0].flip(0).split(3)
+        places = target_mask_T.nonzero()[:, 0].flip(0).split(3)
         loss = torch.stack([objective(logprobs_T[at], entropy_T[at], at).sum() for at in places]).sum()
         return SimpleNamespace(loss=loss, logprobs=logprobs_T.detach(), entropy=entropy_T.detach())
 

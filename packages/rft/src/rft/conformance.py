@@ -165,9 +165,9 @@ def _badness(result: DrawResult) -> tuple[int, int, float]:
 def next_token_logits(policy: CausalPolicy) -> NextTokenLogits:
     """Return a function that yields full rows of the trainer's logits, `_ROWS_OF_LOGITS` at a time."""
 
-    def chunks(token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor) -> Iterable[Tensor]:
+    def chunks(token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, target_mask_T: Tensor) -> Iterable[Tensor]:
         hidden_TD = policy.hidden_states(token_ids_T, positions_T, segment_ids_T)
-        for rows_R in torch.split(wanted_T.nonzero()[:, 0] - 1, _ROWS_OF_LOGITS):
+        for rows_R in torch.split(target_mask_T.nonzero()[:, 0] - 1, _ROWS_OF_LOGITS):
             yield policy.head.logits(hidden_TD[rows_R])
 
     return chunks

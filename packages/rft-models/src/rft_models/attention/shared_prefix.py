@@ -129,14 +129,14 @@ class _Segment:
 
 
 def find_shared_prefixes(
-    token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor
+    token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, target_mask_T: Tensor
 ) -> SharedPrompts | None:
     """Find prompts that neighbouring segments share; None where running each once would save too little.
 
     Args:
-        token_ids_T, positions_T, segment_ids_T, wanted_T: as for `CausalPolicy.token_logprobs`.
+        token_ids_T, positions_T, segment_ids_T, target_mask_T: as for `CausalPolicy.token_logprobs`.
     """
-    segments = _segments(segment_ids_T, wanted_T)
+    segments = _segments(segment_ids_T, target_mask_T)
     groups = _groups(segments, token_ids_T.tolist(), positions_T.tolist())
     saved = sum((len(group) - 1) * group[0].prompt_length for group in groups)
     # below the share the separate attention of groups costs more than it saves
@@ -162,11 +162,11 @@ def find_shared_prefixes(
     return SharedPrompts(SharedLayout(runs), torch.cat(kept).to(device), place_T.to(device))
 
 
-def _segments(segment_ids_T: Tensor, wanted_T: Tensor) -> list[_Segment]:
+def _segments(segment_ids_T: Tensor, target_mask_T: Tensor) -> list[_Segment]:
     _, lengths_S = torch.unique_consecutive(segment_ids_T, return_counts=True)
     stops_S = lengths_S.cumsum(0)
     starts_S = stops_S - lengths_S
-    wanted_W = wanted_T.nonzero()[:, 0]
+    wanted_W = target_mask_T.nonzero()[:, 0]
     # the number of all tokens stands behind the wanted ones, for segments after the last of them
     wanted_W = torch.cat([wanted_W, wanted_W.new_full((1,), segment_ids_T.shape[0])])
     first_S = wanted_W[torch.searchsorted(wanted_W, starts_S)]

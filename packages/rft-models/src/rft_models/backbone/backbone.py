@@ -62,7 +62,7 @@ class Backbone:
         token_ids_T: Tensor,
         positions_T: Tensor,
         segment_ids_T: Tensor,
-        wanted_T: Tensor,
+        target_mask_T: Tensor,
         *,
         routed: list[Tensor] | None = None,
         mm_inputs: MediaInputs | None = None,
@@ -75,7 +75,7 @@ class Backbone:
         row = self._row(token_ids_T, positions_T, segment_ids_T, mm_inputs)
         shared = None
         if self.packed and not (self.decoder.training and self._drops_out):  # copies of a prompt drop other entries
-            shared = find_shared_prefixes(row.identities_K, positions_T, segment_ids_T, wanted_T)
+            shared = find_shared_prefixes(row.identities_K, positions_T, segment_ids_T, target_mask_T)
         if shared is None and self.split is None:
             return States(self._whole_states(row, segment_ids_T, routed), None)
         if shared is None:

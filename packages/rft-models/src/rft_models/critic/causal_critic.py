@@ -81,7 +81,7 @@ class CausalCritic:
         token_ids_T: Tensor,
         positions_T: Tensor,
         segment_ids_T: Tensor,
-        wanted_T: Tensor | None = None,
+        target_mask_T: Tensor | None = None,
         *,
         mm_inputs: MediaInputs | None = None,
     ) -> Tensor:
@@ -93,7 +93,7 @@ class CausalCritic:
             token_ids_T: int64 ids of segments laid one after another.
             positions_T: int64 position of each token inside its segment.
             segment_ids_T: int64; a segment ends where the id changes.
-            wanted_T: bool; values elsewhere are 0, and a prompt (what stands before the first wanted token of
+            target_mask_T: bool; values elsewhere are 0, and a prompt (what stands before the first wanted token of
                 a segment) that neighbouring segments share runs once. None: all are wanted.
             mm_inputs: the images of each segment in order, as for `CausalPolicy.token_logprobs`.
 
@@ -102,11 +102,11 @@ class CausalCritic:
         """
         follows_T = has_predecessor(segment_ids_T)
         row = (token_ids_T, positions_T, segment_ids_T)
-        if wanted_T is None:
+        if target_mask_T is None:
             states = States(self._backbone.hidden_states(*row, mm_inputs=mm_inputs), None)
         else:
-            states = self._backbone.states(*row, wanted_T, mm_inputs=mm_inputs)
-            follows_T &= wanted_T.to(torch.bool)
+            states = self._backbone.states(*row, target_mask_T, mm_inputs=mm_inputs)
+            follows_T &= target_mask_T.to(torch.bool)
         after_T = self.head(states.hidden_KD.to(self.head.weight.dtype))[:, 0]
         after_T = self._backbone.all_rows(after_T, states)
         after_T = after_T if states.place_T is None else after_T.index_select(0, states.place_T)

@@ -52,7 +52,7 @@ class GenerationCopy:
 
         twin = GenerationCopy(policy)
         twin.begin()
-        for name, tensor in policy.served():
+        for name, tensor in policy.merged_parameters():
             twin.write(name, tensor)
         twin.finish()
     """

@@ -29,7 +29,7 @@ from rft_models.logprobs.vocab_slabs import (
     ChunkSums,
     Gradients,
     Matrix,
-    Wanted,
+    OutputFlags,
     add_hidden,
     chunk_sums,
     log_shares,
@@ -188,8 +188,8 @@ class _Work:
         if plan.rows_N is not None:
             rows_N = plan.rows_N[start:stop]
             hidden_ND, targets_N = self._hidden_RD.index_select(0, rows_N), self._targets_R.index_select(0, rows_N)
-        wanted = Wanted(moment=True, hold=any(self._needs))
-        sums = chunk_sums(self._matrix, hidden_ND, targets_N, plan.shape, plan.epilogue, wanted)
+        flags = OutputFlags(moment=True, hold=any(self._needs))
+        sums = chunk_sums(self._matrix, hidden_ND, targets_N, plan.shape, plan.epilogue, flags)
         row_sums = sums.rows if plan.shard is None else merged_over_ranks(sums.rows, plan.shard.collectives)
         rows = to_logprobs(row_sums, targets_N)
         loss, grad_N, entropy_grad_N = _objective(plan.objective, rows, rows_N, with_gradient=any(self._needs))

@@ -44,7 +44,7 @@ from rft_models.logprobs.vocab_slabs import (
     ChunkSums,
     Gradients,
     Matrix,
-    Wanted,
+    OutputFlags,
     add_hidden,
     chunk_sums,
     sum_dtype,
@@ -298,9 +298,9 @@ def _all_sums(
     matrix: Matrix, hidden_RD: Tensor, targets_R: Tensor, cut: _Cut, options: _Options, *, hold: bool
 ) -> _Sums:
     """Chunk after chunk, then the ranks; where slabs are kept there is one chunk."""
-    wanted = Wanted(options.with_entropy, options.with_argmax, options.top_k, hold)
+    flags = OutputFlags(options.with_entropy, options.with_argmax, options.top_k, hold)
     parts: list[ChunkSums] = [
-        chunk_sums(matrix, hidden, targets, cut.shape, cut.epilogue, wanted)
+        chunk_sums(matrix, hidden, targets, cut.shape, cut.epilogue, flags)
         for hidden, targets in zip(hidden_RD.split(cut.chunk), targets_R.split(cut.chunk), strict=True)
     ]
     sums = merge_slabs([part.rows for part in parts])

@@ -50,7 +50,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class OutputFlags:
     """Flags of the outputs that the sums of a chunk compute."""
 
     moment: bool
@@ -73,32 +73,32 @@ class ChunkSums:
 
 
 def chunk_sums(
-    matrix: Matrix, hidden_RD: Tensor, targets_R: Tensor, shape: Shape, epilogue: Epilogue, wanted: Wanted
+    matrix: Matrix, hidden_RD: Tensor, targets_R: Tensor, shape: Shape, epilogue: Epilogue, flags: OutputFlags
 ) -> ChunkSums:
     """Compute the sums of `hidden_RD` over the rows of `matrix`."""
-    flags = {"moment": wanted.moment, "argmax": wanted.argmax}
-    if isinstance(epilogue, KernelEpilogue) and not (wanted.hold or wanted.top_k) and epilogue.fuses(hidden_RD):
+    per_slab = {"moment": flags.moment, "argmax": flags.argmax}
+    if isinstance(epilogue, KernelEpilogue) and not (flags.hold or flags.top_k) and epilogue.fuses(hidden_RD):
         arguments = (hidden_RD, matrix.weight_VD, matrix.bias_V, targets_R, matrix.offset, shape)
-        parts = epilogue.fused_sums(*arguments, **flags)
-        return ChunkSums(merge_rows(parts), _table(matrix, hidden_RD, wanted).total, [], None)  # kernels use no masses
-    table = _table(matrix, hidden_RD, wanted)  # before the slabs: no small tensor may stay between the large ones
+        parts = epilogue.fused_sums(*arguments, **per_slab)
+        return ChunkSums(merge_rows(parts), _table(matrix, hidden_RD, flags).total, [], None)  # kernels use no masses
+    table = _table(matrix, hidden_RD, flags)  # before the slabs: no small tensor may stay between the large ones
     held_SRC: list[Tensor] = []
-    top = _no_entries(hidden_RD) if wanted.top_k else None
+    top = _no_entries(hidden_RD) if flags.top_k else None
     for number, start, stop in matrix.starts():
         products_RC = matrix.products(hidden_RD, start, stop)
         if top is not None:
-            top = _higher(top, products_RC, matrix.offset + start, wanted.top_k)
-        sums, held_RC = epilogue.sums(products_RC, targets_R, matrix.offset + start, shape, **flags)
+            top = _higher(top, products_RC, matrix.offset + start, flags.top_k)
+        sums, held_RC = epilogue.sums(products_RC, targets_R, matrix.offset + start, shape, **per_slab)
         _write(table, number, sums)
-        if wanted.hold and held_RC.dtype is products_RC.dtype and held_RC is not products_RC:
+        if flags.hold and held_RC.dtype is products_RC.dtype and held_RC is not products_RC:
             held_RC = products_RC.copy_(held_RC)  # the later block is the one to free: no hole stays between slabs
-        if wanted.hold:
+        if flags.hold:
             held_SRC.append(held_RC)
         del products_RC, held_RC, sums
     return ChunkSums(merge_rows(table), table.highest + table.total.log(), held_SRC, _shaped(top, shape))
 
 
-def _table(matrix: Matrix, hidden_RD: Tensor, wanted: Wanted) -> SlabSums:
+def _table(matrix: Matrix, hidden_RD: Tensor, flags: OutputFlags) -> SlabSums:
     """[S, R] sums without entries, one row of them a slab, and one for a matrix without rows.
 
     Made before the slabs, so that no small tensor of one slab stays behind the large ones of the next: the
@@ -106,8 +106,8 @@ def _table(matrix: Matrix, hidden_RD: Tensor, wanted: Wanted) -> SlabSums:
     """
     size = (max(1, len(range(0, matrix.weight_VD.shape[0], matrix.slab))), hidden_RD.shape[0])
     zeros_SR = hidden_RD.new_zeros(size, dtype=sum_dtype(hidden_RD))
-    ids_SR = torch.zeros_like(zeros_SR, dtype=torch.int64) if wanted.argmax else None
-    moment_SR = zeros_SR.clone() if wanted.moment else None
+    ids_SR = torch.zeros_like(zeros_SR, dtype=torch.int64) if flags.argmax else None
+    moment_SR = zeros_SR.clone() if flags.moment else None
     return SlabSums(zeros_SR - torch.inf, zeros_SR, moment_SR, zeros_SR - torch.inf, ids_SR)
 
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor, "MediaInputs | None"]
-"""token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs."""
+"""token_ids_T, positions_T, segment_ids_T, target_mask_T, mm_inputs."""
 
 
 class ForwardWrapper(Protocol):
@@ -86,17 +86,17 @@ class CausalPolicy:
         self._trained_rows = TrainableRows()
         self.adapters: Adapters | None = None
         """Adapters trained in place of the weights, which are then frozen; None = no adapters."""
-        self._compute: ForwardWrapper = call_directly
-        self.unread: WeightFiles | PendingLoraWeights | None = None
+        self._wrapper: ForwardWrapper = call_directly
+        self.pending_weights: WeightFiles | PendingLoraWeights | None = None
         """Values of the parameters that have no memory yet (`load_on_meta`); None = all parameters have memory."""
 
-    def compute_through(self, compute: ForwardWrapper) -> None:
-        """Run every forward inside `compute(function, *arguments)`, for weights that have to be gathered first."""
-        self._compute = compute
+    def wrap_forward(self, wrapper: ForwardWrapper) -> None:
+        """Run every forward inside `wrapper(function, *arguments)`, for weights that have to be gathered first."""
+        self._wrapper = wrapper
         if self.tower is not None:
             self.tower.runs_always = True
 
-    def split_sequences(self, ranks: SequenceRanks, mode: SequenceMode = "auto") -> None:
+    def enable_sequence_parallel(self, ranks: SequenceRanks, mode: SequenceMode = "auto") -> None:
         """Compute every packed row together with other ranks, which must make the same calls.
 
         The ways to share a row are in `attention.sequence_parallel`.
@@ -121,7 +121,7 @@ class CausalPolicy:
         token_ids_T: Tensor,
         positions_T: Tensor,
         segment_ids_T: Tensor,
-        wanted_T: Tensor,
+        target_mask_T: Tensor,
         *,
         temperature: float = 1.0,
         with_entropy: bool = False,
@@ -134,7 +134,7 @@ class CausalPolicy:
             token_ids_T: int64 ids of segments laid one after another.
             positions_T: int64 position of each token inside its segment.
             segment_ids_T: int64; a segment ends where the id changes.
-            wanted_T: bool; the head runs on the rows that predict these tokens and on no others.
+            target_mask_T: bool; the head runs on the rows that predict these tokens and on no others.
             temperature: positive divisor of the logits.
             with_entropy: also the entropy (nats) of the distribution that predicts each wanted token.
             entropy_gradient: let gradients flow through that entropy.
@@ -145,9 +145,9 @@ class CausalPolicy:
             ([T] log-probabilities, [T] entropies or None), float32 (float64 for float64 weights),
             0 where not wanted and at the first token of a segment, which nothing predicts.
         """
-        return self._compute(
+        return self._wrapper(
             self._token_logprobs,
-            (token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs),
+            (token_ids_T, positions_T, segment_ids_T, target_mask_T, mm_inputs),
             temperature,
             with_entropy,
             entropy_gradient,
@@ -156,9 +156,9 @@ class CausalPolicy:
     def _token_logprobs(
         self, batch: Batch, temperature: float, with_entropy: bool, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
-        token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs = batch
-        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs=mm_inputs)
-        tokens_R, hidden_RD = self._predicting(segment_ids_T, wanted_T, states)
+        token_ids_T, positions_T, segment_ids_T, target_mask_T, mm_inputs = batch
+        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, target_mask_T, mm_inputs=mm_inputs)
+        tokens_R, hidden_RD = self._predicting(segment_ids_T, target_mask_T, states)
         return self._head_logprobs(hidden_RD, token_ids_T, tokens_R, temperature, with_entropy, entropy_gradient)
 
     def prefers_fused_loss(self, num_rows: int) -> bool:
@@ -176,7 +176,7 @@ class CausalPolicy:
         token_ids_T: Tensor,
         positions_T: Tensor,
         segment_ids_T: Tensor,
-        wanted_T: Tensor,
+        target_mask_T: Tensor,
         objective: TokenObjective,
         *,
         temperature: float = 1.0,
@@ -187,20 +187,20 @@ class CausalPolicy:
         Equal to the objective applied to `token_logprobs` with its entropies, see `rft_models.logprobs.fused_loss`.
 
         Args:
-            token_ids_T, positions_T, segment_ids_T, wanted_T, temperature, mm_inputs: as in `token_logprobs`.
+            token_ids_T, positions_T, segment_ids_T, target_mask_T, temperature, mm_inputs: as in `token_logprobs`.
             objective: (log-probabilities [N], entropies [N], tokens [N] int64) -> losses [N]; the tokens are
                 places in 0 .. T - 1, those of a call any of the wanted ones.
 
         Returns:
             The loss, which can go backward once, and [T] log-probabilities and entropies without gradient.
         """
-        batch = (token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs)
-        return LossOutputs(*self._compute(self._fused_loss, batch, objective, temperature))
+        batch = (token_ids_T, positions_T, segment_ids_T, target_mask_T, mm_inputs)
+        return LossOutputs(*self._wrapper(self._fused_loss, batch, objective, temperature))
 
     def _fused_loss(self, batch: Batch, objective: TokenObjective, temperature: float) -> tuple[Tensor, ...]:
-        token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs = batch
-        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, mm_inputs=mm_inputs)
-        tokens_R, hidden_RD = self._predicting(segment_ids_T, wanted_T, states)
+        token_ids_T, positions_T, segment_ids_T, target_mask_T, mm_inputs = batch
+        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, target_mask_T, mm_inputs=mm_inputs)
+        tokens_R, hidden_RD = self._predicting(segment_ids_T, target_mask_T, states)
         outputs = self.head.loss(
             hidden_RD,
             token_ids_T.index_select(0, tokens_R),
@@ -217,7 +217,7 @@ class CausalPolicy:
         token_ids_T: Tensor,
         positions_T: Tensor,
         segment_ids_T: Tensor,
-        wanted_T: Tensor,
+        target_mask_T: Tensor,
         *,
         expert_counts_E: Tensor | None,
         temperature: float = 1.0,
@@ -228,8 +228,8 @@ class CausalPolicy:
 
         `expert_counts_E` are the counts of the whole step (`expert_counts`, summed); None: this batch is the step.
         """
-        batch = (token_ids_T, positions_T, segment_ids_T, wanted_T, None)
-        logprobs_T, entropy_T, *share = self._compute(
+        batch = (token_ids_T, positions_T, segment_ids_T, target_mask_T, None)
+        logprobs_T, entropy_T, *share = self._wrapper(
             self._logprobs_and_balance, batch, expert_counts_E, temperature, with_entropy, entropy_gradient
         )
         return logprobs_T, entropy_T, AuxLossShare(*share)
@@ -242,10 +242,10 @@ class CausalPolicy:
         with_entropy: bool,
         entropy_gradient: bool,
     ) -> tuple[Tensor | None, ...]:
-        token_ids_T, positions_T, segment_ids_T, wanted_T, _ = batch
+        token_ids_T, positions_T, segment_ids_T, target_mask_T, _ = batch
         router, logits = self.router, list[Tensor]()
-        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, routed=logits)
-        tokens_R, rows_R = _predictions(segment_ids_T, wanted_T, states)
+        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, target_mask_T, routed=logits)
+        tokens_R, rows_R = _predictions(segment_ids_T, target_mask_T, states)
         hidden_RD = states.hidden_KD.index_select(0, rows_R)
         logprobs_T, entropy_T = self._head_logprobs(
             hidden_RD, token_ids_T, tokens_R, temperature, with_entropy, entropy_gradient
@@ -255,16 +255,16 @@ class CausalPolicy:
 
     @torch.no_grad()
     def expert_counts(
-        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor
+        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, target_mask_T: Tensor
     ) -> Tensor:
         """[E] float64: rows that go to each expert, see `count_experts`. A forward of the backbone."""
-        return self._compute(self._expert_counts, (token_ids_T, positions_T, segment_ids_T, wanted_T, None))
+        return self._wrapper(self._expert_counts, (token_ids_T, positions_T, segment_ids_T, target_mask_T, None))
 
     def _expert_counts(self, batch: Batch) -> Tensor:
-        token_ids_T, positions_T, segment_ids_T, wanted_T, _ = batch
+        token_ids_T, positions_T, segment_ids_T, target_mask_T, _ = batch
         router, logits = self.router, list[Tensor]()
-        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, wanted_T, routed=logits)
-        return count_experts(logits, _predictions(segment_ids_T, wanted_T, states)[1], router)
+        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, target_mask_T, routed=logits)
+        return count_experts(logits, _predictions(segment_ids_T, target_mask_T, states)[1], router)
 
     @cached_property
     def router(self) -> Router:
@@ -285,9 +285,9 @@ class CausalPolicy:
         """Number of experts in each layer of a mixture of experts."""
         return self.router.num_experts
 
-    def _predicting(self, segment_ids_T: Tensor, wanted_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
+    def _predicting(self, segment_ids_T: Tensor, target_mask_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
         """Return ([R] wanted tokens, [R, D] states that predict them): all, or this rank's even share of them."""
-        tokens_R, rows_R = _all_predictions(segment_ids_T, wanted_T, states)
+        tokens_R, rows_R = _all_predictions(segment_ids_T, target_mask_T, states)
         if self._backbone.split is None or states.here is None:
             return tokens_R, states.hidden_KD.index_select(0, rows_R)
         return balance_rows(self._backbone.split, states.hidden_KD, states.num_rows, tokens_R, rows_R)
@@ -326,7 +326,7 @@ class CausalPolicy:
         mm_inputs: MediaInputs | None = None,
     ) -> Tensor:
         """[T, D] final hidden states (after the last norm), each seeing its own segment only."""
-        return self._compute(self._hidden_states, token_ids_T, positions_T, segment_ids_T, mm_inputs)
+        return self._wrapper(self._hidden_states, token_ids_T, positions_T, segment_ids_T, mm_inputs)
 
     def _hidden_states(self, *row: Any) -> Tensor:
         return self._backbone.hidden_states(*row[:3], mm_inputs=row[3])
@@ -349,7 +349,7 @@ class CausalPolicy:
         for probe, media in probes:
             with torch.no_grad():
                 expected = torch.cat([self._native_logits(*pair) for pair in zip(probe.segments, media, strict=True)])
-                packed_logits = self._compute(self._packed_logits, probe, media)
+                packed_logits = self._wrapper(self._packed_logits, probe, media)
             what = f"logits of {type(self.model).__name__}" + (" with images" if any(media) else "")
             require_equal_logits(expected, packed_logits, of=what, dtype=dtype or self.dtype, where=self.where)
         self.model.train(training)
@@ -388,13 +388,13 @@ class CausalPolicy:
         """
         assert self.adapters is None, "there are adapters already"
         where = str(Path(base or self.where).absolute())
-        files = self.unread
+        files = self.pending_weights
         self.adapters = add_lora(self.model, rules, seed=seed, where=where, packed=self.packed, files=files)
-        self.unread = None if files is None else PendingLoraWeights(files, self.adapters.waiting)
+        self.pending_weights = None if files is None else PendingLoraWeights(files, self.adapters.waiting)
         self._backbone.look_for_dropout()  # the adapters may bring dropout modules of their own
         return self.adapters
 
-    def served(self, named: Iterable[tuple[str, Tensor]] | None = None) -> Iterator[tuple[str, Tensor]]:
+    def merged_parameters(self, named: Iterable[tuple[str, Tensor]] | None = None) -> Iterator[tuple[str, Tensor]]:
         """(name, whole tensor) as files and engines have them: the parameters, with adapters folded in.
 
         `named`: the whole tensors, as the model names them; None = its parameters are whole.
@@ -473,14 +473,14 @@ class CausalPolicy:
         return self.train(False)
 
 
-def _predictions(segment_ids_T: Tensor, wanted_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
+def _predictions(segment_ids_T: Tensor, target_mask_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
     """([R] wanted tokens that something here predicts, [R] the rows of the states that predict them)."""
-    tokens_R, rows_R = _all_predictions(segment_ids_T, wanted_T, states)
+    tokens_R, rows_R = _all_predictions(segment_ids_T, target_mask_T, states)
     return (tokens_R, rows_R) if states.here is None else local_rows(tokens_R, rows_R, states.here)
 
 
-def _all_predictions(segment_ids_T: Tensor, wanted_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
+def _all_predictions(segment_ids_T: Tensor, target_mask_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
     """([R] wanted tokens that something predicts, [R] the rows that do, as the ranks hold them one after another)."""
-    tokens_R = (wanted_T.to(torch.bool) & has_predecessor(segment_ids_T)).nonzero()[:, 0]
+    tokens_R = (target_mask_T.to(torch.bool) & has_predecessor(segment_ids_T)).nonzero()[:, 0]
     # the state of token t - 1 predicts token t
     return tokens_R, tokens_R - 1 if states.place_T is None else states.place_T[tokens_R - 1]

@@ -46,7 +46,7 @@ def load_on_meta(
     head_chunk_size: int | None = None,
     codec: HfTokenizer | None = None,
 ) -> CausalPolicy:
-    """Load a policy without its weights: they are in `policy.unread`, for the code that allocates the parameters.
+    """Load a policy without its weights: they are in `policy.pending_weights`, for the code that allocates the parameters.
 
     `policy.verify()` is left to do when they have come. Arguments and errors are those of `load_policy`.
 
@@ -66,7 +66,7 @@ def load_on_meta(
     prepare(model, packed=packed, gradient_checkpointing=gradient_checkpointing)
     kernel = choose_attention(device, dtype, flash_attn=flash_attn).kernel
     policy = CausalPolicy(model, codec, packed=packed, head_chunk_size=head_chunk_size, kernel=kernel, where=str(path))
-    policy.unread = files
+    policy.pending_weights = files
     if freeze is not None and freeze.freezes:
         policy.freeze(freeze)
     return policy

@@ -28,7 +28,7 @@ class BigramPolicy(nn.Module):
         token_ids_T: Tensor,
         positions_T: Tensor,
         segment_ids_T: Tensor,
-        wanted_T: Tensor,
+        target_mask_T: Tensor,
         *,
         temperature: float = 1.0,
         with_entropy: bool = False,
@@ -41,7 +41,7 @@ class BigramPolicy(nn.Module):
         entropy_T = -(rows_TV.exp() * rows_TV).sum(-1)
         entropy_T = entropy_T if entropy_gradient else entropy_T.detach()
         zero = logprobs_T.new_zeros(())
-        return torch.where(wanted_T, logprobs_T, zero), torch.where(wanted_T, entropy_T, zero) if with_entropy else None
+        return torch.where(target_mask_T, logprobs_T, zero), torch.where(target_mask_T, entropy_T, zero) if with_entropy else None
 
     def save_pretrained(self, directory: Path) -> None:
         """Write the table as JSON."""
@@ -57,10 +57,10 @@ class TokenCritic(nn.Module):
         self.table = nn.Parameter(torch.zeros(vocab_size, dtype=dtype))
 
     def values(
-        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, wanted_T: Tensor | None = None
+        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, target_mask_T: Tensor | None = None
     ) -> Tensor:
         """Compute values, as `protocols.Critic`."""
-        shown_T = positions_T > 0 if wanted_T is None else wanted_T & (positions_T > 0)
+        shown_T = positions_T > 0 if target_mask_T is None else target_mask_T & (positions_T > 0)
         return torch.where(shown_T, self.table[token_ids_T.roll(1)], 0.0)
 
 

@@ -155,7 +155,7 @@ def make_engine(
         enforce_eager=settings.engine_enforce_eager or torch.device(machine.device).type == "cpu",
         adapter_config=alone.config if alone else "",
     )
-    provider = alone.tensors if alone else to_checkpoint_names(policy.model, agreed or policy.served)
+    provider = alone.tensors if alone else to_checkpoint_names(policy.model, agreed or policy.merged_parameters)
     if log_path is not None:
         log_path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(chosen, SglangSettings):
@@ -183,7 +183,7 @@ def native_engine(
     if weights is None and not needs_copy(policy, dtype):
         return NativeEngine(decoder_for(policy, graphs=graphs), max_rows=max_rows, max_len=max_len, device=device)
     twin = GenerationCopy(policy, dtype=dtype, graphs=graphs)
-    provider = weights or policy.served
+    provider = weights or policy.merged_parameters
     engine = NativeEngineOnCopy(twin, provider, max_rows=max_rows, max_len=max_len, device=device)
     engine.refresh()
     return engine

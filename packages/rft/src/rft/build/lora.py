@@ -59,7 +59,7 @@ def adapt(
     adapters = policy.adapt(rules, seed=seed, base=base)
     if restored is not None:
         files.load(adapters, _folder(restored))
-        if policy.unread is None:  # else when its blocks have been read
+        if policy.pending_weights is None:  # else when its blocks have been read
             policy.verify()
 
 

@@ -200,7 +200,7 @@ def _whole(
 
 def _merged(policy: CausalPolicy, weights: WeightProvider) -> Iterable[tuple[str, Tensor]]:
     """Yield full tensors with adapters merged, as a model without adapters has them."""
-    return policy.served(weights())
+    return policy.merged_parameters(weights())
 
 
 def _environment(settings: RlSettings, machine: Machine, number: int) -> dict[str, str]:

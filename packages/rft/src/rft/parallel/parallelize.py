@@ -123,7 +123,7 @@ def parallelize(
         optimizer=optimizer,
         data=sharing.data,
         in_step=in_step,
-        whole_weights=(lambda: policy.served(weights())) if is_sharded(strategy) else None,
+        whole_weights=(lambda: policy.merged_parameters(weights())) if is_sharded(strategy) else None,
         savable=_WeightsInBlocks(policy, weights, local_tensors, ranks) if in_step or is_sharded(strategy) else policy,
         compute_dtype=compute_dtype,
         whole_adapters=_adapters_alone(policy, weights) if is_sharded(strategy) else None,
@@ -202,13 +202,13 @@ def _shard(policy: CausalPolicy, strategy: StrategySettings, machine: Machine, m
         cpu_offload=strategy.fsdp_cpu_offload,
         mesh=mesh,
     )
-    policy.compute_through(sharded.compute)
-    if policy.unread is not None:
-        device, files = torch.device(machine.device), policy.unread
+    policy.wrap_forward(sharded.compute)
+    if policy.pending_weights is not None:
+        device, files = torch.device(machine.device), policy.pending_weights
         sharded.fill(files.block, device)
         files.close()
         # the files are closed: every block is in memory
-        policy.unread = None
+        policy.pending_weights = None
         policy.verify(device=device, dtype=_narrow_dtype(strategy))
     return sharded
 
@@ -247,7 +247,7 @@ def _zero(
         readers=() if policy.adapters is None else policy.adapters.readers(),
         **options,
     )
-    policy.compute_through(zero.compute)
+    policy.wrap_forward(zero.compute)
     optimizer = _ZeroOptimizer(zero.optimizer, zero.optimizer.state, zero.weights)
     return optimizer, zero.whole_tensors, lambda: ((shard.name, shard.data) for shard in zero.weights.shards())
 
@@ -304,7 +304,7 @@ class _WeightsInBlocks:
         owners = assign_by_bytes(_sizes(self.policy.base_parameters()), self.ranks.world_size)
         full: dict[str, Tensor] = {}
         self.adapters.clear()
-        for name, tensor in self.policy.served(self._keeping_adapters()):
+        for name, tensor in self.policy.merged_parameters(self._keeping_adapters()):
             # every rank must draw the iterator to its end, as each tensor is gathered by all
             if owners[name] == self.ranks.rank:
                 full[name] = tensor.detach().clone()

@@ -46,7 +46,7 @@ def share_samples(policy: CausalPolicy, strategy: StrategySettings, machine: Mac
     from rft_dist.strategies.sequence_parallel import SequenceGroup
 
     group = SequenceGroup(ranks, strategy.sp_size)
-    policy.split_sequences(group, strategy.sp_mode)
+    policy.enable_sequence_parallel(group, strategy.sp_mode)
     return Sharing(DataParallelRanks(ranks, group))
 
 
