@@ -106,7 +106,7 @@ def _samples(case: Case, policy: CausalPolicy) -> tuple[list[TrainingSample], li
 @torch.no_grad()
 def _with_old_logprobs(policy: CausalPolicy, samples: list[TrainingSample]) -> list[TrainingSample]:
     batch = pack(samples)
-    logprobs_T, _ = policy.token_logprobs(batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T)
+    logprobs_T, _ = policy.token_logprobs(batch.tokens)
     noise_T = ((uniforms([3], len(logprobs_T))[0] - 0.5) * 0.8).float()
     rows = (logprobs_T + noise_T).split([s.num_tokens for s in samples])
     return [

@@ -38,6 +38,7 @@ from torch import Tensor
 
 from rft.build.engines import native_engine
 from rft_core.keyed_random import derive_key
+from rft_core.packed_tokens import PackedTokens
 from rft_engine.weight_sync.weight_file import read_weight_file, write_weight_file
 from rft_models.decode.fast_decoder import FastDecoder, _fuse, _rms_norm, decoder_for
 from rft_models.layers.fast_linear import linear
@@ -135,7 +136,10 @@ def reference_row(directory: Path, given: argparse.Namespace) -> dict[str, Any]:
     """The policy without its adapters beside a second copy of the model."""
     policy, apart = trained(directory, given), load_reference(directory)
     batch = _batch(given.vocab)
-    found, expected = BaseModelView(policy).token_logprobs(*batch)[0], apart.token_logprobs(*batch)[0]
+    found, expected = (
+        BaseModelView(policy).token_logprobs(PackedTokens(*batch))[0],
+        apart.token_logprobs(PackedTokens(*batch))[0],
+    )
     held = sum(parameter.numel() * parameter.element_size() for _, parameter in apart.named_parameters())
     return {"tokens": len(found), "largest": float((found - expected).abs().max()), "bytes_saved": held}
 
@@ -231,7 +235,7 @@ def trained(directory: Path, given: argparse.Namespace, dtype: torch.dtype = tor
 def _gap(policy: CausalPolicy, prompt: list[int], completion: Any) -> Tensor:
     tokens = torch.tensor([*prompt, *completion.token_ids])
     places = torch.arange(len(tokens))
-    found, _ = policy.token_logprobs(tokens, places, torch.zeros_like(tokens), places >= len(prompt))
+    found, _ = policy.token_logprobs(PackedTokens(tokens, places, torch.zeros_like(tokens), places >= len(prompt)))
     return (found[len(prompt) :] - torch.tensor(completion.logprobs)).abs()
 
 

@@ -19,6 +19,7 @@ import tempfile
 from itertools import product
 from pathlib import Path
 
+from rft_core.packed_tokens import PackedTokens
 from rft_dist.testing.ranks import run_ranks
 
 RESULTS = Path(__file__).resolve().parent / "results" / "sequence_memory.json"
@@ -56,7 +57,9 @@ def rank(context: int, out: Path) -> None:
         if ranks.world_size > 1:
             policy.enable_sequence_parallel(group, mode)  # pyright: ignore[reportArgumentType]
         known = [*model.parameters(), *model.buffers(), *given]
-        loss, held = held_for_backward(lambda policy=policy: policy.token_logprobs(*given)[0].sum(), known)
+        loss, held = held_for_backward(
+            lambda policy=policy: policy.token_logprobs(PackedTokens(*given))[0].sum(), known
+        )
         loss.backward()
         worst = int(ranks.max(torch.tensor(held)).item())
         rows.append({"mode": mode, "recomputed": recomputed, "bytes": worst, "loss": float(loss)})

@@ -18,6 +18,7 @@ from torch import Tensor
 from rft.build.shared_parts import trainable_policy
 from rft.parallel.parallelize import ParallelModel, parallelize
 from rft.process.machine import Machine
+from rft_core.packed_tokens import PackedTokens
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_dist.strategies.dtensor_shards import local
@@ -118,7 +119,7 @@ def _own_batches(spread: ParallelModel, device: str) -> list[Batch]:
 
 
 def _loss(spread: ParallelModel, batch: Batch) -> Tensor:
-    logprobs_T, _ = spread.policy.token_logprobs(*batch)
+    logprobs_T, _ = spread.policy.token_logprobs(PackedTokens(*batch))
     return -logprobs_T.sum() / (NUM_MICRO_BATCHES * ROWS * LENGTH)
 
 

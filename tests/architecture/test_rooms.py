@@ -35,7 +35,7 @@ ROOT_MODULES = {
     },
     "rft_algos": {"statistics"},
     "rft_cli": {"main"},
-    "rft_core": {"durable_files", "errors", "fault_points", "json_records", "keyed_random", "secrets"},
+    "rft_core": {"durable_files", "errors", "fault_points", "json_records", "keyed_random", "packed_tokens", "secrets"},
     "rft_dist": {"collectives"},
     "rft_engine": {
         "completions",

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError, PreflightError, ServiceError
+from rft_core.packed_tokens import PackedTokens
 from rft_engine.completions import Completion
 from rft_engine.hf_engine import HfEngine
 from rft_engine.native.engine import NativeEngine
@@ -141,10 +142,10 @@ def test_training_continues_after_a_rollout_as_before() -> None:
     policy = tiny_policy("qwen2")
     policy.train()
     engine = HfEngine(HfGenerator(policy), max_rows=4, max_len=32)
-    before = policy.token_logprobs(*packed(PROMPTS[1]))[0]
+    before = policy.token_logprobs(PackedTokens(*packed(PROMPTS[1])))[0]
     engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=2)
     assert policy.model.training
-    assert torch.equal(policy.token_logprobs(*packed(PROMPTS[1]))[0], before)
+    assert torch.equal(policy.token_logprobs(PackedTokens(*packed(PROMPTS[1])))[0], before)
 
 
 def packed(tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from rft_core.packed_tokens import PackedTokens
 from rft_engine.completions import Completion
 from rft_engine.hf_engine import HfEngine
 from rft_engine.native.copied_weights import NativeEngineOnCopy
@@ -62,12 +63,14 @@ def packed_logprobs(
     tokens = [*prompt, *completion.token_ids]
     with torch.no_grad():
         logprobs, _ = policy.token_logprobs(
-            torch.tensor(tokens),
-            torch.arange(len(tokens)),
-            torch.zeros(len(tokens), dtype=torch.int64),
-            torch.arange(len(tokens)) >= len(prompt),
+            PackedTokens(
+                torch.tensor(tokens),
+                torch.arange(len(tokens)),
+                torch.zeros(len(tokens), dtype=torch.int64),
+                torch.arange(len(tokens)) >= len(prompt),
+                mm_inputs=(media,),
+            ),
             temperature=temperature or 1.0,
-            mm_inputs=(media,),
         )
     return logprobs[len(prompt) :].tolist()
 

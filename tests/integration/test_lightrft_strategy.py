@@ -12,6 +12,7 @@ from support.trainer_task import TrainerTask, custom_reward_fn, same_model
 
 from rft_cli.lightrft.trainer import SPMDPPOTrainer
 from rft_core.errors import OptionsError
+from rft_core.packed_tokens import PackedTokens
 
 pytestmark = [pytest.mark.xdist_group("lightrft_api"), pytest.mark.usefixtures("script")]
 
@@ -82,7 +83,7 @@ def test_weights_changed_outside_of_a_step_reach_the_engine_when_it_is_told(trai
     wanted = torch.arange(len(tokens)) >= len(sampled.prompt_token_ids)
     with torch.no_grad():
         scored, _ = trainer.actor.token_logprobs(
-            tokens, torch.arange(len(tokens)), torch.zeros_like(tokens), wanted, temperature=1.0
+            PackedTokens(tokens, torch.arange(len(tokens)), torch.zeros_like(tokens), wanted), temperature=1.0
         )
     assert scored[wanted].tolist() == pytest.approx(after, abs=1e-4), "what the trainer computes with these weights"
     strategy.update_engine_weights(trainer.actor.model)

@@ -21,6 +21,7 @@ from rft import rl
 from rft.build.engines import engine_check, native_engine
 from rft_cli.main import main
 from rft_core.errors import ServiceError
+from rft_core.packed_tokens import PackedTokens
 from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_engine.settings import DecodingEngineSettings
 from rft_models.lora.adapters import AdapterRules
@@ -62,7 +63,7 @@ def adapters_of(path: Path) -> dict[str, Tensor]:
 def logprobs(policy: CausalPolicy) -> Tensor:
     ids = torch.arange(2, 14)
     with torch.no_grad():
-        return policy.eval().token_logprobs(ids, torch.arange(12), torch.zeros_like(ids), ids > 0)[0]
+        return policy.eval().token_logprobs(PackedTokens(ids, torch.arange(12), torch.zeros_like(ids), ids > 0))[0]
 
 
 def peft_logprobs(model: Any) -> Tensor:

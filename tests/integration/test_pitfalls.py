@@ -65,7 +65,8 @@ def trained(policy: CausalPolicy, groups: list[RolloutGroup], temperature: float
     batch = pack(build_samples(groups, [0.0] * len(rows), rows, []))
     with torch.no_grad():
         logprobs_T, _ = policy.token_logprobs(
-            batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T, temperature=temperature
+            batch.tokens,
+            temperature=temperature,
         )
     return logprobs_T[batch.loss_mask_T]
 

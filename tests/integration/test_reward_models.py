@@ -17,6 +17,7 @@ from rft_cli.config.resolve import resolve
 from rft_cli.diagnostics import bundle
 from rft_cli.main import main
 from rft_core.errors import OptionsError
+from rft_core.packed_tokens import PackedTokens
 from rft_models.reward_model.loading import load_reward_model, new_reward_model
 from rft_models.reward_model.scorer import RewardTextScorer
 from rft_models.reward_model.spec import RewardSpec
@@ -42,9 +43,11 @@ def prefer(path: Path, pretrain: Path) -> Path:
         for weight in (pooling.value_weight, pooling.output_weight):
             weight.copy_(torch.eye(len(weight)))
         model.scores(
-            torch.tensor([token for row in rows for token in row]),
-            torch.tensor([place for row in rows for place in range(len(row))]),
-            torch.tensor([number for number, row in enumerate(rows) for _ in row]),
+            PackedTokens(
+                torch.tensor([token for row in rows for token in row]),
+                torch.tensor([place for row in rows for place in range(len(row))]),
+                torch.tensor([number for number, row in enumerate(rows) for _ in row]),
+            ),
         )
         wanted = (digits == int(FAVOURITE)).sum(1, keepdim=True).float()
         model.head.score.weight.copy_(torch.linalg.lstsq(seen[0], wanted).solution.T)

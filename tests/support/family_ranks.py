@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from rft_core.packed_tokens import PackedTokens
 from rft_dist.collectives import Collectives
 from rft_dist.strategies.sequence_parallel import SequenceGroup
 from rft_dist.strategies.tensor_parallel import TensorGroup, TensorParallelModel
@@ -64,7 +65,9 @@ def computed(policy: CausalPolicy) -> dict[str, Tensor]:
     positions = torch.cat([torch.arange(length) for length in LENGTHS])
     segments = torch.arange(2).repeat_interleave(torch.tensor(LENGTHS))
     token_ids = torch.arange(sum(LENGTHS)) * 7 % SIZES["vocab_size"]
-    logprobs, _ = policy.token_logprobs(token_ids, positions, segments, torch.ones_like(positions, dtype=torch.bool))
+    logprobs, _ = policy.token_logprobs(
+        PackedTokens(token_ids, positions, segments, torch.ones_like(positions, dtype=torch.bool))
+    )
     logprobs.sum().backward()
     found = {"logprobs": logprobs.detach()}
     for name, parameter in policy.named_parameters():

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from rft_core.packed_tokens import PackedTokens
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import SequenceMode
 from rft_dist.strategies.fsdp import FullyShardedModel
@@ -45,11 +46,13 @@ def loss_of(policy: CausalPolicy, segments: Segments) -> Tensor:
     lengths = [len(tokens) for tokens, _, _ in segments]
     wanted = [torch.arange(length) >= prompt for length, (_, prompt, _) in zip(lengths, segments, strict=True)]
     logprobs, _ = policy.token_logprobs(
-        torch.tensor([token for tokens, _, _ in segments for token in tokens]),
-        torch.cat([torch.arange(length) for length in lengths]),
-        torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
-        torch.cat(wanted),
-        mm_inputs=tuple(media for _, _, media in segments),
+        PackedTokens(
+            torch.tensor([token for tokens, _, _ in segments for token in tokens]),
+            torch.cat([torch.arange(length) for length in lengths]),
+            torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
+            torch.cat(wanted),
+            mm_inputs=tuple(media for _, _, media in segments),
+        ),
     )
     return (logprobs * torch.linspace(0.5, 1.5, len(logprobs))).sum()
 

@@ -18,6 +18,7 @@ from rft.build.lora import adapt
 from rft.build.shared_parts import trainable_policy
 from rft.parallel.parallelize import ParallelModel, parallelize
 from rft.process.machine import Machine
+from rft_core.packed_tokens import PackedTokens
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_models.lora import files
@@ -81,7 +82,7 @@ def step(spread: ParallelModel, number: int) -> float:
     """Of four rows, shared out over the ranks that do not compute together."""
     mine = list(range(ROWS))[spread.data.rank :: spread.data.world_size]
     for place in mine:
-        logprobs_T, _ = spread.policy.token_logprobs(*row(ROWS * number + place))
+        logprobs_T, _ = spread.policy.token_logprobs(PackedTokens(*row(ROWS * number + place)))
         spread.optimizer.backward(-logprobs_T.sum() / 40, last=place == mine[-1])
     return float(spread.optimizer.step(RATE).gradient_norm)
 
@@ -109,7 +110,7 @@ def run(source: Path, machine: Machine, case: Case, out: Path, name: str) -> dic
     assert policy.adapters is not None
     files.save(policy.adapters, folder, before)
     state = {key: tensor.clone() for key, tensor in spread.optimizer.state_tensors().items()}
-    reference_T, _ = BaseModelView(policy).token_logprobs(*row(99))
+    reference_T, _ = BaseModelView(policy).token_logprobs(PackedTokens(*row(99)))
     norms.append(step(spread, 2))
     after, whole = adapters_of(spread), served(spread)
     save_file(after, out / f"{name}_adapters_{rank}.safetensors")
@@ -138,7 +139,9 @@ def main() -> None:
     codec: Any = object()
     with torch.no_grad():
         plain = {"": load_policy(source, codec=codec), " bf16": load_policy(source, codec=codec, dtype=torch.bfloat16)}
-        expected = {f"loaded{end}": policy.token_logprobs(*row(99))[0].tolist() for end, policy in plain.items()}
+        expected = {
+            f"loaded{end}": policy.token_logprobs(PackedTokens(*row(99)))[0].tolist() for end, policy in plain.items()
+        }
     (out / f"rank_{info.rank}.json").write_text(json.dumps(results | expected))
     stop_process_group()
     sys.stderr.flush()

@@ -15,6 +15,7 @@ from torch import Tensor
 from rft.build.shared_parts import trainable_policy
 from rft.parallel.parallelize import ParallelModel, parallelize
 from rft.process.machine import Machine
+from rft_core.packed_tokens import PackedTokens
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_dist.strategies.dtensor_shards import local
@@ -49,7 +50,9 @@ def held(spread: ParallelModel) -> dict[str, Tensor]:
 def step(spread: ParallelModel, rank: int) -> tuple[Tensor, float]:
     tokens = torch.randint(0, 40, (12,), generator=torch.Generator().manual_seed(rank))
     places, segments = torch.arange(6).repeat(2), torch.arange(2).repeat_interleave(6)
-    logprobs_T, _ = spread.policy.token_logprobs(tokens, places, segments, torch.ones(12, dtype=torch.bool))
+    logprobs_T, _ = spread.policy.token_logprobs(
+        PackedTokens(tokens, places, segments, torch.ones(12, dtype=torch.bool))
+    )
     spread.optimizer.backward(-logprobs_T.sum() / 20, last=True)
     return logprobs_T.detach(), float(spread.optimizer.step(1e-3).gradient_norm)
 

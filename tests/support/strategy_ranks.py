@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from rft_algos.algorithms.published import Grpo
 from rft_core.keyed_random import integers, uniforms
+from rft_core.packed_tokens import PackedTokens
 from rft_dist.collectives import Collectives
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import SequenceMode
@@ -218,7 +219,9 @@ def held_bytes(model: Path, ranks: Collectives) -> dict[str, int]:
         policy = load_policy(model, codec=object()).train()  # type: ignore[arg-type]
         policy.enable_sequence_parallel(SequenceGroup(ranks, ranks.world_size), mode)
         known = [*policy.model.parameters(), *policy.model.buffers(), *given]
-        loss, found[mode] = held_for_backward(lambda policy=policy: policy.token_logprobs(*given)[0].sum(), known)
+        loss, found[mode] = held_for_backward(
+            lambda policy=policy: policy.token_logprobs(PackedTokens(*given))[0].sum(), known
+        )
         loss.backward()
     return found
 

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rft.decoder_sizes import model_sizes
 from rft_cli.commands import plan
 from rft_core.errors import DataError, OptionsError, PreflightError
+from rft_core.packed_tokens import PackedTokens
 from rft_dist.planning.memory_estimate import (
     BUCKET_BYTES,
     DecoderSizes,
@@ -194,7 +195,7 @@ def test_the_bytes_that_blocks_keep_are_within_the_bound(tmp_path: Path) -> None
     tokens = torch.randint(2, sizes.vocab, (96,), generator=torch.Generator().manual_seed(0))
     places, segments = torch.arange(48).repeat(2), torch.arange(2).repeat_interleave(48)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logprobs, _ = policy.token_logprobs(tokens, places, segments, torch.ones(96, dtype=torch.bool))
+        logprobs, _ = policy.token_logprobs(PackedTokens(tokens, places, segments, torch.ones(96, dtype=torch.bool)))
     assert logprobs.requires_grad
     terms = {term.name: term.num_bytes for term in estimate(sizes, TrainingMemoryConfig(micro_tokens=96))}
     bound = terms["activations"] + terms["logits"]

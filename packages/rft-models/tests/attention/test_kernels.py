@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rft_core.packed_tokens import PackedTokens
 from rft_models.attention import kernels
 from rft_models.attention.kernels import FlashAttn, TorchVarlen, choose_attention, describe_attention
 from rft_models.attention.packed import PackedLayout
@@ -122,7 +123,7 @@ def test_a_policy_with_a_kernel_gives_the_same_logprobs_and_gradients(model_type
     results = []
     for kernel in (None, WrittenOut()):
         policy = make_policy(tiny_model(model_type, dtype=torch.float64), None, packed=True, kernel=kernel)
-        found, _ = policy.token_logprobs(ids, positions, segments, positions > 0)
+        found, _ = policy.token_logprobs(PackedTokens(ids, positions, segments, positions > 0))
         found.sum().backward()
         results.append((found, {n: p.grad for n, p in policy.named_parameters()}))
         assert kernel is None or kernel.calls
@@ -139,7 +140,7 @@ def test_a_policy_hands_shared_prompts_to_the_kernel_too(tiny_model: Build) -> N
     found = []
     for kernel in (None, WrittenOut()):
         policy = make_policy(tiny_model("qwen2", dtype=torch.float64), None, packed=True, kernel=kernel)
-        found.append(policy.token_logprobs(ids, positions, segments, positions >= 6)[0])
+        found.append(policy.token_logprobs(PackedTokens(ids, positions, segments, positions >= 6))[0])
         if kernel is not None:
             assert kernel.calls[-1] == (1 + 3, 6 + 8 + 9 + 7), "the prompt once, then what follows it"
     torch.testing.assert_close(found[0], found[1], atol=1e-10, rtol=0)

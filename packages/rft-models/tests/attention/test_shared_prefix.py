@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.shared_prefix import PrefixGroup, find_shared_prefixes
 from rft_models.policy.load import make_policy
 
@@ -82,7 +83,7 @@ def test_with_dropout_each_copy_of_a_prompt_draws_its_own(tiny_model: Build, mon
         asked.append(True)
 
     monkeypatch.setattr("rft_models.backbone.backbone.find_shared_prefixes", noted)
-    policy.train().token_logprobs(*grouped_batch())
+    policy.train().token_logprobs(PackedTokens(*grouped_batch()))
     assert not asked
-    policy.eval().token_logprobs(*grouped_batch())
+    policy.eval().token_logprobs(PackedTokens(*grouped_batch()))
     assert asked

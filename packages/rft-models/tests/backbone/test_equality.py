@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.shared_prefix import find_shared_prefixes
 from rft_models.families.registry import PACKED_FAMILIES
 from rft_models.policy.causal_policy import CausalPolicy
@@ -65,7 +66,7 @@ def models_own(model: Any, batch: Batch, temperature: float) -> tuple[Tensor, Te
 def segment_by_segment(policy: CausalPolicy, batch: Batch) -> tuple[Tensor, Tensor]:
     """The policy itself, one segment a call: nothing can be shared."""
     calls = [tuple(tensor[batch[2] == number] for tensor in batch) for number in batch[2].unique()]
-    found = [policy.token_logprobs(*call, with_entropy=True) for call in calls]
+    found = [policy.token_logprobs(PackedTokens(*call), with_entropy=True) for call in calls]
     return torch.cat([row for row, _ in found]), torch.cat([row for _, row in found if row is not None])
 
 
@@ -93,7 +94,7 @@ def test_packed_equals_one_by_one(model_type: str, tiny_model: Build) -> None:
     reference = tiny_model(model_type)
     policy = make_policy(tiny_model(model_type), None, packed=model_type in PACKED_FAMILIES)
     expected, expected_entropy = models_own(reference, batch, 0.8)
-    found, entropy = policy.token_logprobs(*batch, temperature=0.8, with_entropy=True)
+    found, entropy = policy.token_logprobs(PackedTokens(*batch), temperature=0.8, with_entropy=True)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(entropy, expected_entropy, atol=1e-5, rtol=1e-5)
     weights = torch.linspace(-1, 1, len(found))
@@ -113,7 +114,7 @@ def test_shared_prompts_equal_plain_ones(model_type: str, tiny_model: Build) -> 
     expected, expected_entropy = segment_by_segment(policy, batch)
     weights = torch.linspace(-1, 1, len(expected), dtype=torch.float64)
     wanted = gradients(model, (expected * weights).sum())
-    found, entropy = policy.token_logprobs(*batch, with_entropy=True)
+    found, entropy = policy.token_logprobs(PackedTokens(*batch), with_entropy=True)
     exact = 1e-6 if model_type in MIXTURES else 1e-10  # routers take their softmax in float32
     torch.testing.assert_close(found, expected, atol=exact, rtol=exact)
     torch.testing.assert_close(entropy, expected_entropy, atol=exact, rtol=exact)
@@ -128,14 +129,16 @@ def test_shared_prompts_of_mixtures_equal_plain_ones_with_grouped_products(model
     expected, _ = segment_by_segment(policy, batch)
     weights = torch.linspace(-1, 1, len(expected))
     wanted = gradients(policy.model, (expected * weights).sum())
-    found, _ = policy.token_logprobs(*batch)
+    found, _ = policy.token_logprobs(PackedTokens(*batch))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert_equal_gradients(gradients(policy.model, (found * weights).sum()), wanted, 1e-5)
 
 
 def test_a_float64_policy_gives_float64_logprobs(tiny_model: Build) -> None:
     batch = ragged()
-    found, _ = make_policy(tiny_model("qwen2", dtype=torch.float64), None, packed=True).token_logprobs(*batch)
+    found, _ = make_policy(tiny_model("qwen2", dtype=torch.float64), None, packed=True).token_logprobs(
+        PackedTokens(*batch)
+    )
     reference = tiny_model("qwen2", dtype=torch.float64)
     reference.set_attn_implementation("sdpa")  # transformers' eager attention takes its softmax in float32
     expected, _ = models_own(reference, batch, 1.0)

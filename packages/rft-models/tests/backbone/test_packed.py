@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError
+from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.hf_interface import attention_function
 from rft_models.attention.packed import PackedLayout, packed_attention
 from rft_models.policy.load import make_policy
@@ -38,9 +39,9 @@ def gradients(model: Any, loss: Tensor) -> list[Tensor]:
 def test_tokens_of_one_segment_do_not_reach_another(packed: bool, tiny_model: Build) -> None:
     ids, positions, segments, wanted = packed_batch()
     policy = make_policy(tiny_model("qwen2"), None, packed=packed)
-    before, _ = policy.token_logprobs(ids, positions, segments, wanted)
+    before, _ = policy.token_logprobs(PackedTokens(ids, positions, segments, wanted))
     changed = torch.where(segments == 2, (ids + 5) % VOCAB, ids)
-    after, _ = policy.token_logprobs(changed, positions, segments, wanted)
+    after, _ = policy.token_logprobs(PackedTokens(changed, positions, segments, wanted))
     others = segments != 2
     torch.testing.assert_close(after[others], before[others], atol=1e-6, rtol=0)
     assert (after - before)[~others].abs().max() > 0.01
@@ -49,11 +50,13 @@ def test_tokens_of_one_segment_do_not_reach_another(packed: bool, tiny_model: Bu
 def test_unwanted_and_first_tokens_are_zero_and_nothing_wanted_still_has_a_gradient(tiny_model: Build) -> None:
     ids, positions, segments, _ = packed_batch()
     policy = make_policy(tiny_model("llama"), None, packed=True)
-    everything, _ = policy.token_logprobs(ids, positions, segments, torch.ones_like(ids, dtype=torch.bool))
+    everything, _ = policy.token_logprobs(
+        PackedTokens(ids, positions, segments, torch.ones_like(ids, dtype=torch.bool))
+    )
     assert (everything[positions == 0] == 0).all()
     assert (everything[positions != 0] < 0).all()
     nothing, entropy = policy.token_logprobs(
-        ids, positions, segments, torch.zeros_like(ids, dtype=torch.bool), with_entropy=True
+        PackedTokens(ids, positions, segments, torch.zeros_like(ids, dtype=torch.bool)), with_entropy=True
     )
     assert entropy is not None
     assert (nothing == 0).all()
@@ -67,7 +70,7 @@ def test_gradient_checkpointing_changes_no_gradient(tiny_model: Build) -> None:
     for checkpointing in (False, True):
         policy = make_policy(tiny_model("qwen3"), None, packed=True, gradient_checkpointing=checkpointing)
         policy.train()
-        loss = policy.token_logprobs(*batch)[0].sum()
+        loss = policy.token_logprobs(PackedTokens(*batch))[0].sum()
         results.append((loss.detach(), gradients(policy.model, loss)))
     assert torch.equal(results[0][0], results[1][0])
     for plain, checkpointed in zip(results[0][1], results[1][1], strict=True):
@@ -79,7 +82,7 @@ def test_head_chunks_change_neither_value_nor_gradient(tiny_model: Build) -> Non
     results = []
     for chunk_size in (None, 1, 5, 64):
         policy = make_policy(tiny_model("gemma2"), None, packed=True, head_chunk_size=chunk_size)
-        loss = policy.token_logprobs(*batch)[0].sum()
+        loss = policy.token_logprobs(PackedTokens(*batch))[0].sum()
         results.append((loss.detach(), gradients(policy.model, loss)))
     for loss, grads in results[1:]:
         torch.testing.assert_close(loss, results[0][0], atol=1e-4, rtol=1e-6)
@@ -90,9 +93,10 @@ def test_head_chunks_change_neither_value_nor_gradient(tiny_model: Build) -> Non
 def test_result_does_not_depend_on_what_is_packed_beside_it(tiny_model: Build) -> None:
     ids, positions, segments, wanted = packed_batch()
     policy = make_policy(tiny_model("gemma2"), None, packed=True)
-    together, _ = policy.token_logprobs(ids, positions, segments, wanted)
+    together, _ = policy.token_logprobs(PackedTokens(ids, positions, segments, wanted))
     alone = [
-        policy.token_logprobs(*(t[segments == n] for t in (ids, positions, segments, wanted)))[0] for n in range(5)
+        policy.token_logprobs(PackedTokens(*(t[segments == n] for t in (ids, positions, segments, wanted))))[0]
+        for n in range(5)
     ]
     torch.testing.assert_close(torch.cat(alone), together, atol=2e-6, rtol=0)
 

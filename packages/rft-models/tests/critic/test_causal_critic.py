@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rft_core.errors import DataError, OptionsError, PreflightError
 from rft_core.keyed_random import derive_key
+from rft_core.packed_tokens import PackedTokens
 from rft_models.critic.causal_critic import CausalCritic, load_critic, make_critic
 from rft_models.critic.value_head import initial_head
 from rft_models.policy.load import load_policy
@@ -77,7 +78,7 @@ def refuse_other_gradient(name: str, ours: Tensor, theirs: Tensor) -> None:
 def test_packed_values_are_those_of_an_unpacked_forward(model_type: str, packed: bool, tiny_model: Build) -> None:
     ids, positions, segments = packed_batch()
     critic = a_critic(tiny_model(model_type), packed=packed)
-    found = critic.values(ids, positions, segments)
+    found = critic.values(PackedTokens(ids, positions, segments))
     expected = one_by_one(tiny_model(model_type), critic.head.weight, ids, segments)
     assert found.dtype is torch.float32
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
@@ -88,7 +89,7 @@ def test_gradients_are_those_of_an_unpacked_forward(tiny_model: Build) -> None:
     ids, positions, segments = packed_batch()
     weights = torch.linspace(-1, 1, len(ids), dtype=torch.float64)
     critic = a_critic(tiny_model("qwen2", dtype=torch.float64))
-    found = critic.values(ids, positions, segments)
+    found = critic.values(PackedTokens(ids, positions, segments))
     assert found.dtype is torch.float64
     ours = gradients(critic, (found * weights).sum())
     reference = tiny_model("qwen2", dtype=torch.float64)
@@ -105,12 +106,12 @@ def test_gradients_are_those_of_an_unpacked_forward(tiny_model: Build) -> None:
 def test_a_value_is_estimated_before_its_token_is_sampled(tiny_model: Build) -> None:
     ids, positions, segments = packed_batch()
     critic = a_critic(tiny_model("qwen2"))
-    before = critic.values(ids, positions, segments)
+    before = critic.values(PackedTokens(ids, positions, segments))
     assert (before[positions == 0] == 0).all()
     place = 8 + 4  # token 4 of the segment of 12, which starts at 8
     changed = ids.clone()
     changed[place] = (changed[place] + 5) % VOCAB
-    after = critic.values(changed, positions, segments)
+    after = critic.values(PackedTokens(changed, positions, segments))
     torch.testing.assert_close(after[: place + 1], before[: place + 1], atol=1e-6, rtol=0)
     assert abs(after[place + 1] - before[place + 1]) > 1e-3
     others = segments != 2
@@ -125,9 +126,9 @@ def test_wanted_values_are_the_same_with_every_prompt_run_once(tiny_model: Build
     critic.model.register_forward_pre_hook(
         lambda module, arguments, options: num_tokens.append(options["input_ids"].numel()), with_kwargs=True
     )
-    plain = critic.values(ids, positions, segments)
+    plain = critic.values(PackedTokens(ids, positions, segments))
     expected = gradients(critic, (plain * weights * wanted).sum())
-    found = critic.values(ids, positions, segments, wanted)
+    found = critic.values(PackedTokens(ids, positions, segments, wanted))
     ours = gradients(critic, (found * weights).sum())
     assert num_tokens == [len(ids), len(ids) - 2 * 9 - 5]
     torch.testing.assert_close(found, torch.where(wanted, plain, 0.0), rtol=1e-6, atol=1e-6)
@@ -141,7 +142,7 @@ def test_gradient_checkpointing_changes_no_gradient(tiny_model: Build) -> None:
         critic = a_critic(tiny_model("qwen2"), gradient_checkpointing=checkpointing).train()
         assert critic.model.training
         assert critic.model.is_gradient_checkpointing == checkpointing
-        results.append(gradients(critic, critic.values(*packed_batch()).sum()))
+        results.append(gradients(critic, critic.values(PackedTokens(*packed_batch())).sum()))
     for name, gradient in results[0].items():
         torch.testing.assert_close(results[1][name], gradient, atol=1e-6, rtol=1e-6)
 
@@ -150,7 +151,7 @@ def test_the_head_computes_in_float32_above_a_bfloat16_decoder(tiny_model: Build
     critic = a_critic(tiny_model("qwen2", dtype=torch.bfloat16))
     assert critic.dtype is torch.bfloat16
     assert critic.head.weight.dtype is torch.float32
-    values = critic.values(*packed_batch())
+    values = critic.values(PackedTokens(*packed_batch()))
     assert values.dtype is torch.float32
     assert (values != values.bfloat16()).any()
 
@@ -246,7 +247,7 @@ def test_transformers_reads_a_saved_critic_as_a_classifier_with_one_label(
     with torch.no_grad():
         theirs = model(input_ids=ids[None]).logits
         # the classifier's score of four tokens is the value before the fifth
-        ours = critic.values(ids, torch.arange(5), torch.zeros_like(ids))
+        ours = critic.values(PackedTokens(ids, torch.arange(5), torch.zeros_like(ids)))
         scores = [float(model(input_ids=ids[None, :n]).logits) for n in range(1, 5)]
     assert theirs.shape == (1, 1)
     torch.testing.assert_close(ours[1:], torch.tensor(scores), atol=1e-5, rtol=0)

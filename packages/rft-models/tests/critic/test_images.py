@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rft_core.errors import OptionsError, PreflightError
+from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.hf_interface import native_attention_mode
 from rft_models.critic.causal_critic import CausalCritic, load_critic
 from rft_models.families.vision import VISION_FAMILIES
@@ -48,16 +49,16 @@ def segments_of(critic: CausalCritic) -> list[Segment]:
     return [(prompt + codec.encode(answer), len(prompt), images) for prompt, answer, images in rows]
 
 
-def packed(segments: list[Segment]) -> dict[str, Any]:
+def packed(segments: list[Segment]) -> PackedTokens:
     lengths = [len(tokens) for tokens, _, _ in segments]
     wanted = [torch.arange(length) >= prompt for length, (_, prompt, _) in zip(lengths, segments, strict=True)]
-    return {
-        "token_ids_T": torch.tensor([token for tokens, _, _ in segments for token in tokens]),
-        "positions_T": torch.cat([torch.arange(length) for length in lengths]),
-        "segment_ids_T": torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
-        "target_mask_T": torch.cat(wanted),
-        "mm_inputs": tuple(media for _, _, media in segments),
-    }
+    return PackedTokens(
+        torch.tensor([token for tokens, _, _ in segments for token in tokens]),
+        torch.cat([torch.arange(length) for length in lengths]),
+        torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
+        torch.cat(wanted),
+        mm_inputs=tuple(media for _, _, media in segments),
+    )
 
 
 def own_values(critic: CausalCritic, segment: Segment) -> Tensor:
@@ -94,7 +95,7 @@ def test_values_and_gradients_are_those_of_one_sequence_at_a_time(
 ) -> None:
     critic = load_critic(vision_directory(model_type), seed=3, attention=attention)
     segments = segments_of(critic)
-    found = critic.values(**packed(segments))
+    found = critic.values(packed(segments))
     expected = torch.cat([own_values(critic, segment) for segment in segments])
     assert float((found - expected).detach().abs().max()) < 1e-5
     assert float(found.detach().abs().max()) > 0.1
@@ -110,25 +111,25 @@ def test_a_value_depends_on_the_image_and_on_nothing_behind_it(vision_directory:
     assert isinstance(codec, HfProcessor)
     tokens, prompt, _ = segments_of(critic)[0]
     values = [
-        critic.values(**packed([(tokens, prompt, codec.encode_media("<image>what is it? ", [noise(seed)])[1])]))
+        critic.values(packed([(tokens, prompt, codec.encode_media("<image>what is it? ", [noise(seed)])[1])]))
         for seed in (0, 1)
     ]
     assert float((values[0] - values[1])[prompt:].detach().abs().min()) > 1e-5
     longer = packed([(tokens + tokens[-2:], prompt, codec.encode_media("<image>what is it? ", [noise(0)])[1])])
-    torch.testing.assert_close(critic.values(**longer)[: len(tokens)], values[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(critic.values(longer)[: len(tokens)], values[0], atol=1e-5, rtol=0)
 
 
 def test_recomputed_layers_and_adapters_take_images_too(vision_directory: Directory) -> None:
     plain = load_critic(vision_directory("qwen3_vl"), seed=3)
     row = packed(segments_of(plain))
-    expected = gradients(plain, plain.values(**row))
+    expected = gradients(plain, plain.values(row))
     again = load_critic(vision_directory("qwen3_vl"), seed=3, gradient_checkpointing=Checkpointing()).train()
-    assert_close(gradients(again, again.values(**row)), expected)
+    assert_close(gradients(again, again.values(row)), expected)
     adapted = load_critic(vision_directory("qwen3_vl"), seed=3)
     adapters = adapted.adapt(AdapterRules(rank=2, targets=("q_proj", "linear_fc1")), seed=1)
     assert any("visual" in name for name in adapters.layers)
-    torch.testing.assert_close(adapted.values(**row), plain.values(**row), atol=1e-5, rtol=0)
-    trained = gradients(adapted, adapted.values(**row))
+    torch.testing.assert_close(adapted.values(row), plain.values(row), atol=1e-5, rtol=0)
+    trained = gradients(adapted, adapted.values(row))
     assert all("lora_" in name or name == "score.weight" for name in trained)
 
 
@@ -147,7 +148,7 @@ def test_saved_and_loaded_again_is_the_same_critic(
         assert name == other
         assert torch.equal(ours, theirs), name
     row = packed(segments_of(critic))
-    assert torch.equal(critic.values(**row), again.values(**row))
+    assert torch.equal(critic.values(row), again.values(row))
     again.save_pretrained(tmp_path / "twice")
     once, twice = (load_file(tmp_path / name / "model.safetensors") for name in ("once", "twice"))
     assert once.keys() == twice.keys()
@@ -158,7 +159,7 @@ def test_a_critic_of_text_refuses_images(vision_directory: Directory, character_
     media = segments_of(load_critic(vision_directory("llava"), seed=0))[0][2]
     critic = load_critic(character_directory, seed=0)
     with pytest.raises(PreflightError) as caught:
-        critic.values(**packed([([3] * 20, 4, media)]))
+        critic.values(packed([([3] * 20, 4, media)]))
     assert caught.value.problem.code == "vision.no_tower"
 
 
@@ -209,4 +210,4 @@ def test_policy_and_critic_of_one_directory_take_the_same_media(vision_directory
     policy = load_policy(vision_directory("qwen3_vl"))
     critic = load_critic(vision_directory("qwen3_vl"), seed=0, codec=policy.codec)
     segments = segments_of(critic)
-    assert policy.token_logprobs(**packed(segments))[0].shape == critic.values(**packed(segments)).shape
+    assert policy.token_logprobs(packed(segments))[0].shape == critic.values(packed(segments)).shape

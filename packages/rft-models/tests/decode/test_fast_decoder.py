@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError
+from rft_core.packed_tokens import PackedTokens
 from rft_models.decode import row_groups
 from rft_models.decode.fast_decoder import FastDecoder, decoder_for
 from rft_models.decode.hf_decoder import HfDecoder
@@ -27,7 +28,7 @@ def logits_after(policy: CausalPolicy, tokens: list[int]) -> Tensor:
     """[V] from the training forward of one whole sequence."""
     ids = torch.tensor(tokens)
     with torch.no_grad():
-        hidden = policy.hidden_states(ids, torch.arange(len(ids)), torch.zeros_like(ids))
+        hidden = policy.hidden_states(PackedTokens(ids, torch.arange(len(ids)), torch.zeros_like(ids)))
         return policy.head.logits(hidden[-1:])[0]
 
 

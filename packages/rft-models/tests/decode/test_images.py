@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from rft_core.packed_tokens import PackedTokens
 from rft_models.decode.fast_decoder import DecodableModel, FastDecoder, decoder_for
 from rft_models.decode.hf_decoder import HfDecoder
 from rft_models.decode.weight_copy import GenerationCopy
@@ -70,11 +71,13 @@ def packed_logprobs(
         tokens, media = owners[row]
         whole = tokens + continuations[row]
         logprobs, _ = policy.token_logprobs(
-            torch.tensor(whole),
-            torch.arange(len(whole)),
-            torch.zeros(len(whole), dtype=torch.int64),
-            torch.arange(len(whole)) >= len(tokens),
-            mm_inputs=(media,),
+            PackedTokens(
+                torch.tensor(whole),
+                torch.arange(len(whole)),
+                torch.zeros(len(whole), dtype=torch.int64),
+                torch.arange(len(whole)) >= len(tokens),
+                mm_inputs=(media,),
+            ),
         )
         found.append(logprobs[len(tokens) :])
     return torch.stack(found)

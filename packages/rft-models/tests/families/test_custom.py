@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rft_core.errors import DataError, OptionsError
+from rft_core.packed_tokens import PackedTokens
 from rft_models.critic.causal_critic import load_critic
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.families import custom, patches, registry
@@ -105,7 +106,9 @@ def a_directory(source: Path, target: Path) -> Path:
 def logprobs(policy: Any) -> torch.Tensor:
     tokens = torch.tensor([2, 5, 7, 3, 9])
     with torch.no_grad():
-        return policy.token_logprobs(tokens, torch.arange(5), torch.zeros(5, dtype=torch.int64), tokens >= 0)[0]
+        return policy.token_logprobs(
+            PackedTokens(tokens, torch.arange(5), torch.zeros(5, dtype=torch.int64), tokens >= 0)
+        )[0]
 
 
 def test_one_file_adds_a_family_that_is_loaded_trained_and_loaded_again(

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from rft_core.errors import OptionsError, PreflightError
+from rft_core.packed_tokens import PackedTokens
 from rft_models.decode.fast_decoder import FastDecoder, decoder_for
 from rft_models.decode.hf_decoder import HfDecoder
 from rft_models.families import patches
@@ -33,7 +34,9 @@ def halve_the_mlp(model: Any) -> None:
 def logprobs(policy: CausalPolicy) -> torch.Tensor:
     tokens = torch.tensor([2, 5, 7, 3, 9])
     with torch.no_grad():
-        found, _ = policy.token_logprobs(tokens, torch.arange(5), torch.zeros(5, dtype=torch.int64), tokens >= 0)
+        found, _ = policy.token_logprobs(
+            PackedTokens(tokens, torch.arange(5), torch.zeros(5, dtype=torch.int64), tokens >= 0)
+        )
     return found
 
 

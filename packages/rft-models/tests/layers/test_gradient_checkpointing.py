@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rft_core.errors import OptionsError
+from rft_core.packed_tokens import PackedTokens
 from rft_models.layers.gradient_checkpointing import Checkpointing, apply
 from rft_models.policy.load import make_policy
 
@@ -56,7 +57,7 @@ def one_step(model: Any, chosen: Checkpointing | None) -> tuple[int, int, dict[s
     positions = tokens % 60
     live = LiveBytes()
     with live:
-        loss = policy.token_logprobs(tokens * 7 % 61, positions, tokens // 60, positions > 0)[0].sum()
+        loss = policy.token_logprobs(PackedTokens(tokens * 7 % 61, positions, tokens // 60, positions > 0))[0].sum()
     held = live.count()
     once = forwards
     loss.backward()
@@ -92,7 +93,7 @@ def test_saved_tensors_are_the_inputs_of_the_layers(tiny_model: Build) -> None:
 
         tokens = torch.arange(60)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            policy.hidden_states(tokens, tokens, torch.zeros_like(tokens))
+            policy.hidden_states(PackedTokens(tokens, tokens, torch.zeros_like(tokens)))
         sizes.append(saved)
     assert sizes[1] < 0.2 * sizes[0]
 
@@ -103,7 +104,7 @@ def test_evaluation_recomputes_nothing(tiny_model: Build) -> None:
     tokens = torch.arange(12)
     calls: list[int] = []
     policy.model.model.layers[0].input_layernorm.register_forward_hook(lambda *_: calls.append(1))
-    policy.token_logprobs(tokens, tokens, torch.zeros_like(tokens), tokens > 0)[0].sum().backward()
+    policy.token_logprobs(PackedTokens(tokens, tokens, torch.zeros_like(tokens), tokens > 0))[0].sum().backward()
     assert len(calls) == 1
 
 
@@ -116,7 +117,7 @@ def test_frozen_layers_below_are_not_gone_through_again(tiny_model: Build) -> No
     calls: list[int] = []
     policy.model.model.layers[0].input_layernorm.register_forward_hook(lambda *_: calls.append(1))
     tokens = torch.arange(12)
-    policy.token_logprobs(tokens, tokens, torch.zeros_like(tokens), tokens > 0)[0].sum().backward()
+    policy.token_logprobs(PackedTokens(tokens, tokens, torch.zeros_like(tokens), tokens > 0))[0].sum().backward()
     assert len(calls) == 1
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError, PreflightError
+from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.shared_prefix import find_shared_prefixes
 from rft_models.layers.gradient_checkpointing import Checkpointing
 from rft_models.layers.moe_router import (
@@ -81,7 +82,7 @@ def test_it_is_the_models_own_loss(model_type: str, tiny_model: Build) -> None:
     output = reference(input_ids=ids[None, :-1], use_cache=False, output_router_logits=True)
     positions = torch.arange(12)
     _, _, found = policy.token_logprobs_and_balance(
-        ids, positions, torch.zeros_like(ids), positions > 0, expert_counts_E=None
+        PackedTokens(ids, positions, torch.zeros_like(ids), positions > 0), expert_counts_E=None
     )
     torch.testing.assert_close(found.share, output.aux_loss, atol=1e-5, rtol=1e-5)
     output.aux_loss.backward()
@@ -96,12 +97,12 @@ def test_it_is_the_models_own_loss(model_type: str, tiny_model: Build) -> None:
 def test_parts_of_a_cut_step_add_up_to_the_whole(model_type: str, packed: bool, tiny_model: Build) -> None:
     policy = make_policy(tiny_model(model_type), None, packed=packed)
     whole = batch()
-    _, _, expected = policy.token_logprobs_and_balance(*whole, expert_counts_E=None)
+    _, _, expected = policy.token_logprobs_and_balance(PackedTokens(*whole), expert_counts_E=None)
     wanted = gradients(policy, expected.share)
     cuts = [part(whole, [0, 3]), part(whole, [1]), part(whole, [2])]
-    counts_E = torch.stack([policy.expert_counts(*cut) for cut in cuts]).sum(0)
+    counts_E = torch.stack([policy.expert_counts(PackedTokens(*cut)) for cut in cuts]).sum(0)
     assert float(counts_E.sum()) == int(whole[3].sum()) * 2 * 2, "tokens of the loss x layers x choices"
-    found = [policy.token_logprobs_and_balance(*cut, expert_counts_E=counts_E)[2] for cut in cuts]
+    found = [policy.token_logprobs_and_balance(PackedTokens(*cut), expert_counts_E=counts_E)[2] for cut in cuts]
     total = torch.stack([each.share for each in found]).sum()
     torch.testing.assert_close(total, expected.share, atol=1e-6, rtol=1e-5)
     assert all(float(each.max_load) == pytest.approx(float(expected.max_load)) for each in found)
@@ -116,14 +117,16 @@ def test_a_shared_prompt_changes_nothing(model_type: str, tiny_model: Build) -> 
     assert find_shared_prefixes(ids, positions, segments, wanted) is not None
     policy = make_policy(tiny_model(model_type), None, packed=True)
     alone = [part((ids, positions, segments, wanted), [number]) for number in range(3)]
-    counts_E = torch.stack([policy.expert_counts(*each) for each in alone]).sum(0)
+    counts_E = torch.stack([policy.expert_counts(PackedTokens(*each)) for each in alone]).sum(0)
     expected = torch.stack(
-        [policy.token_logprobs_and_balance(*each, expert_counts_E=counts_E)[2].share for each in alone]
+        [policy.token_logprobs_and_balance(PackedTokens(*each), expert_counts_E=counts_E)[2].share for each in alone]
     ).sum()
     wanted_gradients = gradients(policy, expected)
-    logprobs, _, found = policy.token_logprobs_and_balance(ids, positions, segments, wanted, expert_counts_E=None)
+    logprobs, _, found = policy.token_logprobs_and_balance(
+        PackedTokens(ids, positions, segments, wanted), expert_counts_E=None
+    )
     torch.testing.assert_close(found.share, expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(logprobs, policy.token_logprobs(ids, positions, segments, wanted)[0])
+    torch.testing.assert_close(logprobs, policy.token_logprobs(PackedTokens(ids, positions, segments, wanted))[0])
     for name, gradient in gradients(policy, found.share).items():
         assert (gradient - wanted_gradients[name]).norm() <= 1e-5 * wanted_gradients[name].norm() + 1e-6, name
 
@@ -133,7 +136,7 @@ def test_checkpointing_changes_no_gradient_of_it(chosen: Checkpointing, tiny_mod
     found = []
     for checkpointing in (None, chosen):
         policy = make_policy(tiny_model("qwen3_moe"), None, packed=True, gradient_checkpointing=checkpointing).train()
-        logprobs, _, each = policy.token_logprobs_and_balance(*batch(), expert_counts_E=None)
+        logprobs, _, each = policy.token_logprobs_and_balance(PackedTokens(*batch()), expert_counts_E=None)
         found.append(gradients(policy, each.share - logprobs.sum()))
     assert found[0].keys() == found[1].keys()
     assert any(name.endswith("gate.weight") for name in found[0])
@@ -144,7 +147,7 @@ def test_checkpointing_changes_no_gradient_of_it(chosen: Checkpointing, tiny_mod
 def test_a_dense_model_is_refused_by_name(tiny_model: Build, character_directory: Path) -> None:
     policy = make_policy(tiny_model("qwen2"), None, packed=True)
     with pytest.raises(OptionsError, match="'qwen2' has no routers") as caught:
-        policy.token_logprobs_and_balance(*batch(), expert_counts_E=None)
+        policy.token_logprobs_and_balance(PackedTokens(*batch()), expert_counts_E=None)
     assert caught.value.problem.code == "router.none"
     with pytest.raises(OptionsError, match="leave aux_loss_coef out"):
         router_facts(character_directory)

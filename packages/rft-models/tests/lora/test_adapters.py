@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError
+from rft_core.packed_tokens import PackedTokens
 from rft_models.decode.fast_decoder import FastDecoder, decoder_for
 from rft_models.lora.adapters import AdapterRules, BaseModelView, preview
 from rft_models.lora.dropout import mix
@@ -82,7 +83,7 @@ def peft_logprobs(twin: Any) -> Tensor:
 def test_packed_log_probs_and_gradients_are_those_of_peft(family: str, kind: AdapterKind, tiny_model: Build) -> None:
     policy = adapted(tiny_model(family), kind=kind)
     twin = peft_twin(tiny_model(family), policy)
-    found, _ = policy.token_logprobs(*batch())
+    found, _ = policy.token_logprobs(PackedTokens(*batch()))
     expected = peft_logprobs(twin)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     weights = torch.linspace(-1, 1, len(found))
@@ -104,17 +105,21 @@ def test_the_models_own_attention_and_transposed_layers_too(family: str, tiny_mo
     policy = adapted(tiny_model(family), packed=False)
     twin = peft_twin(tiny_model(family), policy)
     with torch.no_grad():
-        torch.testing.assert_close(policy.token_logprobs(*batch())[0], peft_logprobs(twin), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            policy.token_logprobs(PackedTokens(*batch()))[0], peft_logprobs(twin), atol=1e-5, rtol=1e-5
+        )
 
 
 def test_the_fused_loss_and_the_split_one_have_the_same_gradients(tiny_model: Build) -> None:
     policy = adapted(tiny_model("qwen2"))
     ids, _, _, wanted = batch()
     weights = torch.linspace(-1, 1, len(ids))
-    policy.fused_loss(*batch(), lambda logprobs, entropy, tokens: logprobs * weights[tokens]).loss.backward()
+    policy.fused_loss(
+        PackedTokens(*batch()), lambda logprobs, entropy, tokens: logprobs * weights[tokens]
+    ).loss.backward()
     fused = [parameter.grad.clone() for _, parameter in policy.trainable_parameters() if parameter.grad is not None]
     policy.model.zero_grad()
-    (policy.token_logprobs(*batch())[0] * weights * wanted).sum().backward()
+    (policy.token_logprobs(PackedTokens(*batch()))[0] * weights * wanted).sum().backward()
     for ours, (name, parameter) in zip(fused, policy.trainable_parameters(), strict=True):
         torch.testing.assert_close(ours, parameter.grad, atol=1e-5, rtol=1e-4, msg=name)
 
@@ -126,10 +131,10 @@ def test_a_shared_prompt_gives_what_separate_prompts_give(tiny_model: Build) -> 
     answers = [torch.randint(0, VOCAB, (4,), generator=generator) for _ in range(3)]
     ids = torch.cat([part for answer in answers for part in (prompt, answer)])
     positions, segments = torch.arange(13).repeat(3), torch.arange(3).repeat_interleave(13)
-    together, _ = policy.token_logprobs(ids, positions, segments, positions > 8)
+    together, _ = policy.token_logprobs(PackedTokens(ids, positions, segments, positions > 8))
     for number in range(3):
         rows = segments == number
-        alone, _ = policy.token_logprobs(ids[rows], positions[rows], segments[rows], positions[rows] > 8)
+        alone, _ = policy.token_logprobs(PackedTokens(ids[rows], positions[rows], segments[rows], positions[rows] > 8))
         torch.testing.assert_close(together[rows], alone, atol=1e-5, rtol=1e-5)
 
 
@@ -147,7 +152,7 @@ def test_decoding_gives_the_log_probs_of_the_packed_forward(family: str, kind: A
         found = torch.stack(rows).log_softmax(-1).gather(1, tokens[6:, None])[:, 0]
         given = (tokens, torch.arange(12), torch.zeros(12, dtype=torch.int64), torch.arange(12) > 5)
         with torch.no_grad():
-            torch.testing.assert_close(found, policy.token_logprobs(*given)[0][6:], atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(found, policy.token_logprobs(PackedTokens(*given))[0][6:], atol=1e-5, rtol=1e-5)
         shake(policy, 0.05)
         decoder.refresh()
 
@@ -161,13 +166,16 @@ def test_the_merged_tensors_are_a_model_that_computes_the_same(kind: AdapterKind
         held.pop(name).data.copy_(tensor)
     assert not held
     with torch.no_grad():
-        found, expected = plain.token_logprobs(*batch())[0], policy.token_logprobs(*batch())[0]
+        found, expected = (
+            plain.token_logprobs(PackedTokens(*batch()))[0],
+            policy.token_logprobs(PackedTokens(*batch()))[0],
+        )
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_first_values_change_nothing_and_follow_from_the_seed(tiny_model: Build) -> None:
     with torch.no_grad():
-        before = make_policy(tiny_model("qwen2"), None, packed=True).token_logprobs(*batch())[0]
+        before = make_policy(tiny_model("qwen2"), None, packed=True).token_logprobs(PackedTokens(*batch()))[0]
     found: list[dict[str, Tensor]] = []
     for seed in (1, 1, 2):
         policy = make_policy(tiny_model("qwen2"), None, packed=True)
@@ -175,7 +183,7 @@ def test_first_values_change_nothing_and_follow_from_the_seed(tiny_model: Build)
         adapters = policy.adapt(AdapterRules(rank=2, kind="dora"), seed=seed)
         assert torch.equal(torch.random.get_rng_state(), state)
         with torch.no_grad():
-            torch.testing.assert_close(policy.token_logprobs(*batch())[0], before, atol=1e-6, rtol=0)
+            torch.testing.assert_close(policy.token_logprobs(PackedTokens(*batch()))[0], before, atol=1e-6, rtol=0)
         found.append({name: parameter.detach() for name, parameter in adapters.named_parameters()})
     drawn = [name for name in found[0] if ".lora_A." in name]
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
@@ -194,7 +202,7 @@ def test_bfloat16_weights_have_float32_adapters_and_keep_their_bits(tiny_model: 
     optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.1)
     policy.train()
     for _ in range(3):
-        (-policy.token_logprobs(*batch())[0].sum()).backward()
+        (-policy.token_logprobs(PackedTokens(*batch()))[0].sum()).backward()
         optimizer.step()
         optimizer.zero_grad()
     assert all(torch.equal(parameter, before[name]) for name, parameter in policy.base_parameters())
@@ -212,16 +220,16 @@ def test_without_its_adapters_the_policy_is_a_reference_loaded_apart(character_d
     given = (ids % 13, positions, segments, wanted)
     view = BaseModelView(policy)
     with torch.no_grad():
-        expected, entropy = apart.token_logprobs(*given, with_entropy=True)
-        trained = policy.token_logprobs(*given)[0]
-    found, found_entropy = view.token_logprobs(*given, with_entropy=True)
+        expected, entropy = apart.token_logprobs(PackedTokens(*given), with_entropy=True)
+        trained = policy.token_logprobs(PackedTokens(*given))[0]
+    found, found_entropy = view.token_logprobs(PackedTokens(*given), with_entropy=True)
     assert (found - expected).abs().max() <= 1e-6
     assert entropy is not None
     assert found_entropy is not None
     assert (found_entropy - entropy).abs().max() <= 1e-6
     assert not found.requires_grad
     assert (trained - expected).abs().max() > 0.01
-    again, _ = policy.token_logprobs(*given)
+    again, _ = policy.token_logprobs(PackedTokens(*given))
     assert again.requires_grad
     assert torch.equal(again.detach(), trained)
     assert all(parameter.requires_grad for _, parameter in policy.trainable_parameters())
@@ -277,7 +285,7 @@ def test_adapters_and_frozen_parts_keep_out_of_each_others_way(tiny_model: Build
 
 
 def dropped(policy: CausalPolicy, rows: Tensor) -> Tensor:
-    return policy.token_logprobs(*(tensor[rows] for tensor in batch()))[0]
+    return policy.token_logprobs(PackedTokens(*(tensor[rows] for tensor in batch())))[0]
 
 
 def test_dropout_does_not_depend_on_how_a_batch_is_cut_and_differs_between_updates(tiny_model: Build) -> None:
@@ -300,7 +308,7 @@ def test_dropout_does_not_depend_on_how_a_batch_is_cut_and_differs_between_updat
 
 def test_dropout_keeps_its_share_and_its_scale(tiny_model: Build) -> None:
     policy = adapted(tiny_model("qwen2"), dropout=0.25).train()
-    policy.token_logprobs(*batch())
+    policy.token_logprobs(PackedTokens(*batch()))
     assert policy.adapters is not None
     module = policy.model.get_decoder().layers[0].mlp.up_proj.lora_dropout["default"]
     ones = torch.ones(1, sum(LENGTHS), 4000)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from rft_core.packed_tokens import PackedTokens
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.lora.adapters import AdapterRules, preview
 from rft_models.policy.load import load_policy
@@ -39,13 +40,13 @@ def test_merged_weights_compute_what_the_adapters_compute_on_images(model_type: 
     ids = torch.tensor(prompt + codec.encode("a cat"))
     places = torch.arange(len(ids))
     given = (ids, places, torch.zeros_like(ids), places >= len(prompt))
-    found, _ = policy.token_logprobs(*given, mm_inputs=(media,))
+    found, _ = policy.token_logprobs(PackedTokens(*given, mm_inputs=(media,)))
     (found * torch.linspace(-1, 1, len(ids))).sum().backward()
     assert all(parameter.grad is not None for name, parameter in adapters.named_parameters() if "language" in name)
     policy.save_pretrained(tmp_path / "merged")
     with torch.no_grad():
-        merged, _ = load_policy(tmp_path / "merged").eval().token_logprobs(*given, mm_inputs=(media,))
-        base, _ = load_policy(path).eval().token_logprobs(*given, mm_inputs=(media,))
+        merged, _ = load_policy(tmp_path / "merged").eval().token_logprobs(PackedTokens(*given, mm_inputs=(media,)))
+        base, _ = load_policy(path).eval().token_logprobs(PackedTokens(*given, mm_inputs=(media,)))
     torch.testing.assert_close(merged, found.detach(), atol=1e-5, rtol=1e-5)
     assert (base - merged).abs().max() > 1e-3
     decoder = decoder_for(policy.eval())

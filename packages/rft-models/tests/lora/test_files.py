@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rft_core.errors import DataError
+from rft_core.packed_tokens import PackedTokens
 from rft_models.critic.causal_critic import load_critic
 from rft_models.lora import files
 from rft_models.lora.adapters import AdapterRules, rules_of_config
@@ -28,7 +29,7 @@ IDS = torch.arange(12) * 5 % 13
 def logprobs(policy: CausalPolicy) -> Tensor:
     given = (IDS, torch.arange(12), torch.zeros(12, dtype=torch.int64), torch.ones(12, dtype=torch.bool))
     with torch.no_grad():
-        return policy.eval().token_logprobs(*given)[0]
+        return policy.eval().token_logprobs(PackedTokens(*given))[0]
 
 
 def trained(directory: Path, kind: AdapterKind = "lora", rank: int = 3, seed: int = 0) -> CausalPolicy:
@@ -147,12 +148,12 @@ def test_a_critic_trains_its_adapters_and_its_head_and_saves_them_merged(
     given = (IDS, torch.arange(12), torch.zeros(12, dtype=torch.int64))
     optimizer = torch.optim.SGD([p for _, p in critic.named_parameters() if p.requires_grad], lr=0.002)
     for _ in range(3):
-        critic.values(*given).square().sum().backward()
+        critic.values(PackedTokens(*given)).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
     with torch.no_grad():
-        expected = critic.values(*given)
+        expected = critic.values(PackedTokens(*given))
     critic.save_pretrained(tmp_path / "critic")
     with torch.no_grad():
-        found = load_critic(tmp_path / "critic", seed=5).values(*given)
+        found = load_critic(tmp_path / "critic", seed=5).values(PackedTokens(*given))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

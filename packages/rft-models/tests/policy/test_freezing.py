@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError
+from rft_core.packed_tokens import PackedTokens
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import FreezeRules, preview
@@ -35,7 +36,7 @@ def train(policy: CausalPolicy, steps: int, learning_rate: float = 1e-2, micro_b
     policy.train()
     for _ in range(steps):
         for _ in range(micro_batches):
-            (-policy.token_logprobs(*batch())[0].sum()).backward()
+            (-policy.token_logprobs(PackedTokens(*batch()))[0].sum()).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -91,7 +92,7 @@ def test_the_gradient_of_the_rows_is_that_of_the_matrix_summed_over_micro_batche
     rows.freeze(FreezeRules(train_only_tokens_from=FIRST))
     for policy in (plain, rows):
         for _ in range(2):
-            policy.token_logprobs(*batch())[0].sum().backward()
+            policy.token_logprobs(PackedTokens(*batch()))[0].sum().backward()
     expected = {name: parameter.grad for name, parameter in plain.named_parameters()}
     for name, parameter in rows.trainable_parameters():
         gradient = expected[name.removesuffix(f"[{FIRST}:]")]
@@ -104,7 +105,7 @@ def test_the_gradient_of_the_rows_is_that_of_the_matrix_summed_over_micro_batche
 def test_one_step_on_rows_is_the_step_of_an_optimizer_that_has_only_them(tiny_model: Build) -> None:
     policy, twin = (make_policy(tiny_model("qwen2", tie_word_embeddings=True), None, packed=True) for _ in range(2))
     policy.freeze(FreezeRules(train_only_tokens_from=FIRST))
-    twin.token_logprobs(*batch())[0].sum().neg().backward()
+    twin.token_logprobs(PackedTokens(*batch()))[0].sum().neg().backward()
     matrix = twin.model.get_input_embeddings().weight
     alone = torch.nn.Parameter(matrix.detach()[FIRST:].clone())
     alone.grad = matrix.grad[FIRST:].clone()
@@ -122,7 +123,7 @@ def test_engine_and_files_see_the_trained_rows(tiny_model: Build, tmp_path: Path
     policy.eval()
     ids = torch.tensor([3, 55, 60])
     logits = decoder.prefill(decoder.new_cache(1, 4), ids[None], torch.tensor([3]), [1])
-    hidden = policy.hidden_states(ids, torch.arange(3), torch.zeros(3, dtype=torch.int64))
+    hidden = policy.hidden_states(PackedTokens(ids, torch.arange(3), torch.zeros(3, dtype=torch.int64)))
     torch.testing.assert_close(logits[0], policy.head.logits(hidden[-1:])[0], atol=1e-5, rtol=1e-5)
     policy.save_pretrained(tmp_path)
     from safetensors.torch import load_file
@@ -140,7 +141,7 @@ def test_a_tied_head_is_found_under_both_of_its_names(tiny_model: Build) -> None
 def test_a_frozen_head_gets_no_gradient(tiny_model: Build) -> None:
     policy = make_policy(tiny_model("qwen2"), None, packed=True)
     policy.freeze(FreezeRules.of("lm_head"))
-    policy.token_logprobs(*batch())[0].sum().backward()
+    policy.token_logprobs(PackedTokens(*batch()))[0].sum().backward()
     assert policy.head.weight.grad is None
     assert policy.model.model.embed_tokens.weight.grad is not None
 

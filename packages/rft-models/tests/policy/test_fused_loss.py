@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rft_core.packed_tokens import PackedTokens
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import make_policy
 
@@ -54,19 +55,21 @@ def test_the_same_loss_and_gradients(model_type: str, chunk: int | None, tiny_mo
     given = batch()
     ids_T, target_mask_T = given[0], given[3]
     generator = torch.Generator().manual_seed(5)
-    old_T = policy.token_logprobs(*given, temperature=0.9)[0].detach() + 0.3 * torch.randn(
+    old_T = policy.token_logprobs(PackedTokens(*given), temperature=0.9)[0].detach() + 0.3 * torch.randn(
         len(ids_T), generator=generator
     )
     advantages_T = torch.randint(-1, 2, (len(ids_T),), generator=generator).float()
     objective = clipped(old_T, advantages_T)
 
-    logprobs_T, entropy_T = policy.token_logprobs(*given, temperature=0.9, with_entropy=True, entropy_gradient=True)
+    logprobs_T, entropy_T = policy.token_logprobs(
+        PackedTokens(*given), temperature=0.9, with_entropy=True, entropy_gradient=True
+    )
     assert entropy_T is not None
     tokens = target_mask_T.nonzero()[:, 0]
     loss = objective(logprobs_T[tokens], entropy_T[tokens], tokens).sum()
     expected = gradients(policy, loss)
 
-    found = policy.fused_loss(*given, objective, temperature=0.9)
+    found = policy.fused_loss(PackedTokens(*given), objective, temperature=0.9)
     torch.testing.assert_close(found.loss, loss, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found.logprobs, logprobs_T.detach(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.entropy, entropy_T.detach(), rtol=1e-5, atol=1e-5)
@@ -81,7 +84,7 @@ def test_a_frozen_head_gets_no_gradient(tiny_model: Build) -> None:
     policy.head.weight.requires_grad_(False)
     given = batch()
     objective = clipped(torch.zeros(len(given[0])), torch.ones(len(given[0])))
-    found = gradients(policy, policy.fused_loss(*given, objective).loss)
+    found = gradients(policy, policy.fused_loss(PackedTokens(*given), objective).loss)
     assert "lm_head.weight" not in found
     assert "model.layers.0.mlp.up_proj.weight" in found
 

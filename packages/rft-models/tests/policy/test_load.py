@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rft_core.errors import DataError, OptionsError, PreflightError, RftError
+from rft_core.packed_tokens import PackedTokens
 from rft_models.policy.load import load_policy, load_reference
 from rft_models.tokenization.tokenizer import load_tokenizer
 
@@ -56,7 +57,9 @@ def test_transformers_itself_loads_what_was_saved(character_directory: Path, tmp
     ids = torch.tensor(tokenizer.encode("12+30=42"))
     with torch.no_grad():
         theirs = torch.log_softmax(model(ids[None]).logits[0, :-1], -1).gather(1, ids[1:, None])[:, 0]
-        ours, _ = policy.token_logprobs(ids, torch.arange(8), torch.zeros(8, dtype=torch.int64), torch.ones(8) > 0)
+        ours, _ = policy.token_logprobs(
+            PackedTokens(ids, torch.arange(8), torch.zeros(8, dtype=torch.int64), torch.ones(8) > 0)
+        )
     torch.testing.assert_close(ours[1:], theirs, atol=1e-5, rtol=0)
 
 
@@ -79,8 +82,8 @@ def test_both_attentions_give_the_same_logprobs(attention: str, character_direct
     assert policy.packed == (attention == "packed")
     ids = torch.tensor([2, 5, 3, 4, 6, 7])
     positions, segments = torch.tensor([0, 1, 2, 3, 0, 1]), torch.tensor([0, 0, 0, 0, 1, 1])
-    found, _ = policy.token_logprobs(ids, positions, segments, ids > 0)
-    expected, _ = load_policy(character_directory).token_logprobs(ids, positions, segments, ids > 0)
+    found, _ = policy.token_logprobs(PackedTokens(ids, positions, segments, ids > 0))
+    expected, _ = load_policy(character_directory).token_logprobs(PackedTokens(ids, positions, segments, ids > 0))
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rft_core.errors import DataError, OptionsError
+from rft_core.packed_tokens import PackedTokens
 from rft_models.critic.causal_critic import load_critic
 from rft_models.reward_model.head import AttentionPooling, last_tokens, new_head
 from rft_models.reward_model.loading import load_reward_model, make_reward_model, new_reward_model, with_weights
@@ -53,7 +54,7 @@ def one_at_a_time(model: RewardModel, ids: Tensor, segments: Tensor) -> Tensor:
     found: list[Tensor] = []
     for number in segments.unique().tolist():
         own = ids[segments == number]
-        found.append(rows(model.scores(own, torch.arange(len(own)), torch.zeros_like(own))))
+        found.append(rows(model.scores(PackedTokens(own, torch.arange(len(own)), torch.zeros_like(own)))))
     return torch.cat(found)
 
 
@@ -98,7 +99,7 @@ def test_packed_scores_are_those_of_texts_alone(
 ) -> None:
     ids, positions, segments = packed_batch()
     model = a_model(tiny_model(model_type), spec, packed=packs)
-    found = model.scores(ids, positions, segments)
+    found = model.scores(PackedTokens(ids, positions, segments))
     assert list(found) == list(spec.heads)
     assert all(scores.dtype is torch.float32 and scores.shape == (len(LENGTHS),) for scores in found.values())
     torch.testing.assert_close(rows(found), one_at_a_time(model, ids, segments), atol=1e-5, rtol=1e-5)
@@ -114,7 +115,7 @@ def test_prompts_that_run_once_change_no_score_and_no_gradient(spec: RewardSpec,
     results: list[tuple[Tensor, dict[str, Tensor]]] = []
     for mask in (None, own):
         model = a_model(tiny_model("qwen2", dtype=torch.float64), spec)
-        scores = rows(model.scores(ids, positions, segments, mask))
+        scores = rows(model.scores(PackedTokens(ids, positions, segments, mask)))
         (scores[:, 0] * torch.arange(1.0, 6.0)).sum().backward()
         results.append((scores, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}))
     torch.testing.assert_close(results[1][0], results[0][0], atol=1e-10, rtol=1e-10)
@@ -149,7 +150,9 @@ def test_a_probe_reads_the_state_behind_its_layer(tiny_model: Build) -> None:
     whole = tiny_model("qwen3", num_hidden_layers=3, dtype=torch.float64)
     states = whole.get_decoder()(input_ids=ids[None], output_hidden_states=True, use_cache=False).hidden_states
     expected = states[2][0, -1] @ model.head.score.weight[0]
-    torch.testing.assert_close(model.scores(ids, positions, segments)["score"][0], expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(
+        model.scores(PackedTokens(ids, positions, segments))["score"][0], expected, atol=1e-6, rtol=1e-6
+    )
     assert len(model.model.layers) == model.model.config.num_hidden_layers == 2
     assert not any(p.requires_grad for p in model.model.norm.parameters()), "nothing reads the norm"
     with pytest.raises(OptionsError, match="layer 4 of a model with 3"):
@@ -176,7 +179,7 @@ def test_a_classifier_of_transformers_has_its_own_scores(
     texts = [[3, 4, 5, 6, 1], [7, 2], [9, 9, 9, 9, 9, 9, 8, 0], [4]]  # with an end token, without, with padding
     model = load_reward_model(tmp_path / "rm")
     assert not model.model.training
-    found = rows(model.scores(*packed(texts)))
+    found = rows(model.scores(PackedTokens(*packed(texts))))
     torch.testing.assert_close(found, theirs(reference, texts), atol=1e-5, rtol=1e-5)
     assert model.spec.weights == ((1.0,) if num_labels == 1 else None), "files of transformers know no weights"
 
@@ -189,7 +192,9 @@ def test_what_is_written_loads_in_transformers(spec: RewardSpec, character_direc
     model.save_pretrained(tmp_path / "rm")
     reference = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm").eval()
     texts = [[3, 4, 5, 6, 1], [7, 2], [9, 9, 8]]
-    torch.testing.assert_close(rows(model.scores(*packed(texts))), theirs(reference, texts), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        rows(model.scores(PackedTokens(*packed(texts)))), theirs(reference, texts), atol=1e-5, rtol=1e-5
+    )
     assert [reference.config.id2label[i] for i in range(len(spec.heads))] == list(spec.heads)
     assert AutoTokenizer.from_pretrained(tmp_path / "rm").encode("1+2") == [3, 12, 4]
 
@@ -208,7 +213,9 @@ def test_a_saved_model_comes_back_to_the_bit(spec: RewardSpec, character_directo
     for loaded in (dict(again.named_parameters()), stored):
         assert loaded.keys() == dict(model.named_parameters()).keys()
         assert all(torch.equal(loaded[name], parameter) for name, parameter in model.named_parameters())
-    torch.testing.assert_close(rows(again.scores(*batch)), rows(model.scores(*batch)), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(
+        rows(again.scores(PackedTokens(*batch))), rows(model.scores(PackedTokens(*batch))), atol=1e-6, rtol=1e-6
+    )
     architectures = json.loads((tmp_path / "rm" / "config.json").read_text())["architectures"]
     assert architectures == (["Qwen2ForSequenceClassification"] if spec.is_classifier else ["Qwen2Model"])
 
@@ -220,7 +227,7 @@ def test_a_step_of_training_prefers_the_chosen_text(character_directory: Path) -
         batch = packed([[3, 4, 5], [3, 4, 6]])
         margins: list[float] = []
         for _ in range(8):
-            scores = rows(model.scores(*batch))[:, 0]
+            scores = rows(model.scores(PackedTokens(*batch)))[:, 0]
             loss = -torch.nn.functional.logsigmoid(scores[0] - scores[1])
             margins.append((scores[0] - scores[1]).item())
             optimizer.zero_grad()
@@ -233,8 +240,8 @@ def test_a_step_of_training_prefers_the_chosen_text(character_directory: Path) -
 def test_the_scale_acts_in_training_alone(character_directory: Path) -> None:
     model = new_reward_model(character_directory, RewardSpec(scale_for_train=True), seed=5)
     batch = packed([[3, 4, 5]])
-    plain = model.scores(*batch)["score"]
-    scaled = model.train().scores(*batch)["score"]
+    plain = model.scores(PackedTokens(*batch))["score"]
+    scaled = model.train().scores(PackedTokens(*batch))["score"]
     torch.testing.assert_close(scaled, plain / 0.07, rtol=1e-5, atol=1e-5)
 
 
@@ -242,7 +249,7 @@ def test_a_head_computes_in_float32_above_a_bfloat16_decoder(tiny_model: Build) 
     for spec in (PLAIN, ATTENTION):
         model = a_model(tiny_model("qwen2", dtype=torch.bfloat16), spec)
         assert model.dtype is torch.bfloat16
-        scores = model.scores(*packed_batch())["score"]
+        scores = model.scores(PackedTokens(*packed_batch()))["score"]
         assert scores.dtype is torch.float32
         assert (scores != scores.bfloat16()).any()
 
@@ -257,8 +264,12 @@ def test_a_critic_starts_from_a_reward_model(character_directory: Path, tmp_path
         assert critic.head_was_loaded
         assert spec.weights is not None
         shorter = packed([[3, 4, 5]])
-        reward = sum(w * s for w, s in zip(spec.weights, rows(model.scores(*shorter))[0].tolist(), strict=True))
-        assert critic.values(*batch)[3].item() == pytest.approx(reward, abs=1e-5), "the reward of what stands before"
+        reward = sum(
+            w * s for w, s in zip(spec.weights, rows(model.scores(PackedTokens(*shorter)))[0].tolist(), strict=True)
+        )
+        assert critic.values(PackedTokens(*batch))[3].item() == pytest.approx(reward, abs=1e-5), (
+            "the reward of what stands before"
+        )
         critic.save_pretrained(tmp_path / f"{spec.heads[0]}-critic")
         assert load_reward_model(tmp_path / f"{spec.heads[0]}-critic").spec == PLAIN
     new_reward_model(character_directory, ATTENTION, seed=5).save_pretrained(tmp_path / "pooled")

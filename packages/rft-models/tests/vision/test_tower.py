@@ -14,6 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from rft_core.errors import PreflightError, RftError
+from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.hf_interface import native_attention_mode
 from rft_models.families.vision import VISION_FAMILIES
 from rft_models.layers.gradient_checkpointing import Checkpointing
@@ -75,16 +76,16 @@ def batch_of(policy: CausalPolicy) -> list[Segment]:
     ]
 
 
-def packed(segments: list[Segment]) -> dict[str, Any]:
+def packed(segments: list[Segment]) -> PackedTokens:
     lengths = [len(tokens) for tokens, _, _ in segments]
     wanted = [torch.arange(length) >= prompt for length, (_, prompt, _) in zip(lengths, segments, strict=True)]
-    return {
-        "token_ids_T": torch.tensor([token for tokens, _, _ in segments for token in tokens]),
-        "positions_T": torch.cat([torch.arange(length) for length in lengths]),
-        "segment_ids_T": torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
-        "target_mask_T": torch.cat(wanted),
-        "mm_inputs": tuple(media for _, _, media in segments),
-    }
+    return PackedTokens(
+        torch.tensor([token for tokens, _, _ in segments for token in tokens]),
+        torch.cat([torch.arange(length) for length in lengths]),
+        torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)),
+        torch.cat(wanted),
+        mm_inputs=tuple(media for _, _, media in segments),
+    )
 
 
 def own_logprobs(policy: CausalPolicy, segment: Segment) -> Tensor:
@@ -122,7 +123,7 @@ def test_log_probs_and_gradients_are_those_of_the_models_own_forward(
 ) -> None:
     policy = loaded(vision_directory(model_type), attention=attention)
     segments = batch_of(policy)
-    found, _ = policy.token_logprobs(**packed(segments))
+    found, _ = policy.token_logprobs(packed(segments))
     expected = torch.cat([own_logprobs(policy, segment) for segment in segments])
     assert float((found - expected).abs().max()) < 1e-5
     of_packed = gradients(policy, found)
@@ -134,8 +135,8 @@ def test_log_probs_and_gradients_are_those_of_the_models_own_forward(
 def test_text_rows_do_not_change_beside_image_rows(vision_directory: Callable[[str], Path], model_type: str) -> None:
     policy = loaded(vision_directory(model_type))
     segments = batch_of(policy)
-    mixed, _ = policy.token_logprobs(**packed(segments))
-    alone, _ = policy.token_logprobs(**packed([segments[2]]))
+    mixed, _ = policy.token_logprobs(packed(segments))
+    alone, _ = policy.token_logprobs(packed([segments[2]]))
     begin = sum(len(tokens) for tokens, _, _ in segments[:2])
     assert float((mixed[begin : begin + len(alone)] - alone).abs().max()) < 1e-5
 
@@ -152,10 +153,10 @@ def test_the_tower_runs_once_an_image_and_not_for_text(
         return own(pixel_values, image_grid_thw, **options)
 
     monkeypatch.setattr(policy.model.model, "get_image_features", counted)
-    policy.token_logprobs(**packed(segments))
+    policy.token_logprobs(packed(segments))
     assert calls == [3]  # five images in four segments, three of them distinct
-    policy.token_logprobs(**packed([segments[2]]))
-    policy.token_logprobs(**{**packed([segments[2]]), "mm_inputs": None})
+    policy.token_logprobs(packed([segments[2]]))
+    policy.token_logprobs(replace(packed([segments[2]]), mm_inputs=None))
     assert calls == [3]
 
 
@@ -172,8 +173,8 @@ def test_samples_of_one_image_prompt_share_it_and_other_images_do_not(
         return own(**given)
 
     monkeypatch.setattr(policy.model.get_decoder(), "forward", counted)
-    policy.token_logprobs(**packed(segments[:2]))
-    policy.token_logprobs(**packed([segments[0], segments[3]]))
+    policy.token_logprobs(packed(segments[:2]))
+    policy.token_logprobs(packed([segments[0], segments[3]]))
     lengths = [len(tokens) for tokens, _, _ in segments]
     assert seen == [lengths[0] + lengths[1] - segments[0][1], lengths[0] + lengths[3]]
 
@@ -184,14 +185,14 @@ def test_fused_loss_and_recomputed_layers_give_the_same_gradients(
 ) -> None:
     policy = loaded(vision_directory(model_type))
     row = packed(batch_of(policy))
-    expected = gradients(policy, policy.token_logprobs(**row)[0])
-    weights = torch.linspace(0.5, 1.5, row["token_ids_T"].shape[0])
+    expected = gradients(policy, policy.token_logprobs(row)[0])
+    weights = torch.linspace(0.5, 1.5, row.num_tokens)
     policy.model.zero_grad(set_to_none=True)
-    policy.fused_loss(objective=lambda logprobs, _, tokens: logprobs * weights[tokens], **row).loss.backward()
+    policy.fused_loss(row, lambda logprobs, _, tokens: logprobs * weights[tokens]).loss.backward()
     assert_close({n: p.grad for n, p in policy.model.named_parameters() if p.grad is not None}, expected, 1e-5)
     again = loaded(vision_directory(model_type), gradient_checkpointing=Checkpointing())
     again.train()
-    assert_close(gradients(again, again.token_logprobs(**row)[0]), expected, 1e-5)
+    assert_close(gradients(again, again.token_logprobs(row)[0]), expected, 1e-5)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -200,15 +201,15 @@ def test_ranks_that_gather_weights_use_the_tower_on_text_too(
 ) -> None:
     policy = loaded(vision_directory(model_type))
     text = packed([batch_of(policy)[2]])
-    expected, _ = policy.token_logprobs(**text)
+    expected, _ = policy.token_logprobs(text)
     policy.wrap_forward(lambda function, *arguments: function(*arguments))
-    found, _ = policy.token_logprobs(**text)
+    found, _ = policy.token_logprobs(text)
     assert float((found - expected).abs().max()) < 1e-5
     policy.model.zero_grad(set_to_none=True)
     found.sum().backward()
     used = {n for n, p in policy.model.named_parameters() if p.grad is not None}
     policy.model.zero_grad(set_to_none=True)
-    policy.token_logprobs(**packed(batch_of(policy)))[0].sum().backward()
+    policy.token_logprobs(packed(batch_of(policy)))[0].sum().backward()
     assert used == {n for n, p in policy.model.named_parameters() if p.grad is not None}
 
 
@@ -218,10 +219,10 @@ def test_media_that_do_not_fit_their_tokens_are_refused(vision_directory: Callab
     tokens, prompt, media = segments[0]
     assert media is not None
     with refused("vision.cut_media") as cut:
-        policy.token_logprobs(**packed([(tokens[: media.end - 1], 2, media)]))
+        policy.token_logprobs(packed([(tokens[: media.end - 1], 2, media)]))
     assert f"{media.end - 1} tokens are kept, the 1 images end at token {media.end}" in str(cut.value)
     with refused("vision.placeholders"):
-        policy.token_logprobs(**packed([(tokens[1:], prompt - 1, media)]))
+        policy.token_logprobs(packed([(tokens[1:], prompt - 1, media)]))
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -232,14 +233,14 @@ def test_a_processor_that_counts_otherwise_is_refused(vision_directory: Callable
     [(first, number)] = media.spans
     short = replace(media, images=(replace(media.images[0], num_tokens=number - 1),), spans=((first, number - 1),))
     with refused("vision.other_features", f"{number - 1} placeholders and {number} features"):
-        policy.token_logprobs(**packed([(tokens, prompt, short)]))
+        policy.token_logprobs(packed([(tokens, prompt, short)]))
 
 
 def test_a_text_model_refuses_images(vision_directory: Callable[[str], Path], character_directory: Path) -> None:
     media = batch_of(loaded(vision_directory("llava")))[0][2]
     policy = load_policy(character_directory)
     with refused("vision.no_tower"):
-        policy.token_logprobs(**packed([([3] * 20, 4, media)]))
+        policy.token_logprobs(packed([([3] * 20, 4, media)]))
 
 
 def test_a_changed_tower_does_not_load(

@@ -11,6 +11,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from rft_core.packed_tokens import PackedTokens
+
 
 class SampledCompletion(Protocol):
     """One completion of the engine; the three sequences have one entry a token."""
@@ -64,10 +66,7 @@ class Policy(Protocol):
 
     def token_logprobs(
         self,
-        token_ids_T: Tensor,
-        positions_T: Tensor,
-        segment_ids_T: Tensor,
-        target_mask_T: Tensor,
+        tokens: PackedTokens,
         *,
         temperature: float = 1.0,
         with_entropy: bool = False,
@@ -95,15 +94,12 @@ class FusedPolicy(Policy, Protocol):
 
     def fused_loss(
         self,
-        token_ids_T: Tensor,
-        positions_T: Tensor,
-        segment_ids_T: Tensor,
-        target_mask_T: Tensor,
+        tokens: PackedTokens,
         objective: Callable[[Tensor, Tensor, Tensor], Tensor],
         *,
         temperature: float = 1.0,
     ) -> FusedLoss:
-        """Compute the sum of `objective(logprobs [N], entropies [N], tokens [N])` over the wanted tokens."""
+        """Compute the sum of `objective(logprobs [N], entropies [N], tokens [N])` over the targets."""
         ...
 
 
@@ -127,18 +123,13 @@ class RoutedPolicy(Policy, Protocol):
     @property
     def num_experts(self) -> int: ...
 
-    def expert_counts(
-        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, target_mask_T: Tensor
-    ) -> Tensor:
-        """Count [E] float64: how often each expert is chosen for the rows that predict wanted tokens. No gradient."""
+    def expert_counts(self, tokens: PackedTokens) -> Tensor:
+        """Count [E] float64: how often each expert is chosen for the rows that predict targets. No gradient."""
         ...
 
     def token_logprobs_and_balance(
         self,
-        token_ids_T: Tensor,
-        positions_T: Tensor,
-        segment_ids_T: Tensor,
-        target_mask_T: Tensor,
+        tokens: PackedTokens,
         *,
         expert_counts_E: Tensor | None,
         temperature: float = 1.0,
@@ -159,10 +150,8 @@ class SavablePolicy(Policy, Protocol):
 class Critic(Protocol):
     """Estimates of the return from packed tokens; the gradient follows torch's grad mode."""
 
-    def values(
-        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, target_mask_T: Tensor | None = None
-    ) -> Tensor:
-        """Return [T]: the estimate before token t is sampled, aligned with its log-prob; any number if not wanted."""
+    def values(self, tokens: PackedTokens) -> Tensor:
+        """Return [T]: the estimate before token t is sampled, aligned with its log-prob; any number if no target."""
         ...
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...

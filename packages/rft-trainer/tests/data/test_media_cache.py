@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rft_core.packed_tokens import PackedTokens
 from rft_trainer.batches.packing import pack
 from rft_trainer.batches.prompt_ledger import Ledger, LedgerEntry
 from rft_trainer.loops.sft import TokenLikelihood, mean_loss
@@ -33,9 +34,9 @@ class SeeingPolicy(BigramPolicy):
         super().__init__(8)
         self.seen: list[Any] = []
 
-    def token_logprobs(self, *batch: Tensor, mm_inputs: Any = None, **options: Any) -> tuple[Tensor, Tensor | None]:
-        self.seen.append(mm_inputs)
-        return super().token_logprobs(*batch, **options)
+    def token_logprobs(self, tokens: PackedTokens, **options: Any) -> tuple[Tensor, Tensor | None]:
+        self.seen.append(tokens.mm_inputs)
+        return super().token_logprobs(tokens, **options)
 
 
 class SeeingEngine(BigramEngine):
@@ -112,8 +113,9 @@ def test_samples_carry_the_images_of_their_prompts_into_packs(groups: list[Rollo
     images = [None, None, "image 1", "image 1", None, None, "image 3", "image 3"]
     assert [sample.media for sample in samples] == images
     assert pack(samples).mm_inputs == tuple(images)
+    assert pack(samples).tokens.mm_inputs == tuple(images)
     assert pack(samples[:2]).mm_inputs is None
-    assert pack(samples[:2]).media_arguments == {}
+    assert pack(samples[:2]).tokens.mm_inputs is None
 
 
 def test_every_forward_without_gradient_sees_the_images(groups: list[RolloutGroup]) -> None:

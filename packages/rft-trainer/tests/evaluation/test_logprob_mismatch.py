@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rft_core.keyed_random import uniforms
+from rft_core.packed_tokens import PackedTokens
 from rft_trainer.evaluation.logprob_mismatch import (
     FULL,
     HALF,
@@ -35,18 +36,17 @@ class Counted(BigramPolicy):
             self.table.copy_(torch.randn(V, V, generator=torch.Generator().manual_seed(5)))
         self.error, self.error_at, self.forwards = error, error_at, 0
 
-    def token_logprobs(
-        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, target_mask_T: Tensor, **options: Any
-    ) -> tuple[Tensor, Tensor | None]:
+    def token_logprobs(self, tokens: PackedTokens, **options: Any) -> tuple[Tensor, Tensor | None]:
         self.forwards += 1
         assert options["temperature"] > 0
-        found_T, _ = super().token_logprobs(token_ids_T, positions_T, segment_ids_T, target_mask_T, **options)
-        return torch.where(positions_T == self.error_at, found_T + self.error, found_T), None
+        found_T, _ = super().token_logprobs(tokens, **options)
+        return torch.where(tokens.positions_T == self.error_at, found_T + self.error, found_T), None
 
-    def logits(self, ids_T: Tensor, positions_T: Tensor, segments_T: Tensor, target_mask_T: Tensor) -> Iterator[Tensor]:
+    def logits(self, tokens: PackedTokens) -> Iterator[Tensor]:
         """Chunks of five rows of the table."""
-        for rows_R in (target_mask_T.nonzero()[:, 0] - 1).split(5):
-            yield self.table.detach()[ids_T[rows_R]]
+        assert tokens.target_mask_T is not None
+        for rows_R in (tokens.target_mask_T.nonzero()[:, 0] - 1).split(5):
+            yield self.table.detach()[tokens.token_ids_T[rows_R]]
 
 
 class Cutting(BigramEngine):

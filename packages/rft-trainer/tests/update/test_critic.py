@@ -196,7 +196,7 @@ def test_a_micro_batch_of_prompts_alone_adds_nothing() -> None:
     prompts = [TrainingSample("p", (1, 2, 3), 3, 0.0)]
     critic = a_critic()
     batch = pack(prompts)
-    values_T = critic.values(batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T)
+    values_T = critic.values(batch.tokens)
     output = ValueObjective(0.2)(batch, values_T, Counts(10, 2))
     output.loss.backward()
     assert output.loss == 0.0

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rft_algos.algorithms.published import Grpo
+from rft_core.packed_tokens import PackedTokens
 from rft_trainer.batches.packing import pack
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import TrainingSample
@@ -38,24 +39,22 @@ class RoutedBigrams(BigramPolicy):
         self.routes = nn.Parameter(torch.randn(vocab_size, EXPERTS, generator=generator, dtype=torch.float64))
         self.counted = 0
 
-    def _rows(self, token_ids_T: Tensor, target_mask_T: Tensor) -> Tensor:
-        return self.routes[token_ids_T.roll(1)[target_mask_T]]
+    def _rows(self, tokens: PackedTokens) -> Tensor:
+        return self.routes[tokens.token_ids_T.roll(1)[tokens.target_mask_T]]
 
-    def expert_counts(
-        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, target_mask_T: Tensor
-    ) -> Tensor:
+    def expert_counts(self, tokens: PackedTokens) -> Tensor:
         self.counted += 1
-        return torch.bincount(self._rows(token_ids_T, target_mask_T).argmax(-1), minlength=EXPERTS).double()
+        return torch.bincount(self._rows(tokens).argmax(-1), minlength=EXPERTS).double()
 
     def token_logprobs_and_balance(
-        self, *batch: Tensor, expert_counts_E: Tensor | None, **options: Any
+        self, tokens: PackedTokens, *, expert_counts_E: Tensor | None, **options: Any
     ) -> tuple[Tensor, Tensor | None, Share]:
-        rows = self._rows(batch[0], batch[3])
+        rows = self._rows(tokens)
         if expert_counts_E is None:
             expert_counts_E = torch.bincount(rows.argmax(-1), minlength=EXPERTS).double()
         total = expert_counts_E.sum()
         share = EXPERTS * (rows.softmax(-1).sum(0) * expert_counts_E).sum() / total**2
-        return *self.token_logprobs(*batch, **options), Share(share, EXPERTS * expert_counts_E.max() / total)
+        return *self.token_logprobs(tokens, **options), Share(share, EXPERTS * expert_counts_E.max() / total)
 
 
 class RanksOf:
@@ -92,9 +91,7 @@ def samples() -> list[TrainingSample]:
 def one_step(cut: MicroBatching, *, coefficient: float = 0.1, world_size: int = 1) -> tuple[Tensor, Tensor, Any, int]:
     """(gradient of the routes, of the logits, merged metrics of rank 0, forwards that counted)."""
     whole = pack(samples())
-    counts_E = RoutedBigrams(6).expert_counts(
-        whole.token_ids_T, whole.positions_T, whole.segment_ids_T, whole.loss_mask_T
-    )
+    counts_E = RoutedBigrams(6).expert_counts(whole.tokens)
     routes, logits, counted = torch.zeros(6, EXPERTS).double(), torch.zeros(6, 6).double(), 0
     merged = []
     for rank in range(world_size):

@@ -11,6 +11,7 @@ import torch
 from rft_algos.algorithms.components import Gspo, PpoClip, Surrogate
 from rft_algos.algorithms.published import Aggregation, Grpo
 from rft_core.keyed_random import integers, uniforms
+from rft_core.packed_tokens import PackedTokens
 from rft_trainer.batches.packing import count
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.records.rollouts import TrainingSample
@@ -178,26 +179,21 @@ class FusedBigramPolicy(BigramPolicy):
 
     def fused_loss(
         self,
-        token_ids_T: torch.Tensor,
-        positions_T: torch.Tensor,
-        segment_ids_T: torch.Tensor,
-        target_mask_T: torch.Tensor,
+        tokens: PackedTokens,
         objective: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
         *,
         temperature: float = 1.0,
     ) -> SimpleNamespace:
         self.num_fused += 1
         logprobs_T, entropy_T = self.token_logprobs(
-            token_ids_T,
-            positions_T,
-            segment_ids_T,
-            target_mask_T,
+            tokens,
             temperature=temperature,
             with_entropy=True,
             entropy_gradient=True,
         )
         assert entropy_T is not None
-        places = target_mask_T.nonzero()[:, 0].flip(0).split(3)
+        assert tokens.target_mask_T is not None
+        places = tokens.target_mask_T.nonzero()[:, 0].flip(0).split(3)
         loss = torch.stack([objective(logprobs_T[at], entropy_T[at], at).sum() for at in places]).sum()
         return SimpleNamespace(loss=loss, logprobs=logprobs_T.detach(), entropy=entropy_T.detach())
 

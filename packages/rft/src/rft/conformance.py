@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError, PreflightError, Problem, RftError
+from rft_core.packed_tokens import PackedTokens
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_trainer.evaluation.logprob_mismatch import VERDICTS, Draw, Measured, NextTokenLogits, Verdict
 from rft_trainer.protocols import Engine
@@ -165,9 +166,9 @@ def _badness(result: DrawResult) -> tuple[int, int, float]:
 def next_token_logits(policy: CausalPolicy) -> NextTokenLogits:
     """Return a function that yields full rows of the trainer's logits, `_ROWS_OF_LOGITS` at a time."""
 
-    def chunks(token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, target_mask_T: Tensor) -> Iterable[Tensor]:
-        hidden_TD = policy.hidden_states(token_ids_T, positions_T, segment_ids_T)
-        for rows_R in torch.split(target_mask_T.nonzero()[:, 0] - 1, _ROWS_OF_LOGITS):
+    def chunks(tokens: PackedTokens) -> Iterable[Tensor]:
+        hidden_TD = policy.hidden_states(tokens)
+        for rows_R in torch.split(tokens.targets_T.nonzero()[:, 0] - 1, _ROWS_OF_LOGITS):
             yield policy.head.logits(hidden_TD[rows_R])
 
     return chunks

@@ -61,7 +61,9 @@ def engine_of(
     monkeypatch.setattr(process, "VllmProcessEngine", Recorder)
     machine = Machine("cpu", ranks_from_environment({}), SingleProcess())
     every, adapters = Gathered(policy, trained=False), Gathered(policy, trained=True)
-    given: dict[str, Any] = {"weights": lambda: policy.merged_parameters(every()), "adapters": adapters} if in_blocks else {}
+    given: dict[str, Any] = (
+        {"weights": lambda: policy.merged_parameters(every()), "adapters": adapters} if in_blocks else {}
+    )
     settings = DecodingEngineSettings(engine_type="vllm")
     return engines.make_engine(settings, machine, policy, policy.where, 32, **given), every, adapters
 

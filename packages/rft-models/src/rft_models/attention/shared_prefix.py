@@ -134,7 +134,8 @@ def find_shared_prefixes(
     """Find prompts that neighbouring segments share; None where running each once would save too little.
 
     Args:
-        token_ids_T, positions_T, segment_ids_T, target_mask_T: as for `CausalPolicy.token_logprobs`.
+        token_ids_T: int64, equal where tokens and the features of images are.
+        positions_T, segment_ids_T, target_mask_T: as of `PackedTokens`.
     """
     segments = _segments(segment_ids_T, target_mask_T)
     groups = _groups(segments, token_ids_T.tolist(), positions_T.tolist())

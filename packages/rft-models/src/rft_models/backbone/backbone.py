@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rft_core.errors import OptionsError
+from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.hf_interface import native_attention_mode, no_mask
 from rft_models.attention.packed import PackedLayout, PiecedLayout, RowLayout
 from rft_models.attention.sequence_parallel import SequenceMode, SequenceRanks, SequenceShards, takes_ring
 from rft_models.attention.shared_prefix import find_shared_prefixes
 from rft_models.attention.varlen import VarlenKernel
-from rft_models.vision.packed_rows import MediaInputs, RowInputs, no_tower
+from rft_models.vision.packed_rows import RowInputs, no_tower
 
 if TYPE_CHECKING:
     from rft_models.vision.tower import VisionTower
@@ -57,44 +58,38 @@ class Backbone:
         self._drops_out = _drops_out(decoder)
         self._accepts = frozenset(inspect.signature(decoder.forward).parameters)
 
-    def states(
-        self,
-        token_ids_T: Tensor,
-        positions_T: Tensor,
-        segment_ids_T: Tensor,
-        target_mask_T: Tensor,
-        *,
-        routed: list[Tensor] | None = None,
-        mm_inputs: MediaInputs | None = None,
-    ) -> States:
-        """Final hidden states of the packed row, or of this rank's part of it.
+    def states(self, tokens: PackedTokens, *, routed: list[Tensor] | None = None) -> States:
+        """Compute the final hidden states of the packed row, or of this rank's part of it.
 
-        `routed` gets the logits [K, E] of each layer's router, in the rows of the states. `mm_inputs` are the images
-        of each segment in order, None where it has none; None: no segment has any.
+        What stands before the first target of a segment and is shared by neighbouring segments runs once; without
+        a target mask every token runs. `routed` gets the logits [K, E] of each layer's router, in the rows of the
+        states.
         """
-        row = self._row(token_ids_T, positions_T, segment_ids_T, mm_inputs)
+        row = self._row(tokens)
         shared = None
-        if self.packed and not (self.decoder.training and self._drops_out):  # copies of a prompt drop other entries
-            shared = find_shared_prefixes(row.identities_K, positions_T, segment_ids_T, target_mask_T)
+        drops_out = self.decoder.training and self._drops_out  # copies of a prompt drop other entries
+        if tokens.target_mask_T is not None and self.packed and not drops_out:
+            shared = find_shared_prefixes(
+                row.identities_K, tokens.positions_T, tokens.segment_ids_T, tokens.target_mask_T
+            )
         if shared is None and self.split is None:
-            return States(self._whole_states(row, segment_ids_T, routed), None)
+            return States(self._whole_states(row, tokens.segment_ids_T, routed), None)
         if shared is None:
-            layout = PackedLayout.from_segment_ids(segment_ids_T)
+            layout = PackedLayout.from_segment_ids(tokens.segment_ids_T)
             layout.kernel = self.kernel
             return self._own_states(row, layout, None, routed)
         shared.layout.kernel = self.kernel
         return self._own_states(row.select(shared.kept_K), shared.layout, shared.place_T, routed)
 
-    def _row(
-        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, mm_inputs: MediaInputs | None
-    ) -> RowInputs:
+    def _row(self, tokens: PackedTokens) -> RowInputs:
         """Return the tokens with the features of their images."""
+        images = tokens.mm_inputs
         if self.tower is None:
-            if mm_inputs is not None and any(media is not None for media in mm_inputs):
+            if images is not None and any(media is not None for media in images):
                 raise no_tower(f"a {type(self.decoder).__name__}")
-            return RowInputs(token_ids_T, positions_T)
-        lengths = [] if mm_inputs is None else PackedLayout.from_segment_ids(segment_ids_T).lengths
-        return self.tower.row(mm_inputs, lengths, token_ids_T, positions_T)
+            return RowInputs(tokens.token_ids_T, tokens.positions_T)
+        lengths = [] if images is None else PackedLayout.from_segment_ids(tokens.segment_ids_T).lengths
+        return self.tower.row(images, lengths, tokens.token_ids_T, tokens.positions_T)
 
     def _own_states(
         self, row: RowInputs, layout: PiecedLayout, place_T: Tensor | None, routed: list[Tensor] | None
@@ -106,17 +101,9 @@ class Backbone:
         hidden = self._packed_states(row.select(part.rows), part.layout, routed)
         return States(hidden, part.places(place_T), part.here, num_rows)
 
-    def hidden_states(
-        self,
-        token_ids_T: Tensor,
-        positions_T: Tensor,
-        segment_ids_T: Tensor,
-        *,
-        routed: list[Tensor] | None = None,
-        mm_inputs: MediaInputs | None = None,
-    ) -> Tensor:
-        """[T, D] final hidden states (after the last norm), each seeing its own segment only."""
-        return self._whole_states(self._row(token_ids_T, positions_T, segment_ids_T, mm_inputs), segment_ids_T, routed)
+    def hidden_states(self, tokens: PackedTokens) -> Tensor:
+        """Compute [T, D] final hidden states (after the last norm), each seeing its own segment only."""
+        return self._whole_states(self._row(tokens), tokens.segment_ids_T, None)
 
     def _whole_states(self, row: RowInputs, segment_ids_T: Tensor, routed: list[Tensor] | None) -> Tensor:
         layout = PackedLayout.from_segment_ids(segment_ids_T)
@@ -212,13 +199,6 @@ def _in_order(blocks: list[Tensor], layout: PackedLayout) -> Tensor:
 
 def _router_argument(routed: list[Tensor] | None) -> dict[str, Any]:
     return {} if routed is None else {"output_router_logits": True}
-
-
-def has_predecessor(segment_ids_T: Tensor) -> Tensor:
-    """[T] bool: the token before is of the same segment, so that there is something to predict this one from."""
-    follows_T = torch.zeros_like(segment_ids_T, dtype=torch.bool)
-    follows_T[1:] = segment_ids_T[1:] == segment_ids_T[:-1]
-    return follows_T
 
 
 def _drops_out(model: Any) -> bool:

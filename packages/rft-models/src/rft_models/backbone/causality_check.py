@@ -23,7 +23,7 @@ def check_states(model: Any, backbone: Backbone, *, device: torch.device, dtype:
     with torch.no_grad():
         probe = Probe.of(model.get_input_embeddings().weight.shape[0], device)
         expected = torch.cat([backbone.own_states(tokens) for tokens in probe.segments])
-        packed = backbone.hidden_states(probe.token_ids_T, probe.positions_T, probe.segment_ids_T)
+        packed = backbone.hidden_states(probe.tokens)
         beginning = backbone.own_states(probe.segments[-1][:-1])
     model.train(training)
     name = type(model).__name__

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rft_core.errors import PreflightError
+from rft_core.packed_tokens import PackedTokens
 
 _PROBE_LENGTHS = (3, 5)
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Two short segments that a forward is tried on."""
+    """Short segments that a forward is tried on, apart and packed."""
 
     segments: list[Tensor]
-    token_ids_T: Tensor
-    positions_T: Tensor
-    segment_ids_T: Tensor
+    """[L] int64 token ids of each."""
+    tokens: PackedTokens
+    """The segments one after another, with the images of each."""
 
     @classmethod
     def of(cls, vocab_size: int, device: torch.device) -> Probe:
@@ -28,17 +31,13 @@ class Probe:
             (torch.arange(length, device=device) * 7 + 3 + start) % vocab_size
             for start, length in enumerate(_PROBE_LENGTHS)
         ]
-        return cls.of_segments(segments)
+        return cls(segments, PackedTokens.of_segments(segments, mm_inputs=[None] * len(segments)))
 
-    @classmethod
-    def of_segments(cls, segments: list[Tensor]) -> Probe:
-        """Build the probe of these segments, concatenated."""
-        return cls(
-            segments,
-            torch.cat(segments),
-            torch.cat([torch.arange(len(tokens), device=tokens.device) for tokens in segments]),
-            torch.cat([torch.full_like(tokens, number) for number, tokens in enumerate(segments)]),
-        )
+    @property
+    def mm_inputs(self) -> Sequence[Any]:
+        """The images of each segment, None for one of text alone."""
+        assert self.tokens.mm_inputs is not None
+        return self.tokens.mm_inputs
 
 
 def require_equal_logits(expected: Tensor, found: Tensor, *, of: str, dtype: torch.dtype, where: str) -> None:

@@ -6,26 +6,26 @@ from typing import Any
 
 import torch
 
+from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.hf_interface import native_attention_mode
 from rft_models.backbone.backbone import Backbone
 from rft_models.backbone.forward_check import Probe, require_equal_logits
 from rft_models.vision.media import Media
-from rft_models.vision.packed_rows import MediaInputs
 from rft_models.vision.tower import VisionTower
 
 _NUM_TEXT = (4, 3)
 """Text tokens of the segments."""
 
 
-def media_probe(tower: VisionTower, vocab_size: int, device: torch.device) -> tuple[Probe, MediaInputs]:
-    """Build the two segments and the images of each."""
+def media_probe(tower: VisionTower, vocab_size: int, device: torch.device) -> Probe:
+    """Build the probe of two segments with an image each."""
     media = [tower.probe(seed) for seed in range(len(_NUM_TEXT))]
     segments: list[torch.Tensor] = []
     for one, length in zip(media, _NUM_TEXT, strict=True):
         text = (torch.arange(length, device=device) * 5 + 2) % (tower.image_token_id or vocab_size)  # no placeholder
         images = torch.full((one.num_tokens,), tower.image_token_id, device=device)
         segments.append(torch.cat([text[:1], images, text[1:]]))
-    return Probe.of_segments(segments), media
+    return Probe(segments, PackedTokens.of_segments(segments, mm_inputs=media))
 
 
 def check_image_states(
@@ -46,9 +46,10 @@ def check_image_states(
     training = model.training
     model.eval()
     with torch.no_grad():
-        probe, media = media_probe(tower, model.get_input_embeddings().weight.shape[0], device)
-        expected = [_own_states(model, backbone, tower, *pair) for pair in zip(probe.segments, media, strict=True)]
-        packed = backbone.hidden_states(probe.token_ids_T, probe.positions_T, probe.segment_ids_T, mm_inputs=media)
+        probe = media_probe(tower, model.get_input_embeddings().weight.shape[0], device)
+        pairs = zip(probe.segments, probe.mm_inputs, strict=True)
+        expected = [_own_states(model, backbone, tower, *pair) for pair in pairs]
+        packed = backbone.hidden_states(probe.tokens)
     model.train(training)
     what = f"hidden states of {type(model).__name__} with images"
     require_equal_logits(torch.cat(expected), packed, of=what, dtype=dtype, where=where)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
+from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.kernels import choose_attention
 from rft_models.attention.varlen import VarlenKernel
-from rft_models.backbone.backbone import Backbone, States, has_predecessor
+from rft_models.backbone.backbone import Backbone
 from rft_models.backbone.causality_check import check_states
 from rft_models.backbone.image_check import check_image_states
 from rft_models.critic.value_head import checked_prefix, initial_head, stored_head, value_head
@@ -31,7 +32,6 @@ from rft_models.loading.transformers_loading import (
 from rft_models.lora.adapters import AdapterRules, Adapters, add_lora
 from rft_models.reward_model.loading import weighted_head
 from rft_models.reward_model.spec import RECORD
-from rft_models.vision.packed_rows import MediaInputs
 from rft_models.vision.processor import load_processor
 from rft_models.vision.tower import vision_tower_of
 
@@ -76,41 +76,24 @@ class CausalCritic:
         """Return true where the decoder runs once on all tokens, with segment-wise attention."""
         return self._backbone.packed
 
-    def values(
-        self,
-        token_ids_T: Tensor,
-        positions_T: Tensor,
-        segment_ids_T: Tensor,
-        target_mask_T: Tensor | None = None,
-        *,
-        mm_inputs: MediaInputs | None = None,
-    ) -> Tensor:
+    def values(self, tokens: PackedTokens) -> Tensor:
         """V(tokens of the segment before token t), the estimate before token t is sampled, aligned with its log-prob.
 
         That is the head on the state of token t - 1. The value after the last token is not among them.
 
-        Args:
-            token_ids_T: int64 ids of segments laid one after another.
-            positions_T: int64 position of each token inside its segment.
-            segment_ids_T: int64; a segment ends where the id changes.
-            target_mask_T: bool; values elsewhere are 0, and a prompt (what stands before the first wanted token of
-                a segment) that neighbouring segments share runs once. None: all are wanted.
-            mm_inputs: the images of each segment in order, as for `CausalPolicy.token_logprobs`.
+        A prompt (what stands before the first target of a segment) that neighbouring segments share runs once.
 
         Returns:
-            [T] float32 (float64 for float64 weights), differentiable; 0 at the first token of a segment.
+            [T] float32 (float64 for float64 weights), differentiable; 0 at the first token of a segment and at tokens
+            that are no targets.
         """
-        follows_T = has_predecessor(segment_ids_T)
-        row = (token_ids_T, positions_T, segment_ids_T)
-        if target_mask_T is None:
-            states = States(self._backbone.hidden_states(*row, mm_inputs=mm_inputs), None)
-        else:
-            states = self._backbone.states(*row, target_mask_T, mm_inputs=mm_inputs)
-            follows_T &= target_mask_T.to(torch.bool)
+        states = self._backbone.states(tokens)
         after_T = self.head(states.hidden_KD.to(self.head.weight.dtype))[:, 0]
         after_T = self._backbone.all_rows(after_T, states)
         after_T = after_T if states.place_T is None else after_T.index_select(0, states.place_T)
-        return torch.where(follows_T, after_T.roll(1), 0.0)  # the state of token t - 1 gives the value before token t
+        return torch.where(
+            tokens.targets_T, after_T.roll(1), 0.0
+        )  # the state of token t - 1 gives the value before token t
 
     def gather_always(self) -> None:
         """Use the vision tower for rows without images too: ranks that gather weights together must all use them."""

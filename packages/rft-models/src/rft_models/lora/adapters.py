@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from rft_core.errors import DataError, OptionsError, PreflightError
 from rft_core.keyed_random import derive_key
+from rft_core.packed_tokens import PackedTokens
 from rft_models.layers.fast_linear import use_fast_linears
 from rft_models.loading.transformers_loading import model_without_weights
 from rft_models.lora.dropout import KeyedDropout, RowKeys
@@ -289,11 +290,11 @@ class BaseModelView:
     policy: Any
     """A `CausalPolicy` with adapters."""
 
-    def token_logprobs(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    def token_logprobs(self, tokens: PackedTokens, **options: Any) -> tuple[Tensor, Tensor | None]:
         """Compute `CausalPolicy.token_logprobs` without adapters and without gradient."""
         adapters: Adapters = self.policy.adapters
         with adapters.disabled(), torch.no_grad():
-            return self.policy.token_logprobs(*arguments, **options)
+            return self.policy.token_logprobs(tokens, **options)
 
 
 def _no_rows(rules: AdapterRules, where: str) -> OptionsError:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.hf_interface import native_attention_mode
 from rft_models.attention.sequence_parallel import SequenceMode, SequenceRanks, balance_rows, local_rows
 from rft_models.attention.varlen import VarlenKernel
-from rft_models.backbone.backbone import Backbone, States, has_predecessor
+from rft_models.backbone.backbone import Backbone, States
 from rft_models.backbone.forward_check import Probe, require_equal_logits
 from rft_models.backbone.image_check import media_probe
 from rft_models.files.directories import no_progress_bars
@@ -35,16 +36,11 @@ from rft_models.lora.initial_values import PendingLoraWeights
 from rft_models.lora.quantization import saved_as_numbers, state_of
 from rft_models.policy.freezing import FreezeReport, FreezeRules, TrainableRows, freeze
 from rft_models.vision.media import Media
-from rft_models.vision.packed_rows import MediaInputs
 from rft_models.vision.tower import vision_tower_of
 
 if TYPE_CHECKING:
     from rft_models.files.safetensors_reader import WeightFiles
     from rft_models.tokenization.tokenizer import HfTokenizer
-
-
-Batch = tuple[Tensor, Tensor, Tensor, Tensor, "MediaInputs | None"]
-"""token_ids_T, positions_T, segment_ids_T, target_mask_T, mm_inputs."""
 
 
 class ForwardWrapper(Protocol):
@@ -118,51 +114,35 @@ class CausalPolicy:
 
     def token_logprobs(
         self,
-        token_ids_T: Tensor,
-        positions_T: Tensor,
-        segment_ids_T: Tensor,
-        target_mask_T: Tensor,
+        tokens: PackedTokens,
         *,
         temperature: float = 1.0,
         with_entropy: bool = False,
         entropy_gradient: bool = False,
-        mm_inputs: MediaInputs | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute log p(token t | earlier tokens of its segment) at logits / temperature, where wanted.
+        """Compute log p(token t | earlier tokens of its segment) at logits / temperature, for the targets.
 
         Args:
-            token_ids_T: int64 ids of segments laid one after another.
-            positions_T: int64 position of each token inside its segment.
-            segment_ids_T: int64; a segment ends where the id changes.
-            target_mask_T: bool; the head runs on the rows that predict these tokens and on no others.
+            tokens: the head runs on the rows that predict targets and on no others; an image that several segments
+                have runs once.
             temperature: positive divisor of the logits.
-            with_entropy: also the entropy (nats) of the distribution that predicts each wanted token.
+            with_entropy: also the entropy (nats) of the distribution that predicts each target.
             entropy_gradient: let gradients flow through that entropy.
-            mm_inputs: the images of each segment in order, None where it has none (vision-language models); an
-                image that several segments have runs once. None: no segment has any.
 
         Returns:
             ([T] log-probabilities, [T] entropies or None), float32 (float64 for float64 weights),
-            0 where not wanted and at the first token of a segment, which nothing predicts.
+            0 at tokens that are no targets and at the first token of a segment, which nothing predicts.
         """
-        return self._wrapper(
-            self._token_logprobs,
-            (token_ids_T, positions_T, segment_ids_T, target_mask_T, mm_inputs),
-            temperature,
-            with_entropy,
-            entropy_gradient,
-        )
+        return self._wrapper(self._token_logprobs, tokens, temperature, with_entropy, entropy_gradient)
 
     def _token_logprobs(
-        self, batch: Batch, temperature: float, with_entropy: bool, entropy_gradient: bool
+        self, tokens: PackedTokens, temperature: float, with_entropy: bool, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
-        token_ids_T, positions_T, segment_ids_T, target_mask_T, mm_inputs = batch
-        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, target_mask_T, mm_inputs=mm_inputs)
-        tokens_R, hidden_RD = self._predicting(segment_ids_T, target_mask_T, states)
-        return self._head_logprobs(hidden_RD, token_ids_T, tokens_R, temperature, with_entropy, entropy_gradient)
+        targets_R, hidden_RD = self._predicting(tokens, self._backbone.states(tokens))
+        return self._head_logprobs(hidden_RD, tokens, targets_R, temperature, with_entropy, entropy_gradient)
 
     def prefers_fused_loss(self, num_rows: int) -> bool:
-        """Return true where `fused_loss` is cheaper than `token_logprobs` for this number of wanted tokens.
+        """Return true where `fused_loss` is cheaper than `token_logprobs` for this number of targets.
 
         Where their logits are kept anyway it saves nothing. In float32 on a CPU, where the gradient of the matrix is
         added up chunk after chunk of rows, it saves 4 to 7 % at twice the memory (2048 x 512 x 32000; in bfloat16
@@ -171,53 +151,37 @@ class CausalPolicy:
         forms_them_twice = self.head_chunk_size is not None or num_rows * self._vocab_size > KEPT_LOGITS
         return forms_them_twice and (self.device.type != "cpu" or self.dtype in (torch.bfloat16, torch.float16))
 
-    def fused_loss(
-        self,
-        token_ids_T: Tensor,
-        positions_T: Tensor,
-        segment_ids_T: Tensor,
-        target_mask_T: Tensor,
-        objective: TokenObjective,
-        *,
-        temperature: float = 1.0,
-        mm_inputs: MediaInputs | None = None,
-    ) -> LossOutputs:
+    def fused_loss(self, tokens: PackedTokens, objective: TokenObjective, *, temperature: float = 1.0) -> LossOutputs:
         """Sum an objective of single tokens at three products with the output matrix in place of four.
 
         Equal to the objective applied to `token_logprobs` with its entropies, see `rft_models.logprobs.fused_loss`.
 
         Args:
-            token_ids_T, positions_T, segment_ids_T, target_mask_T, temperature, mm_inputs: as in `token_logprobs`.
+            tokens, temperature: as in `token_logprobs`.
             objective: (log-probabilities [N], entropies [N], tokens [N] int64) -> losses [N]; the tokens are
-                places in 0 .. T - 1, those of a call any of the wanted ones.
+                indices in 0 .. T - 1, those of a call any of the targets.
 
         Returns:
             The loss, which can go backward once, and [T] log-probabilities and entropies without gradient.
         """
-        batch = (token_ids_T, positions_T, segment_ids_T, target_mask_T, mm_inputs)
-        return LossOutputs(*self._wrapper(self._fused_loss, batch, objective, temperature))
+        return LossOutputs(*self._wrapper(self._fused_loss, tokens, objective, temperature))
 
-    def _fused_loss(self, batch: Batch, objective: TokenObjective, temperature: float) -> tuple[Tensor, ...]:
-        token_ids_T, positions_T, segment_ids_T, target_mask_T, mm_inputs = batch
-        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, target_mask_T, mm_inputs=mm_inputs)
-        tokens_R, hidden_RD = self._predicting(segment_ids_T, target_mask_T, states)
+    def _fused_loss(self, tokens: PackedTokens, objective: TokenObjective, temperature: float) -> tuple[Tensor, ...]:
+        targets_R, hidden_RD = self._predicting(tokens, self._backbone.states(tokens))
         outputs = self.head.loss(
             hidden_RD,
-            token_ids_T.index_select(0, tokens_R),
-            lambda logprobs_N, entropy_N, rows_N: objective(logprobs_N, entropy_N, tokens_R[rows_N]),
+            tokens.token_ids_T.index_select(0, targets_R),
+            lambda logprobs_N, entropy_N, rows_N: objective(logprobs_N, entropy_N, targets_R[rows_N]),
             temperature=temperature,
             chunk_size=self.head_chunk_size,
         )
-        zeros_T = torch.zeros(token_ids_T.shape[0], dtype=outputs.logprobs.dtype, device=outputs.logprobs.device)
+        zeros_T = torch.zeros(tokens.num_tokens, dtype=outputs.logprobs.dtype, device=outputs.logprobs.device)
         per_row = (outputs.logprobs, outputs.entropy)
-        return outputs.loss, *(self._merged(zeros_T.index_copy(0, tokens_R, values)) for values in per_row)
+        return outputs.loss, *(self._merged(zeros_T.index_copy(0, targets_R, values)) for values in per_row)
 
     def token_logprobs_and_balance(
         self,
-        token_ids_T: Tensor,
-        positions_T: Tensor,
-        segment_ids_T: Tensor,
-        target_mask_T: Tensor,
+        tokens: PackedTokens,
         *,
         expert_counts_E: Tensor | None,
         temperature: float = 1.0,
@@ -228,43 +192,38 @@ class CausalPolicy:
 
         `expert_counts_E` are the counts of the whole step (`expert_counts`, summed); None: this batch is the step.
         """
-        batch = (token_ids_T, positions_T, segment_ids_T, target_mask_T, None)
         logprobs_T, entropy_T, *share = self._wrapper(
-            self._logprobs_and_balance, batch, expert_counts_E, temperature, with_entropy, entropy_gradient
+            self._logprobs_and_balance, tokens, expert_counts_E, temperature, with_entropy, entropy_gradient
         )
         return logprobs_T, entropy_T, AuxLossShare(*share)
 
     def _logprobs_and_balance(
         self,
-        batch: Batch,
+        tokens: PackedTokens,
         expert_counts_E: Tensor | None,
         temperature: float,
         with_entropy: bool,
         entropy_gradient: bool,
     ) -> tuple[Tensor | None, ...]:
-        token_ids_T, positions_T, segment_ids_T, target_mask_T, _ = batch
         router, logits = self.router, list[Tensor]()
-        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, target_mask_T, routed=logits)
-        tokens_R, rows_R = _predictions(segment_ids_T, target_mask_T, states)
+        states = self._backbone.states(tokens, routed=logits)
+        targets_R, rows_R = _predictions(tokens, states)
         hidden_RD = states.hidden_KD.index_select(0, rows_R)
         logprobs_T, entropy_T = self._head_logprobs(
-            hidden_RD, token_ids_T, tokens_R, temperature, with_entropy, entropy_gradient
+            hidden_RD, tokens, targets_R, temperature, with_entropy, entropy_gradient
         )
         aux_loss = load_balancing_loss(logits, rows_R, router, expert_counts_E)
         return logprobs_T, entropy_T, aux_loss.share, aux_loss.max_load
 
     @torch.no_grad()
-    def expert_counts(
-        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, target_mask_T: Tensor
-    ) -> Tensor:
+    def expert_counts(self, tokens: PackedTokens) -> Tensor:
         """[E] float64: rows that go to each expert, see `count_experts`. A forward of the backbone."""
-        return self._wrapper(self._expert_counts, (token_ids_T, positions_T, segment_ids_T, target_mask_T, None))
+        return self._wrapper(self._expert_counts, tokens)
 
-    def _expert_counts(self, batch: Batch) -> Tensor:
-        token_ids_T, positions_T, segment_ids_T, target_mask_T, _ = batch
+    def _expert_counts(self, tokens: PackedTokens) -> Tensor:
         router, logits = self.router, list[Tensor]()
-        states = self._backbone.states(token_ids_T, positions_T, segment_ids_T, target_mask_T, routed=logits)
-        return count_experts(logits, _predictions(segment_ids_T, target_mask_T, states)[1], router)
+        states = self._backbone.states(tokens, routed=logits)
+        return count_experts(logits, _predictions(tokens, states)[1], router)
 
     @cached_property
     def router(self) -> Router:
@@ -285,51 +244,41 @@ class CausalPolicy:
         """Number of experts in each layer of a mixture of experts."""
         return self.router.num_experts
 
-    def _predicting(self, segment_ids_T: Tensor, target_mask_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
-        """Return ([R] wanted tokens, [R, D] states that predict them): all, or this rank's even share of them."""
-        tokens_R, rows_R = _all_predictions(segment_ids_T, target_mask_T, states)
+    def _predicting(self, tokens: PackedTokens, states: States) -> tuple[Tensor, Tensor]:
+        """Return ([R] targets, [R, D] states that predict them): all, or this rank's even share of them."""
+        targets_R, rows_R = _all_predictions(tokens, states)
         if self._backbone.split is None or states.here is None:
-            return tokens_R, states.hidden_KD.index_select(0, rows_R)
-        return balance_rows(self._backbone.split, states.hidden_KD, states.num_rows, tokens_R, rows_R)
+            return targets_R, states.hidden_KD.index_select(0, rows_R)
+        return balance_rows(self._backbone.split, states.hidden_KD, states.num_rows, targets_R, rows_R)
 
     def _head_logprobs(
         self,
         hidden_RD: Tensor,
-        token_ids_T: Tensor,
-        tokens_R: Tensor,
+        tokens: PackedTokens,
+        targets_R: Tensor,
         temperature: float,
         with_entropy: bool,
         entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor | None]:
         logprobs_R, entropy_R = self.head.logprobs(
             hidden_RD,
-            token_ids_T.index_select(0, tokens_R),
+            tokens.token_ids_T.index_select(0, targets_R),
             temperature=temperature,
             with_entropy=with_entropy,
             entropy_gradient=entropy_gradient,
             chunk_size=self.head_chunk_size,
         )
-        zeros_T = torch.zeros(token_ids_T.shape[0], dtype=logprobs_R.dtype, device=logprobs_R.device)
-        entropy_T = None if entropy_R is None else self._merged(zeros_T.index_copy(0, tokens_R, entropy_R))
-        return self._merged(zeros_T.index_copy(0, tokens_R, logprobs_R)), entropy_T
+        zeros_T = torch.zeros(tokens.num_tokens, dtype=logprobs_R.dtype, device=logprobs_R.device)
+        entropy_T = None if entropy_R is None else self._merged(zeros_T.index_copy(0, targets_R, entropy_R))
+        return self._merged(zeros_T.index_copy(0, targets_R, logprobs_R)), entropy_T
 
     def _merged(self, values_T: Tensor) -> Tensor:
         """Return the [T] values with those that other ranks computed merged in."""
         return values_T if self._backbone.split is None else self._backbone.split.merge(values_T)
 
-    def hidden_states(
-        self,
-        token_ids_T: Tensor,
-        positions_T: Tensor,
-        segment_ids_T: Tensor,
-        *,
-        mm_inputs: MediaInputs | None = None,
-    ) -> Tensor:
+    def hidden_states(self, tokens: PackedTokens) -> Tensor:
         """[T, D] final hidden states (after the last norm), each seeing its own segment only."""
-        return self._wrapper(self._hidden_states, token_ids_T, positions_T, segment_ids_T, mm_inputs)
-
-    def _hidden_states(self, *row: Any) -> Tensor:
-        return self._backbone.hidden_states(*row[:3], mm_inputs=row[3])
+        return self._wrapper(self._backbone.hidden_states, tokens)
 
     def verify(self, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
         """Compare the packed forward and the head with the model's own forward on two short segments.
@@ -343,20 +292,20 @@ class CausalPolicy:
         training = self.model.training
         self.model.eval()
         probe_device = device or self.device
-        probes: list[tuple[Probe, MediaInputs]] = [(Probe.of(self._vocab_size, probe_device), (None, None))]
+        probes = [Probe.of(self._vocab_size, probe_device)]
         if self.tower is not None:
             probes.append(media_probe(self.tower, self._vocab_size, probe_device))
-        for probe, media in probes:
+        for probe in probes:
+            pairs = zip(probe.segments, probe.mm_inputs, strict=True)
             with torch.no_grad():
-                expected = torch.cat([self._native_logits(*pair) for pair in zip(probe.segments, media, strict=True)])
-                packed_logits = self._wrapper(self._packed_logits, probe, media)
-            what = f"logits of {type(self.model).__name__}" + (" with images" if any(media) else "")
+                expected = torch.cat([self._native_logits(*pair) for pair in pairs])
+                packed_logits = self._wrapper(self._packed_logits, probe.tokens)
+            what = f"logits of {type(self.model).__name__}" + (" with images" if any(probe.mm_inputs) else "")
             require_equal_logits(expected, packed_logits, of=what, dtype=dtype or self.dtype, where=self.where)
         self.model.train(training)
 
-    def _packed_logits(self, probe: Probe, media: MediaInputs) -> Tensor:
-        row = (probe.token_ids_T, probe.positions_T, probe.segment_ids_T)
-        return self.head.logits(self._backbone.hidden_states(*row, mm_inputs=media))
+    def _packed_logits(self, tokens: PackedTokens) -> Tensor:
+        return self.head.logits(self._backbone.hidden_states(tokens))
 
     def _native_logits(self, tokens: Tensor, media: Media | None = None) -> Tensor:
         image_inputs = {} if media is None or self.tower is None else self.tower.own_inputs(tokens, media)
@@ -473,14 +422,14 @@ class CausalPolicy:
         return self.train(False)
 
 
-def _predictions(segment_ids_T: Tensor, target_mask_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
-    """([R] wanted tokens that something here predicts, [R] the rows of the states that predict them)."""
-    tokens_R, rows_R = _all_predictions(segment_ids_T, target_mask_T, states)
-    return (tokens_R, rows_R) if states.here is None else local_rows(tokens_R, rows_R, states.here)
+def _predictions(tokens: PackedTokens, states: States) -> tuple[Tensor, Tensor]:
+    """([R] targets that something here predicts, [R] the rows of the states that predict them)."""
+    targets_R, rows_R = _all_predictions(tokens, states)
+    return (targets_R, rows_R) if states.here is None else local_rows(targets_R, rows_R, states.here)
 
 
-def _all_predictions(segment_ids_T: Tensor, target_mask_T: Tensor, states: States) -> tuple[Tensor, Tensor]:
-    """([R] wanted tokens that something predicts, [R] the rows that do, as the ranks hold them one after another)."""
-    tokens_R = (target_mask_T.to(torch.bool) & has_predecessor(segment_ids_T)).nonzero()[:, 0]
+def _all_predictions(tokens: PackedTokens, states: States) -> tuple[Tensor, Tensor]:
+    """([R] targets that something predicts, [R] the rows that do, as the ranks hold them one after another)."""
+    targets_R = tokens.targets_T.nonzero()[:, 0]
     # the state of token t - 1 predicts token t
-    return tokens_R, tokens_R - 1 if states.place_T is None else states.place_T[tokens_R - 1]
+    return targets_R, targets_R - 1 if states.place_T is None else states.place_T[targets_R - 1]

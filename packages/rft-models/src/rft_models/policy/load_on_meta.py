@@ -46,7 +46,7 @@ def load_on_meta(
     head_chunk_size: int | None = None,
     codec: HfTokenizer | None = None,
 ) -> CausalPolicy:
-    """Load a policy without its weights: they are in `policy.pending_weights`, for the code that allocates the parameters.
+    """Load a policy without its weights: `policy.pending_weights` holds them for the code that allocates parameters.
 
     `policy.verify()` is left to do when they have come. Arguments and errors are those of `load_policy`.
 

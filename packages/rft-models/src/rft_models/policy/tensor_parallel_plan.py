@@ -177,7 +177,6 @@ def _probed(policy: CausalPolicy) -> Tensor:
     policy.eval()
     config = policy.model.config.get_text_config(decoder=True)
     probe = Probe.of(int(config.vocab_size), policy.device)
-    target_mask_T = torch.ones_like(probe.token_ids_T, dtype=torch.bool)
-    logprobs_T, _ = policy.token_logprobs(probe.token_ids_T, probe.positions_T, probe.segment_ids_T, target_mask_T)
+    logprobs_T, _ = policy.token_logprobs(probe.tokens)
     policy.train(training)
     return logprobs_T

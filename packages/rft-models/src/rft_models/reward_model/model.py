@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
+from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.varlen import VarlenKernel
 from rft_models.backbone.backbone import Backbone, States
 from rft_models.backbone.causality_check import check_states
@@ -16,7 +17,6 @@ from rft_models.backbone.image_check import check_image_states
 from rft_models.reward_model.head import ScoreHead, last_tokens
 from rft_models.reward_model.saving import write
 from rft_models.reward_model.spec import RewardSpec
-from rft_models.vision.packed_rows import MediaInputs
 from rft_models.vision.tower import vision_tower_of
 
 if TYPE_CHECKING:
@@ -60,37 +60,17 @@ class RewardModel:
         """Return true where the decoder runs once on all tokens, with segment-wise attention."""
         return self._backbone.packed
 
-    def scores(
-        self,
-        token_ids_T: Tensor,
-        positions_T: Tensor,
-        segment_ids_T: Tensor,
-        own_T: Tensor | None = None,
-        *,
-        mm_inputs: MediaInputs | None = None,
-    ) -> dict[str, Tensor]:
-        """Compute the scores of packed texts; what a text is packed with changes none of them.
+    def scores(self, tokens: PackedTokens) -> dict[str, Tensor]:
+        """Compute the scores of packed texts, a segment a text; what a text is packed with changes none of them.
 
-        Args:
-            token_ids_T: int64 ids of segments laid one after another, a segment a text.
-            positions_T: int64 position of each token inside its segment.
-            segment_ids_T: int64; a segment ends where the id changes.
-            own_T: bool; what stands before the first own token of a segment and is shared by neighbouring
-                segments runs once. It changes no score. None: every token runs.
-            mm_inputs: the images of each segment in order, as for `CausalPolicy.token_logprobs`.
+        The target mask changes no score either: what stands before the first target of a segment and is shared by
+        neighbouring segments runs once.
 
         Returns:
             [S] of each head by name, float32 (float64 for float64 weights), differentiable; segments in order.
         """
-        changes_T = torch.ones_like(segment_ids_T)
-        changes_T[1:] = (segment_ids_T[1:] != segment_ids_T[:-1]).to(torch.int64)
-        segment_T = changes_T.cumsum(0) - 1
-        row = (token_ids_T, positions_T, segment_ids_T)
-        if own_T is None:
-            states = States(self._backbone.hidden_states(*row, mm_inputs=mm_inputs), None)
-        else:
-            states = self._backbone.states(*row, own_T, mm_inputs=mm_inputs)
-        pooled_SD = self._pooled(states, token_ids_T, segment_T, int(segment_T[-1]) + 1)
+        segment_T = (~tokens.predictable_T).to(torch.int64).cumsum(0) - 1
+        pooled_SD = self._pooled(self._backbone.states(tokens), tokens.token_ids_T, segment_T, int(segment_T[-1]) + 1)
         scores_SK = self.head(pooled_SD)
         return dict(zip(self.spec.heads, scores_SK.unbind(1), strict=True))
 

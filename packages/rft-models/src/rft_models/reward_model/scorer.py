@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from rft_core.errors import DataError
+from rft_core.packed_tokens import PackedTokens
 from rft_models.reward_model.model import RewardModel
 from rft_models.reward_model.shared_images import shared_images_of
 from rft_models.tokenization.tokenizer import HfTokenizer
@@ -143,13 +144,14 @@ class RewardTextScorer:
         segments_T = torch.repeat_interleave(torch.arange(len(rows)), lengths)
         positions_T = torch.cat([torch.arange(len(row)) for row in rows])
         own_T = positions_T >= torch.tensor(shared)[segments_T]
-        scores = self.model.scores(
+        packed = PackedTokens(
             torch.tensor([token for row in rows for token in row], device=device),
             positions_T.to(device),
             segments_T.to(device),
             own_T.to(device),
             mm_inputs=media if any(media) else None,
         )
+        scores = self.model.scores(packed)
         columns = [scores[name].tolist() for name in self.heads]
         return [dict(zip(self.heads, row, strict=True)) for row in zip(*columns, strict=True)]
 

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from rft_algos.decoding.sampling import kept_tokens, temperature_scaled_logprobs
+from rft_core.packed_tokens import PackedTokens
 from rft_trainer.protocols import Engine, Policy
 
 Verdict = Literal["equal", "close", "apart"]
 VERDICTS: tuple[Verdict, ...] = ("equal", "close", "apart")
 
-NextTokenLogits = Callable[[Tensor, Tensor, Tensor, Tensor], Iterable[Tensor]]
-"""(token ids [T], positions [T], segment ids [T], wanted [T] bool) -> chunks [R, V] of the logits that predict the
-wanted tokens, in their order, before any temperature."""
+NextTokenLogits = Callable[[PackedTokens], Iterable[Tensor]]
+"""Packed tokens -> chunks [R, V] of the logits that predict the targets, in their order, before any temperature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,19 +208,10 @@ def _drawn(
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Pack:
-    """Sequences packed one after another; `is_new_T` marks the sampled tokens."""
-
-    token_ids_T: Tensor
-    positions_T: Tensor
-    segment_ids_T: Tensor
-    is_new_T: Tensor
-
-
-def _pack(pairs: Sequence[tuple[list[int], list[int]]], device: torch.device | str) -> _Pack:
+def _pack(pairs: Sequence[tuple[list[int], list[int]]], device: torch.device | str) -> PackedTokens:
+    """Concatenate prompts and continuations; the sampled tokens are the targets."""
     rows = [prompt + new for prompt, new in pairs]
-    return _Pack(
+    return PackedTokens(
         torch.tensor([token for row in rows for token in row], device=device),
         torch.cat([torch.arange(len(row)) for row in rows]).to(device),
         torch.cat([torch.full((len(row),), number) for number, row in enumerate(rows)]).to(device),
@@ -229,12 +220,10 @@ def _pack(pairs: Sequence[tuple[list[int], list[int]]], device: torch.device | s
 
 
 @torch.no_grad()
-def _logprobs(policy: Policy, pack: _Pack, temperature: float) -> Tensor:
+def _logprobs(policy: Policy, tokens: PackedTokens, temperature: float) -> Tensor:
     """Compute [N] float64 on the host: the policy's log-prob of every sampled token."""
-    logprobs_T, _ = policy.token_logprobs(
-        pack.token_ids_T, pack.positions_T, pack.segment_ids_T, pack.is_new_T, temperature=temperature
-    )
-    return logprobs_T[pack.is_new_T].to("cpu", torch.float64)
+    logprobs_T, _ = policy.token_logprobs(tokens, temperature=temperature)
+    return logprobs_T[tokens.target_mask_T].to("cpu", torch.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +240,7 @@ def _flat(rows: Sequence[Sequence[float]]) -> Tensor:
 
 
 @torch.no_grad()
-def _kept_masses(logits: NextTokenLogits, pack: _Pack, draw: Draw, mass_N: Tensor, slack: float) -> _Kept:
+def _kept_masses(logits: NextTokenLogits, tokens: PackedTokens, draw: Draw, mass_N: Tensor, slack: float) -> _Kept:
     """Compare the mass that top-p keeps of the trainer's probabilities with the engine's [N] logs of the kept mass.
 
     Where top-p cuts is a jump: a token more or less is kept when rounding moves a sum across the bound.
@@ -260,10 +249,10 @@ def _kept_masses(logits: NextTokenLogits, pack: _Pack, draw: Draw, mass_N: Tenso
     """
     # sorted, so that the last kept set is the largest
     bounds = [max(draw.top_p - slack, 1e-9), draw.top_p, min(draw.top_p + slack, 1.0)]
-    drawn_N = pack.token_ids_T[pack.is_new_T]
+    drawn_N = tokens.token_ids_T[tokens.target_mask_T]
     masses: list[Tensor] = []
     outside, start = 0, 0
-    for logits_RV in logits(pack.token_ids_T, pack.positions_T, pack.segment_ids_T, pack.is_new_T):
+    for logits_RV in logits(tokens):
         logprobs_RV = temperature_scaled_logprobs(logits_RV, draw.temperature)
         kept = [kept_tokens(logprobs_RV, bound, 0, 0.0) for bound in bounds]
         masses.append(torch.stack([_log_mass(logprobs_RV, kept_RV) for kept_RV in kept], dim=1))

@@ -87,9 +87,7 @@ def mean_loss(
     idle = filler_batches(samples, collectives, cut, device) if in_step else []
     total = torch.zeros(2, dtype=torch.float64)
     for number, batch in enumerate([*own, *idle]):
-        logprobs_T, _ = policy.token_logprobs(
-            batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T, **batch.media_arguments
-        )
+        logprobs_T, _ = policy.token_logprobs(batch.tokens)
         if number < len(own):  # filler batches only match the other ranks' collectives
             total += torch.stack([-logprobs_T.double().sum(), batch.loss_mask_T.sum().double()]).cpu()
     summed, num_tokens = collectives.sum(total).tolist()

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rft_core.packed_tokens import PackedTokens
 from rft_trainer.records.scores import RewardStatus
 from rft_trainer.records.turns import Turn, sampled_mask
 
@@ -220,9 +221,9 @@ class TokenBatch:
     """The images of each segment as the model's forward takes them, None for one of text alone; None where all are."""
 
     @property
-    def media_arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the forward; empty for text-only batches, so text models need no `mm_inputs`."""
-        return {} if self.mm_inputs is None else {"mm_inputs": self.mm_inputs}
+    def tokens(self) -> PackedTokens:
+        """The input of the models' forwards; the targets are the tokens in the loss."""
+        return PackedTokens(self.token_ids_T, self.positions_T, self.segment_ids_T, self.loss_mask_T, self.mm_inputs)
 
 
 @dataclass(frozen=True, slots=True)

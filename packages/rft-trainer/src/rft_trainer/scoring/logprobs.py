@@ -75,13 +75,9 @@ class LogprobScorer:
         """Log-probs [T] and, where they are asked for, entropies [T]; otherwise the second is empty."""
         batch = pack(samples, self._device)
         logprobs_T, entropy_T = self._policy.token_logprobs(
-            batch.token_ids_T,
-            batch.positions_T,
-            batch.segment_ids_T,
-            batch.loss_mask_T,
+            batch.tokens,
             temperature=self._temperature,
             with_entropy=with_entropy,
-            **batch.media_arguments,
         )
         assert not with_entropy or entropy_T is not None
         return logprobs_T, logprobs_T.new_empty(0) if entropy_T is None else entropy_T

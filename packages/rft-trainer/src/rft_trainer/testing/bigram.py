@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rft_core.keyed_random import uniforms
+from rft_core.packed_tokens import PackedTokens
 
 
 class BigramPolicy(nn.Module):
@@ -25,23 +26,24 @@ class BigramPolicy(nn.Module):
 
     def token_logprobs(
         self,
-        token_ids_T: Tensor,
-        positions_T: Tensor,
-        segment_ids_T: Tensor,
-        target_mask_T: Tensor,
+        tokens: PackedTokens,
         *,
         temperature: float = 1.0,
         with_entropy: bool = False,
         entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute log-probs and entropies, as `protocols.Policy`."""
+        token_ids_T = tokens.token_ids_T
+        target_mask_T = _targets(tokens)
         previous_T = torch.cat([token_ids_T[:1], token_ids_T[:-1]])
         rows_TV = (self.table[previous_T] / temperature).log_softmax(-1)
         logprobs_T = rows_TV.gather(-1, token_ids_T[:, None])[:, 0]
         entropy_T = -(rows_TV.exp() * rows_TV).sum(-1)
         entropy_T = entropy_T if entropy_gradient else entropy_T.detach()
         zero = logprobs_T.new_zeros(())
-        return torch.where(target_mask_T, logprobs_T, zero), torch.where(target_mask_T, entropy_T, zero) if with_entropy else None
+        return torch.where(target_mask_T, logprobs_T, zero), torch.where(
+            target_mask_T, entropy_T, zero
+        ) if with_entropy else None
 
     def save_pretrained(self, directory: Path) -> None:
         """Write the table as JSON."""
@@ -56,12 +58,16 @@ class TokenCritic(nn.Module):
         super().__init__()
         self.table = nn.Parameter(torch.zeros(vocab_size, dtype=dtype))
 
-    def values(
-        self, token_ids_T: Tensor, positions_T: Tensor, segment_ids_T: Tensor, target_mask_T: Tensor | None = None
-    ) -> Tensor:
+    def values(self, tokens: PackedTokens) -> Tensor:
         """Compute values, as `protocols.Critic`."""
-        shown_T = positions_T > 0 if target_mask_T is None else target_mask_T & (positions_T > 0)
-        return torch.where(shown_T, self.table[token_ids_T.roll(1)], 0.0)
+        shown_T = _targets(tokens) & (tokens.positions_T > 0)
+        return torch.where(shown_T, self.table[tokens.token_ids_T.roll(1)], 0.0)
+
+
+def _targets(tokens: PackedTokens) -> Tensor:
+    """[T] bool, the first tokens of segments among them where nothing masks them out."""
+    mask_T = tokens.target_mask_T
+    return torch.ones_like(tokens.token_ids_T, dtype=torch.bool) if mask_T is None else mask_T
 
 
 @dataclass(frozen=True, slots=True)

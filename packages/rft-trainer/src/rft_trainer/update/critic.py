@@ -179,5 +179,4 @@ def _over_loss_tokens(sample: TrainingSample, name: str) -> Sequence[float]:
 
 
 def _values(critic: Critic, batch: TokenBatch) -> Tensor:
-    row = (batch.token_ids_T, batch.positions_T, batch.segment_ids_T)
-    return critic.values(*row, batch.loss_mask_T, **batch.media_arguments)
+    return critic.values(batch.tokens)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rft_core.packed_tokens import PackedTokens
 from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.protocols import BalanceShare, Collectives, RoutedPolicy
 from rft_trainer.records.rollouts import Counts, TokenBatch
@@ -45,18 +46,15 @@ class MoeAuxLoss:
             return  # the one forward counts for itself: this batch is the step
         counts_E = torch.zeros(self._policy.num_experts, dtype=torch.float64)
         for batch in batches:
-            batch_counts_E = self._policy.expert_counts(
-                batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T
-            )
-            counts_E += batch_counts_E.cpu()
+            counts_E += self._policy.expert_counts(batch.tokens).cpu()
         for batch in idle:
-            self._policy.expert_counts(batch.token_ids_T, batch.positions_T, batch.segment_ids_T, batch.loss_mask_T)
+            self._policy.expert_counts(batch.tokens)
         self._counts_E = self._collectives.sum(counts_E)
 
-    def token_logprobs(self, *batch: Tensor, **options: Any) -> tuple[Tensor, Tensor | None]:
+    def token_logprobs(self, tokens: PackedTokens, **options: Any) -> tuple[Tensor, Tensor | None]:
         """Return the policy's log-probs and entropies, and keep the auxiliary loss of the same forward."""
         logprobs_T, entropy_T, self._last = self._policy.token_logprobs_and_balance(
-            *batch, expert_counts_E=self._counts_E, **options
+            tokens, expert_counts_E=self._counts_E, **options
         )
         return logprobs_T, entropy_T
 

@@ -166,12 +166,8 @@ class Updater:
     def _take_part(self, batch: TokenBatch, *, last: bool) -> None:
         """Run a zero-gradient micro-batch so that collectives match on all ranks."""
         logprobs_T, _ = self._policy.token_logprobs(
-            batch.token_ids_T,
-            batch.positions_T,
-            batch.segment_ids_T,
-            batch.loss_mask_T,
+            batch.tokens,
             temperature=self._temperature,
-            **batch.media_arguments,
         )
         self._optimizer.backward(logprobs_T.sum() * 0.0, last=last)
 
@@ -189,14 +185,10 @@ class Updater:
             return self._backward_fused(self._fused, batch, counts, totals, last=last)
         forward = self._policy.token_logprobs if self._balanced is None else self._balanced.token_logprobs
         logprobs_T, entropy_T = forward(
-            batch.token_ids_T,
-            batch.positions_T,
-            batch.segment_ids_T,
-            batch.loss_mask_T,
+            batch.tokens,
             temperature=self._temperature,
             with_entropy=self._objective.needs_entropy or self._objective.logs_entropy,
             entropy_gradient=self._objective.needs_entropy,
-            **batch.media_arguments,
         )
         output = self._objective(batch, logprobs_T, entropy_T, counts)
         loss = output.loss
@@ -217,13 +209,9 @@ class Updater:
     ) -> Tensor:
         """Accumulate the gradient with the fused loss, which differentiates tokens where their logits are."""
         fused = policy.fused_loss(
-            batch.token_ids_T,
-            batch.positions_T,
-            batch.segment_ids_T,
-            batch.loss_mask_T,
+            batch.tokens,
             self._objective.token_losses(batch, counts),
             temperature=self._temperature,
-            **batch.media_arguments,
         )
         with torch.no_grad():
             metrics = self._objective(batch, fused.logprobs, fused.entropy, counts).metrics

@@ -20,6 +20,7 @@ from rft.settings import RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
 from rft_core.errors import OptionsError
+from rft_core.packed_tokens import PackedTokens
 from rft_models.critic.causal_critic import CausalCritic, load_critic
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.tokenization.tokenizer import HfTokenizer
@@ -152,9 +153,9 @@ class PolicyWithCritic:
         yield from self.policy.named_parameters()
         yield from ((f"critic.{name}", parameter) for name, parameter in self.critic.named_parameters())
 
-    def token_logprobs(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    def token_logprobs(self, tokens: PackedTokens, **options: Any) -> tuple[Tensor, Tensor | None]:
         """Compute the policy's token log-probabilities."""
-        return self.policy.token_logprobs(*arguments, **options)
+        return self.policy.token_logprobs(tokens, **options)
 
 
 @dataclass(frozen=True, slots=True)

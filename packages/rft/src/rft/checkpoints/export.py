@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rft.checkpoints.ema_weights import TensorsWithEma, export_averaged, has_adapters, take_averages
 from rft_core.errors import DataError
+from rft_core.packed_tokens import PackedTokens
 from rft_dist.checkpoint_format.resharding import BlockReader, table_of_files
 from rft_dist.checkpoint_format.safetensors_pieces import tensor_bytes
 from rft_dist.checkpoints.locate import resolve_checkpoint
@@ -104,9 +105,8 @@ def _compare_logprobs(policy: CausalPolicy, staging: Path, dtype: torch.dtype) -
     again = load_policy(staging, dtype=dtype)
     size = min(policy.model.config.get_text_config().vocab_size, 2**31)
     tokens = torch.randint(size, (_PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
-    positions, one = torch.arange(_PROBE_TOKENS), torch.zeros(_PROBE_TOKENS, dtype=torch.int64)
-    wanted = torch.ones(_PROBE_TOKENS, dtype=torch.bool)
-    first, second = (each.token_logprobs(tokens, positions, one, wanted)[0] for each in (policy.eval(), again.eval()))
+    probe = PackedTokens.of_segments([tokens])
+    first, second = (each.token_logprobs(probe)[0] for each in (policy.eval(), again.eval()))
     apart = float((first - second).abs().max())
     if not apart == 0.0:
         raise _differs(f"log-probabilities of a probe differ by {apart:.3g}", staging)

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from rft_core.errors import DataError
+from rft_core.packed_tokens import PackedTokens
 from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_models.files.directories import read_json
 from rft_models.lora import files
@@ -102,8 +103,8 @@ def logprob_difference(first: CausalPolicy, second: CausalPolicy) -> float:
     """Return the largest log-prob difference of two policies over a probe of random tokens, in nats."""
     size = min(first.model.config.get_text_config().vocab_size, 2**31)
     tokens = torch.randint(size, (PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
-    batch = (tokens, torch.arange(PROBE_TOKENS), torch.zeros_like(tokens), torch.ones_like(tokens, dtype=torch.bool))
-    one, other = (policy.eval().token_logprobs(*batch)[0] for policy in (first, second))
+    probe = PackedTokens.of_segments([tokens])
+    one, other = (policy.eval().token_logprobs(probe)[0] for policy in (first, second))
     return float((one - other).abs().max())
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rft.checkpoints.writer import ResumePoint
 from rft.parallel.optimizer_restore import restore_optimizer
 from rft.process.machine import Machine
+from rft_core.packed_tokens import PackedTokens
 from rft_dist.checkpoint_format.shards import Shard, Wanted
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_dist.strategies.data_parallel import DataParallelOptimizer
@@ -98,9 +99,9 @@ class GatheredCritic:
     compute: Callable[..., Tensor]
     """Calls a function with the weights there."""
 
-    def values(self, *row: Any, **media: Any) -> Tensor:
+    def values(self, tokens: PackedTokens) -> Tensor:
         """Compute the critic's values with its weights gathered."""
-        return self.compute(self.inner.values, *row, **media)
+        return self.compute(self.inner.values, tokens)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the sharded parameters by name."""

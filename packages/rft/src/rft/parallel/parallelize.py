@@ -23,6 +23,7 @@ from rft.parallel.shared_samples import (
     tensor_parallel,
 )
 from rft.process.machine import Machine
+from rft_core.packed_tokens import PackedTokens
 from rft_dist.checkpoint_format.shards import Shard, Wanted, assign_by_bytes
 from rft_dist.collectives import Collectives
 from rft_dist.optim.loss_scaler import LossScaler
@@ -341,9 +342,9 @@ class _WeightsInBlocks:
         """Yield the tensors that this rank holds."""
         yield from self.held()
 
-    def token_logprobs(self, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    def token_logprobs(self, tokens: PackedTokens, **options: Any) -> tuple[Tensor, Tensor | None]:
         """Compute the policy's token log-probabilities."""
-        return self.policy.token_logprobs(*arguments, **options)
+        return self.policy.token_logprobs(tokens, **options)
 
 
 def _sizes(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, int]:
