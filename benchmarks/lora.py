@@ -44,6 +44,7 @@ from rft_models.decode.fast_decoder import FastDecoder, _fuse, _rms_norm, decode
 from rft_models.layers.fast_linear import linear
 from rft_models.lora.adapters import AdapterRules, BaseModelView
 from rft_models.lora.merge import ADAPTER, base_layer
+from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy, load_reference
 from rft_models.tiny_models.text import build_character_tokenizer, build_decoder
@@ -222,7 +223,7 @@ def _added(inputs: Tensor, *modules: Any) -> Tensor:
 def trained(directory: Path, given: argparse.Namespace, dtype: torch.dtype = torch.float32) -> CausalPolicy:
     """With adapters whose values are those of a run under way."""
     policy = load_policy(directory, dtype=dtype)
-    adapters = policy.adapt(AdapterRules(rank=given.rank), seed=SEED)
+    adapters = add_adapters(policy, AdapterRules(rank=given.rank), seed=SEED)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in adapters.named_parameters():

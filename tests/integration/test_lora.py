@@ -25,6 +25,7 @@ from rft_core.packed_tokens import PackedTokens
 from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_engine.settings import DecodingEngineSettings
 from rft_models.lora.adapters import AdapterRules
+from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 
@@ -216,7 +217,7 @@ def test_an_engine_on_a_copy_serves_the_merged_weights_and_a_stale_one_is_found(
     dtype: torch.dtype | None, trainer_task: TrainerTask
 ) -> None:
     policy = load_policy(trainer_task.folder / "model")
-    adapters = policy.adapt(AdapterRules(rank=3), seed=0)
+    adapters = add_adapters(policy, AdapterRules(rank=3), seed=0)
     engine = native_engine(policy, 4, 24, "cpu", dtype=dtype, weights=policy.merged_parameters)
     assert isinstance(engine, NativeEngineOnCopy)
     machine: Any = type("Machine", (), {"device": "cpu", "ranks": type("Ranks", (), {"rank": 0})})

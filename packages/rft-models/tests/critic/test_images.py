@@ -20,6 +20,7 @@ from rft_models.critic.causal_critic import CausalCritic, load_critic
 from rft_models.families.vision import VISION_FAMILIES
 from rft_models.layers.gradient_checkpointing import Checkpointing
 from rft_models.lora.adapters import AdapterRules
+from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.load import load_policy
 from rft_models.tiny_models.text import build_character_tokenizer
 from rft_models.tiny_models.vision import VisionSizes, build_vision_model
@@ -126,7 +127,7 @@ def test_recomputed_layers_and_adapters_take_images_too(vision_directory: Direct
     again = load_critic(vision_directory("qwen3_vl"), seed=3, gradient_checkpointing=Checkpointing()).train()
     assert_close(gradients(again, again.values(row)), expected)
     adapted = load_critic(vision_directory("qwen3_vl"), seed=3)
-    adapters = adapted.adapt(AdapterRules(rank=2, targets=("q_proj", "linear_fc1")), seed=1)
+    adapters = add_adapters(adapted, AdapterRules(rank=2, targets=("q_proj", "linear_fc1")), seed=1)
     assert any("visual" in name for name in adapters.layers)
     torch.testing.assert_close(adapted.values(row), plain.values(row), atol=1e-5, rtol=0)
     trained = gradients(adapted, adapted.values(row))

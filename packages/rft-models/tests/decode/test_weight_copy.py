@@ -16,7 +16,7 @@ from rft_models.decode.weight_copy import GenerationCopy, is_sharded, needs_copy
 from rft_models.families import patches
 from rft_models.families.registry import FAST_DECODE_FAMILIES, PACKED_FAMILIES
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_models.policy.freezing import FreezeRules
+from rft_models.policy.freezing import FreezeRules, freeze
 from rft_models.policy.load import make_policy
 
 Build = Callable[..., Any]
@@ -163,7 +163,7 @@ def test_buffers_are_those_of_the_policy_at_every_load(tiny_model: Build) -> Non
 
 def test_frozen_parameters_are_copied_like_all(tiny_model: Build) -> None:
     policy = policy_of(tiny_model, "qwen2")
-    policy.freeze(FreezeRules(prefixes=("model.embed_tokens",)))
+    freeze(policy, FreezeRules(prefixes=("model.embed_tokens",)))
     twin = GenerationCopy(policy)
     fill(twin, policy)
     assert torch.equal(logits(twin), own_logits(policy))

@@ -110,10 +110,10 @@ def test_evaluation_recomputes_nothing(tiny_model: Build) -> None:
 
 def test_frozen_layers_below_are_not_gone_through_again(tiny_model: Build) -> None:
     """With nothing to train below a layer, its input needs no gradient and the backward pass stops there."""
-    from rft_models.policy.freezing import FreezeRules
+    from rft_models.policy.freezing import FreezeRules, freeze
 
     policy = make_policy(tiny_model("qwen2"), None, packed=True, gradient_checkpointing=True).train()
-    policy.freeze(FreezeRules.of("model.embed_tokens,model.layers.0"))
+    freeze(policy, FreezeRules.of("model.embed_tokens,model.layers.0"))
     calls: list[int] = []
     policy.model.model.layers[0].input_layernorm.register_forward_hook(lambda *_: calls.append(1))
     tokens = torch.arange(12)

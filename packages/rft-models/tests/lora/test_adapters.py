@@ -17,6 +17,7 @@ from rft_core.packed_tokens import PackedTokens
 from rft_models.decode.fast_decoder import FastDecoder, decoder_for
 from rft_models.lora.adapters import AdapterRules, BaseModelView, preview
 from rft_models.lora.dropout import mix
+from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import FreezeRules
 from rft_models.policy.load import load_policy, load_reference, make_policy
@@ -46,7 +47,7 @@ def shake(policy: CausalPolicy, size: float = 0.3) -> None:
 
 def adapted(model: Any, packed: bool = True, **rules: Any) -> CausalPolicy:
     policy = make_policy(model, None, packed=packed)
-    policy.adapt(AdapterRules(**{"rank": 3, "alpha": 5.0} | rules), seed=4)
+    add_adapters(policy, AdapterRules(**{"rank": 3, "alpha": 5.0} | rules), seed=4)
     shake(policy)
     return policy
 
@@ -180,7 +181,7 @@ def test_first_values_change_nothing_and_follow_from_the_seed(tiny_model: Build)
     for seed in (1, 1, 2):
         policy = make_policy(tiny_model("qwen2"), None, packed=True)
         state = torch.random.get_rng_state()
-        adapters = policy.adapt(AdapterRules(rank=2, kind="dora"), seed=seed)
+        adapters = add_adapters(policy, AdapterRules(rank=2, kind="dora"), seed=seed)
         assert torch.equal(torch.random.get_rng_state(), state)
         with torch.no_grad():
             torch.testing.assert_close(policy.token_logprobs(PackedTokens(*batch()))[0], before, atol=1e-6, rtol=0)
@@ -194,7 +195,7 @@ def test_first_values_change_nothing_and_follow_from_the_seed(tiny_model: Build)
 
 def test_bfloat16_weights_have_float32_adapters_and_keep_their_bits(tiny_model: Build) -> None:
     policy = make_policy(tiny_model("qwen2", dtype=torch.bfloat16), None, packed=True)
-    policy.adapt(AdapterRules(rank=2), seed=0)
+    add_adapters(policy, AdapterRules(rank=2), seed=0)
     before = {name: parameter.detach().clone() for name, parameter in policy.base_parameters()}
     trained = [parameter for _, parameter in policy.trainable_parameters()]
     assert {parameter.dtype for parameter in trained} == {torch.float32}
@@ -213,7 +214,7 @@ def test_bfloat16_weights_have_float32_adapters_and_keep_their_bits(tiny_model: 
 
 def test_without_its_adapters_the_policy_is_a_reference_loaded_apart(character_directory: Path) -> None:
     policy = load_policy(character_directory).train()
-    policy.adapt(AdapterRules(rank=4), seed=0)
+    add_adapters(policy, AdapterRules(rank=4), seed=0)
     shake(policy)
     apart = load_reference(character_directory)
     ids, positions, segments, wanted = batch()
@@ -250,7 +251,7 @@ def test_a_target_that_cannot_be_meant_is_refused(
 ) -> None:
     policy = make_policy(tiny_model("qwen2"), None, packed=True)
     with pytest.raises(OptionsError) as caught:
-        policy.adapt(AdapterRules(rank=2, targets=targets), seed=0)
+        add_adapters(policy, AdapterRules(rank=2, targets=targets), seed=0)
     assert caught.value.problem.code == "adapters.no_such_layer"
     assert what in caught.value.problem.what
     assert caught.value.problem.do.startswith(remedy)
@@ -259,12 +260,12 @@ def test_a_target_that_cannot_be_meant_is_refused(
 
 def test_named_targets_are_all_that_is_adapted(tiny_model: Build) -> None:
     policy = make_policy(tiny_model("qwen2"), None, packed=True)
-    adapters = policy.adapt(AdapterRules(rank=2, targets=("q_proj", "mlp.down_proj")), seed=0)
+    adapters = add_adapters(policy, AdapterRules(rank=2, targets=("q_proj", "mlp.down_proj")), seed=0)
     assert adapters.layers == [
         f"model.layers.{n}.{end}" for n in range(2) for end in ("self_attn.q_proj", "mlp.down_proj")
     ]
     every = make_policy(tiny_model("qwen2"), None, packed=True)
-    names = every.adapt(AdapterRules(rank=2), seed=0).layers
+    names = add_adapters(every, AdapterRules(rank=2), seed=0).layers
     assert len(names) == 14
     assert not any("lm_head" in name for name in names)
 
@@ -272,7 +273,7 @@ def test_named_targets_are_all_that_is_adapted(tiny_model: Build) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_told_before_loading_is_what_is_made(kind: AdapterKind, character_directory: Path) -> None:
     rules = AdapterRules(rank=3, alpha=6.0, kind=kind, targets=("q_proj", "gate_proj"))
-    adapters = load_policy(character_directory).adapt(rules, seed=0)
+    adapters = add_adapters(load_policy(character_directory), rules, seed=0)
     first, second = preview(str(character_directory), rules)
     assert f"{adapters.num_parameters:,} weights are trained" in first
     assert f"on {len(adapters.layers)} layers: gate_proj, q_proj" == second

@@ -11,6 +11,7 @@ from PIL import Image
 from rft_core.packed_tokens import PackedTokens
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.lora.adapters import AdapterRules, preview
+from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.load import load_policy
 from rft_models.tiny_models.text import build_character_tokenizer
 from rft_models.tiny_models.vision import build_vision_model
@@ -26,7 +27,7 @@ def test_merged_weights_compute_what_the_adapters_compute_on_images(model_type: 
     )
     policy = load_policy(path)
     rules = AdapterRules(rank=2)
-    adapters = policy.adapt(rules, seed=0)
+    adapters = add_adapters(policy, rules, seed=0)
     assert f"{adapters.num_parameters:,} weights are trained" in preview(str(path), rules)[0]
     assert any("visual" in name or "vision" in name for name in adapters.layers)
     generator = torch.Generator().manual_seed(2)

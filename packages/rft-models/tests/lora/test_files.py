@@ -18,6 +18,7 @@ from rft_core.packed_tokens import PackedTokens
 from rft_models.critic.causal_critic import load_critic
 from rft_models.lora import files
 from rft_models.lora.adapters import AdapterRules, rules_of_config
+from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_models.settings import AdapterKind
@@ -34,7 +35,7 @@ def logprobs(policy: CausalPolicy) -> Tensor:
 
 def trained(directory: Path, kind: AdapterKind = "lora", rank: int = 3, seed: int = 0) -> CausalPolicy:
     policy = load_policy(directory)
-    adapters = policy.adapt(AdapterRules(rank=rank, kind=kind), seed=seed)
+    adapters = add_adapters(policy, AdapterRules(rank=rank, kind=kind), seed=seed)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for _, parameter in adapters.named_parameters():
@@ -82,7 +83,7 @@ def test_read_back_adapters_are_the_same_to_the_bit(
     policy = trained(character_directory, kind)
     policy.save_pretrained(tmp_path / "model")
     again = load_policy(character_directory)
-    adapters = again.adapt(AdapterRules(rank=3, kind=kind), seed=77)
+    adapters = add_adapters(again, AdapterRules(rank=3, kind=kind), seed=77)
     files.load(adapters, tmp_path / "model" / "adapter")
     assert policy.adapters is not None
     held = dict(policy.adapters.named_parameters())
@@ -97,14 +98,14 @@ def test_read_back_adapters_are_the_same_to_the_bit(
 def test_adapters_of_other_weights_or_another_rank_are_refused(character_directory: Path, tmp_path: Path) -> None:
     trained(character_directory).save_pretrained(tmp_path / "model")
     folder = tmp_path / "model" / "adapter"
-    other = load_policy(character_directory).adapt(AdapterRules(rank=4), seed=0)
+    other = add_adapters(load_policy(character_directory), AdapterRules(rank=4), seed=0)
     with pytest.raises(DataError) as caught:
         files.load(other, folder)
     assert caught.value.problem.code == "adapters.other_layers"
     assert caught.value.problem.do.startswith("--lora_rank 3 --lora_type lora --target_modules ")
     rounded = load_policy(character_directory, dtype=torch.bfloat16)
     with pytest.raises(DataError) as caught:
-        files.load(rounded.adapt(AdapterRules(rank=3), seed=0), folder)
+        files.load(add_adapters(rounded, AdapterRules(rank=3), seed=0), folder)
     assert caught.value.problem.code == "adapters.other_base"
 
 
@@ -142,7 +143,7 @@ def test_a_critic_trains_its_adapters_and_its_head_and_saves_them_merged(
     character_directory: Path, tmp_path: Path
 ) -> None:
     critic = load_critic(character_directory, seed=0)
-    critic.adapt(AdapterRules(rank=2), seed=0)
+    add_adapters(critic, AdapterRules(rank=2), seed=0)
     names = [name for name, parameter in critic.named_parameters() if parameter.requires_grad]
     assert [name for name in names if "lora_" not in name] == ["score.weight"]
     given = (IDS, torch.arange(12), torch.zeros(12, dtype=torch.int64))

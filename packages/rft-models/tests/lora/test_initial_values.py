@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rft_models.lora import files as adapter_files
 from rft_models.lora.adapters import AdapterRules
+from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_models.policy.load_on_meta import load_on_meta
@@ -44,7 +45,7 @@ def tensors(policy: CausalPolicy) -> dict[str, Tensor]:
 def test_they_begin_with_the_same_bits(character_directory: Path, kind: AdapterKind, dtype: torch.dtype) -> None:
     rules = AdapterRules(2, kind=kind)
     loaded, unread = load_policy(character_directory, dtype=dtype), load_on_meta(character_directory, dtype=dtype)
-    expected, found = loaded.adapt(rules, seed=3), unread.adapt(rules, seed=3)
+    expected, found = add_adapters(loaded, rules, seed=3), add_adapters(unread, rules, seed=3)
     assert all(parameter.is_meta for _, parameter in unread.named_parameters())
     assert found.base_fingerprint == expected.base_fingerprint
     fill(unread)
@@ -60,11 +61,11 @@ def test_they_begin_with_the_same_bits(character_directory: Path, kind: AdapterK
 
 def test_saved_adapters_are_taken_over_before_there_is_memory(character_directory: Path, tmp_path: Path) -> None:
     loaded, unread = load_policy(character_directory), load_on_meta(character_directory)
-    adapters = loaded.adapt(AdapterRules(2, kind="dora"), seed=3)
+    adapters = add_adapters(loaded, AdapterRules(2, kind="dora"), seed=3)
     with torch.no_grad():
         for _, parameter in adapters.named_parameters():
             parameter.add_(0.5)
     adapter_files.save(adapters, tmp_path, adapters.tensors(loaded.named_parameters()))
-    adapter_files.load(unread.adapt(AdapterRules(2, kind="dora"), seed=8), tmp_path)
+    adapter_files.load(add_adapters(unread, AdapterRules(2, kind="dora"), seed=8), tmp_path)
     fill(unread)
     assert all(torch.equal(tensor, tensors(unread)[name]) for name, tensor in tensors(loaded).items())

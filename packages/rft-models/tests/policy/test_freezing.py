@@ -14,7 +14,7 @@ from rft_core.errors import OptionsError
 from rft_core.packed_tokens import PackedTokens
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_models.policy.freezing import FreezeRules, preview
+from rft_models.policy.freezing import FreezeRules, freeze, preview
 from rft_models.policy.load import load_policy, make_policy
 
 Build = Callable[..., Any]
@@ -48,7 +48,7 @@ def snapshot(policy: CausalPolicy) -> dict[str, Tensor]:
 @pytest.mark.parametrize("prefixes", ["model.embed_tokens", "model.layers.0, lm_head", "model.norm,model.layers.1.mlp"])
 def test_frozen_tensors_keep_their_bits_over_200_steps_with_weight_decay(prefixes: str, tiny_model: Build) -> None:
     policy = make_policy(tiny_model("qwen2"), None, packed=True)
-    frozen = policy.freeze(FreezeRules.of(prefixes))
+    frozen = freeze(policy, FreezeRules.of(prefixes))
     before = snapshot(policy)
     train(policy, 200, 1e-3)
     stems = tuple(part.strip() for part in prefixes.split(","))
@@ -61,14 +61,14 @@ def test_frozen_tensors_keep_their_bits_over_200_steps_with_weight_decay(prefixe
 
 def test_a_prefix_ends_at_a_dot_of_the_real_name(tiny_model: Build) -> None:
     policy = make_policy(tiny_model("llama", num_hidden_layers=12), None, packed=True)
-    frozen = policy.freeze(FreezeRules.of("model.layers.1"))
+    frozen = freeze(policy, FreezeRules.of("model.layers.1"))
     assert {name.split(".")[2] for name in frozen.tensors} == {"1"}
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_new_rows_are_trained_and_every_other_weight_keeps_its_bits(tied: bool, tiny_model: Build) -> None:
     policy = make_policy(tiny_model("qwen2", tie_word_embeddings=tied), None, packed=True)
-    frozen = policy.freeze(FreezeRules(train_only_tokens_from=FIRST))
+    frozen = freeze(policy, FreezeRules(train_only_tokens_from=FIRST))
     matrices = ["model.embed_tokens.weight"] if tied else ["model.embed_tokens.weight", "lm_head.weight"]
     assert frozen.rows == {name: (FIRST, 11, 32) for name in matrices}
     assert frozen.num_trained == len(matrices) * 11 * 32
@@ -89,7 +89,7 @@ def test_the_gradient_of_the_rows_is_that_of_the_matrix_summed_over_micro_batche
     tied: bool, tiny_model: Build
 ) -> None:
     plain, rows = (make_policy(tiny_model("llama", tie_word_embeddings=tied), None, packed=True) for _ in range(2))
-    rows.freeze(FreezeRules(train_only_tokens_from=FIRST))
+    freeze(rows, FreezeRules(train_only_tokens_from=FIRST))
     for policy in (plain, rows):
         for _ in range(2):
             policy.token_logprobs(PackedTokens(*batch()))[0].sum().backward()
@@ -104,7 +104,7 @@ def test_the_gradient_of_the_rows_is_that_of_the_matrix_summed_over_micro_batche
 
 def test_one_step_on_rows_is_the_step_of_an_optimizer_that_has_only_them(tiny_model: Build) -> None:
     policy, twin = (make_policy(tiny_model("qwen2", tie_word_embeddings=True), None, packed=True) for _ in range(2))
-    policy.freeze(FreezeRules(train_only_tokens_from=FIRST))
+    freeze(policy, FreezeRules(train_only_tokens_from=FIRST))
     twin.token_logprobs(PackedTokens(*batch()))[0].sum().neg().backward()
     matrix = twin.model.get_input_embeddings().weight
     alone = torch.nn.Parameter(matrix.detach()[FIRST:].clone())
@@ -117,7 +117,7 @@ def test_one_step_on_rows_is_the_step_of_an_optimizer_that_has_only_them(tiny_mo
 def test_engine_and_files_see_the_trained_rows(tiny_model: Build, tmp_path: Path) -> None:
     policy = make_policy(tiny_model("qwen2"), None, packed=True)
     decoder = decoder_for(policy)
-    policy.freeze(FreezeRules(train_only_tokens_from=FIRST))
+    freeze(policy, FreezeRules(train_only_tokens_from=FIRST))
     train(policy, 3)
     decoder.refresh()
     policy.eval()
@@ -135,12 +135,12 @@ def test_engine_and_files_see_the_trained_rows(tiny_model: Build, tmp_path: Path
 
 def test_a_tied_head_is_found_under_both_of_its_names(tiny_model: Build) -> None:
     policy = make_policy(tiny_model("qwen2", tie_word_embeddings=True), None, packed=True)
-    assert set(policy.freeze(FreezeRules.of("lm_head")).tensors) == {"model.embed_tokens.weight"}
+    assert set(freeze(policy, FreezeRules.of("lm_head")).tensors) == {"model.embed_tokens.weight"}
 
 
 def test_a_frozen_head_gets_no_gradient(tiny_model: Build) -> None:
     policy = make_policy(tiny_model("qwen2"), None, packed=True)
-    policy.freeze(FreezeRules.of("lm_head"))
+    freeze(policy, FreezeRules.of("lm_head"))
     policy.token_logprobs(PackedTokens(*batch()))[0].sum().backward()
     assert policy.head.weight.grad is None
     assert policy.model.model.embed_tokens.weight.grad is not None
@@ -148,33 +148,33 @@ def test_a_frozen_head_gets_no_gradient(tiny_model: Build) -> None:
 
 def test_what_is_frozen_is_listed_with_layers_in_one_line(tiny_model: Build) -> None:
     policy = make_policy(tiny_model("qwen2", num_hidden_layers=4), None, packed=True)
-    lines = policy.freeze(FreezeRules.of("model.norm,model.layers.0,model.layers.1,model.layers.3")).lines()
+    lines = freeze(policy, FreezeRules.of("model.norm,model.layers.0,model.layers.1,model.layers.3")).lines()
     assert lines[0].startswith(f"{policy.num_parameters - 3 * 7808 - 32:,} of {policy.num_parameters:,} weights are")
     assert "model.layers.[0-1,3].mlp.up_proj.weight (4,608)" in lines
     assert "model.norm.weight (32)" in lines
-    rows = make_policy(tiny_model("qwen2"), None, packed=True).freeze(FreezeRules(train_only_tokens_from=FIRST))
+    rows = freeze(make_policy(tiny_model("qwen2"), None, packed=True), FreezeRules(train_only_tokens_from=FIRST))
     assert "lm_head.weight rows 0 to 49 (1,600); trained from row 50 (11)" in rows.lines()
 
 
 def test_a_prefix_that_matches_nothing_names_near_ones(tiny_model: Build) -> None:
     policy = make_policy(tiny_model("qwen2"), None, packed=True)
     with pytest.raises(OptionsError) as caught:
-        policy.freeze(FreezeRules.of("embed_tokens"))
+        freeze(policy, FreezeRules.of("embed_tokens"))
     assert caught.value.problem.code == "freezing.no_such_parameter"
     assert caught.value.problem.do == "--freeze_prefix model.embed_tokens"
     with pytest.raises(OptionsError, match=r"near ones: model\.layers"):
-        policy.freeze(FreezeRules.of("model.layer"))
+        freeze(policy, FreezeRules.of("model.layer"))
     with pytest.raises(OptionsError, match="near ones: model, lm_head"):
-        policy.freeze(FreezeRules.of("visual"))
+        freeze(policy, FreezeRules.of("visual"))
     assert all(parameter.requires_grad for _, parameter in policy.named_parameters()), "nothing was frozen"
 
 
 def test_nothing_left_to_train_is_refused(tiny_model: Build) -> None:
     with pytest.raises(OptionsError, match="nothing to train: 0 of") as caught:
-        make_policy(tiny_model("qwen2"), None, packed=True).freeze(FreezeRules.of("model,lm_head"))
+        freeze(make_policy(tiny_model("qwen2"), None, packed=True), FreezeRules.of("model,lm_head"))
     assert caught.value.problem.code == "freezing.nothing_trained"
     with pytest.raises(OptionsError, match="rows 0 to 60") as caught:
-        make_policy(tiny_model("qwen2"), None, packed=True).freeze(FreezeRules(train_only_tokens_from=61))
+        freeze(make_policy(tiny_model("qwen2"), None, packed=True), FreezeRules(train_only_tokens_from=61))
     assert caught.value.problem.code == "freezing.no_new_tokens"
 
 
@@ -187,7 +187,7 @@ def test_both_ways_at_once_are_refused() -> None:
 def test_the_preview_needs_no_weights_and_says_what_loading_does(rules: FreezeRules, character_directory: Path) -> None:
     policy = load_policy(character_directory)
     told = preview(character_directory, rules)
-    assert told == policy.freeze(rules)
+    assert told == freeze(policy, rules)
     loaded = load_policy(character_directory, freeze=rules)
     trained = [(name, parameter.shape) for name, parameter in loaded.trainable_parameters()]
     assert trained == [(name, parameter.shape) for name, parameter in policy.trainable_parameters()]

@@ -11,6 +11,7 @@ from torch import nn
 
 from rft_core.errors import OptionsError, PreflightError
 from rft_models.lora.adapters import AdapterRules
+from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import make_policy
 from rft_models.policy.tensor_parallel_plan import apply_tensor_parallel, tensor_plan
@@ -55,7 +56,7 @@ def test_heads_and_columns_are_cut_and_norms_are_not(model_type: str) -> None:
 
 def test_the_factor_of_an_adapter_that_touches_what_is_cut_is_cut_with_it() -> None:
     policy = made("llama", tie_word_embeddings=False)
-    policy.adapt(AdapterRules(2), seed=0)
+    add_adapters(policy, AdapterRules(2), seed=0)
     plan = tensor_plan(policy, 2)
     attention = "model.layers.1.self_attn"
     assert [name for name in plan.by_outputs if name.startswith(f"{attention}.q_proj")] == [
@@ -71,7 +72,7 @@ def test_the_factor_of_an_adapter_that_touches_what_is_cut_is_cut_with_it() -> N
 
 def test_adapters_with_lengths_of_rows_are_not_cut() -> None:
     policy = made("llama")
-    policy.adapt(AdapterRules(2, kind="dora"), seed=0)
+    add_adapters(policy, AdapterRules(2, kind="dora"), seed=0)
     with pytest.raises(PreflightError, match="dora"):
         tensor_plan(policy, 2)
 

@@ -17,6 +17,7 @@ from rft_dist.launch.process_group import ranks_from_environment
 from rft_engine.settings import DecodingEngineSettings
 from rft_engine.vllm import process
 from rft_models.lora.adapters import AdapterRules
+from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_models.settings import AdapterKind
@@ -56,7 +57,7 @@ def policy(tmp_path: Path) -> CausalPolicy:
 def engine_of(
     policy: CausalPolicy, monkeypatch: pytest.MonkeyPatch, *, kind: AdapterKind, in_blocks: bool
 ) -> tuple[Any, Gathered, Gathered]:
-    policy.adapt(AdapterRules(2, kind=kind), seed=0)
+    add_adapters(policy, AdapterRules(2, kind=kind), seed=0)
     monkeypatch.setattr(engines, "_is_installed", lambda package: True)
     monkeypatch.setattr(process, "VllmProcessEngine", Recorder)
     machine = Machine("cpu", ranks_from_environment({}), SingleProcess())

@@ -15,6 +15,7 @@ from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_dist.planning.memory_estimate import DecoderSizes, Sharding, TrainingMemoryConfig, estimate
 from rft_models.lora.adapters import AdapterRules
+from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.load import load_policy
 from rft_models.settings import AdapterKind
 from rft_models.tiny_models.text import build_character_model
@@ -78,7 +79,7 @@ def test_the_weights_of_adapters_are_those_that_are_made(targets: str, kind: Ada
     values: dict[str, Any] = {"lora_rank": 3, "target_modules": targets, "lora_type": kind}
     rules = AdapterRules.of(3, 16.0, 0.0, targets, kind)
     assert rules is not None
-    made = load_policy(path).adapt(rules, seed=0)
+    made = add_adapters(load_policy(path), rules, seed=0)
     assert adapter_weights(values, model_sizes(path)[0]) == (made.num_parameters, [])
 
 

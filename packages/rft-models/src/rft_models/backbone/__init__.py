@@ -1,1 +1,1 @@
-"""The packed forward of a decoder to hidden states, and its self-checks. May import `attention` and `vision`."""
+"""The packed forward of a decoder, its self-checks, and the base of all models. May import `lora` and `vision`."""

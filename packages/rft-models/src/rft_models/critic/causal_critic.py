@@ -12,13 +12,10 @@ from torch import Tensor, nn
 from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.kernels import choose_attention
 from rft_models.attention.varlen import VarlenKernel
-from rft_models.backbone.backbone import Backbone
-from rft_models.backbone.causality_check import check_states
-from rft_models.backbone.image_check import check_image_states
+from rft_models.backbone.packed_model import PackedModel
 from rft_models.critic.value_head import checked_prefix, initial_head, stored_head, value_head
 from rft_models.families.vision import text_type
-from rft_models.files.directories import checked_model_directory, no_load_report, no_progress_bars
-from rft_models.files.processor_files import keep_processor_files
+from rft_models.files.directories import checked_model_directory, no_load_report
 from rft_models.layers.gradient_checkpointing import Checkpointing
 from rft_models.loading.sequence_classifiers import HEAD, classifiers, edit_config, has_no_token_head
 from rft_models.loading.transformers_loading import (
@@ -29,17 +26,15 @@ from rft_models.loading.transformers_loading import (
     prepare,
     refuse_other_kinds,
 )
-from rft_models.lora.adapters import AdapterRules, Adapters, add_lora
 from rft_models.reward_model.loading import weighted_head
 from rft_models.reward_model.spec import RECORD
 from rft_models.vision.processor import load_processor
-from rft_models.vision.tower import vision_tower_of
 
 if TYPE_CHECKING:
     from rft_models.tokenization.tokenizer import HfTokenizer
 
 
-class CausalCritic:
+class CausalCritic(PackedModel):
     """A transformers decoder, a linear layer without bias from its hidden states to one number, and a tokenizer.
 
     The head is computed in float32 (float64 for float64 weights), whatever the decoder's type: a value is
@@ -58,101 +53,52 @@ class CausalCritic:
         kernel: VarlenKernel | None = None,
         where: str = "model",
     ) -> None:
-        self.model = model
+        super().__init__(model, codec, packed=packed, kernel=kernel, where=where)
         self.head = head
-        self.codec = codec
         self.head_prefix = head_prefix
         self.head_was_loaded = head_was_loaded
-        self.where = where
-        self.adapters: Adapters | None = None
-        """Adapters trained beside the head; None = every weight is trained."""
-        self.tower = vision_tower_of(model)
-        """Computes the features of images; None: the model takes none."""
-        decoder = model if self.tower is None else model.get_decoder()
-        self._backbone = Backbone(decoder, packed=packed, kernel=kernel, tower=self.tower)
-
-    @property
-    def packed(self) -> bool:
-        """Return true where the decoder runs once on all tokens, with segment-wise attention."""
-        return self._backbone.packed
 
     def values(self, tokens: PackedTokens) -> Tensor:
         """V(tokens of the segment before token t), the estimate before token t is sampled, aligned with its log-prob.
 
-        That is the head on the state of token t - 1. The value after the last token is not among them.
-
-        A prompt (what stands before the first target of a segment) that neighbouring segments share runs once.
+        That is the head on the state of token t - 1. The value after the last token is not among them. A
+        prompt (what stands before the first target of a segment) that neighbouring segments share runs once.
 
         Returns:
             [T] float32 (float64 for float64 weights), differentiable; 0 at the first token of a segment and at tokens
             that are no targets.
         """
-        states = self._backbone.states(tokens)
+        states = self.backbone.states(tokens)
         after_T = self.head(states.hidden_KD.to(self.head.weight.dtype))[:, 0]
-        after_T = self._backbone.all_rows(after_T, states)
+        after_T = self.backbone.all_rows(after_T, states)
         after_T = after_T if states.place_T is None else after_T.index_select(0, states.place_T)
-        return torch.where(
-            tokens.targets_T, after_T.roll(1), 0.0
-        )  # the state of token t - 1 gives the value before token t
-
-    def gather_always(self) -> None:
-        """Use the vision tower for rows without images too: ranks that gather weights together must all use them."""
-        if self.tower is not None:
-            self.tower.runs_always = True
-
-    def verify(self) -> None:
-        """Compare the packed forward with the decoder's own on two segments, and look for states that see later tokens.
-
-        Raises:
-            PreflightError: the states differ by more than the weights' precision explains, or a token's state
-                depends on tokens behind it, so that a value would depend on what is sampled next.
-        """
-        known: dict[str, Any] = {"device": self.device, "dtype": self.dtype, "where": self.where}
-        check_states(self._backbone.decoder, self._backbone, **known)
-        if self.tower is not None:
-            check_image_states(self.model, self._backbone, self.tower, **known)
+        # the state of token t - 1 gives the value before token t
+        return torch.where(tokens.targets_T, after_T.roll(1), 0.0)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield parameters by their names in the saved directory."""
-        for name, parameter in self.model.named_parameters():
-            yield self._saved_name(name), parameter
-        for name, parameter in self.head.named_parameters(self.head_prefix):
-            yield name, parameter
-
-    def adapt(self, rules: AdapterRules, *, seed: int) -> Adapters:
-        """Put adapters around linear layers, once; they and the head are trained then. Errors as of `add_lora`."""
-        assert self.adapters is None, "there are adapters already"
-        self.adapters = add_lora(self.model, rules, seed=seed, where=self.where, packed=self.packed)
-        return self.adapters
+        yield from super().named_parameters()
+        yield from self.head.named_parameters(self.head_prefix)
 
     def save_pretrained(self, directory: str | Path) -> None:
-        """Write a complete Hugging Face directory: safetensors weights, configuration, tokenizer.
-
-        With the prefix "score" it is a sequence classifier of transformers with one label.
-        """
-        self.snapshot(lambda _, tensor: tensor)(Path(directory))
+        """Write a complete Hugging Face directory; with the prefix "score" a sequence classifier with one label."""
+        super().save_pretrained(directory)
 
     def snapshot(self, copy: Callable[[str, Tensor], Tensor]) -> Callable[[Path], None]:
         """`save_pretrained` of the weights as they are now: each is copied by `copy(name, tensor)`."""
-        state = self.model.state_dict()
-        merged = state.items() if self.adapters is None else self.adapters.merged(state.items())
-        named = {self._saved_name(name): tensor for name, tensor in merged}
+        merged = self.merged_parameters(self.model.state_dict().items())
+        named = {self.saved_name(name): tensor for name, tensor in merged}
         named[f"{self.head_prefix}.weight"] = self.head.weight.detach()
         tensors = {name: copy(name, tensor) for name, tensor in named.items()}
-        return lambda directory: self._write(directory, tensors)
 
-    def _write(self, path: Path, tensors: dict[str, Tensor]) -> None:
-        path.mkdir(parents=True, exist_ok=True)
-        self.model.config.num_labels = 1
-        with no_progress_bars():
-            self.model.save_pretrained(str(path), state_dict=tensors)
-        self._name_the_classifier(path / "config.json")
-        if self.codec is not None:
-            self.codec.save_pretrained(path)
-        if self.tower is not None:
-            keep_processor_files(self.where, path)
+        def write(directory: Path) -> None:
+            self.model.config.num_labels = 1
+            self.write(directory, tensors)
+            self._name_the_classifier(directory / "config.json")
 
-    def _saved_name(self, name: str) -> str:
+        return write
+
+    def saved_name(self, name: str) -> str:
         """Return the name in files of a decoder's parameter: with the prefix that causal language models' files have.
 
         The decoder of a vision-language model has no prefix: transformers has no classifier around one, and its
@@ -166,30 +112,10 @@ class CausalCritic:
         if classifier is not None and self.head_prefix == HEAD:
             edit_config(file, {"architectures": [classifier]})
 
-    @property
-    def num_parameters(self) -> int:
-        """Number of weights of decoder and head."""
-        return sum(parameter.numel() for _, parameter in self.named_parameters())
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return self.head.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the decoder's weights."""
-        return next(self.model.parameters()).dtype
-
     def train(self, mode: bool = True) -> Self:
         """Switch to training mode: dropout as configured, gradient checkpointing if it was requested."""
-        self.model.train(mode)
         self.head.train(mode)
-        return self
-
-    def eval(self) -> Self:
-        """Switch to evaluation mode: no dropout, no checkpointing."""
-        return self.train(False)
+        return super().train(mode)
 
 
 def load_critic(

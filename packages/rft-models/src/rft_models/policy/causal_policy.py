@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.hf_interface import native_attention_mode
 from rft_models.attention.sequence_parallel import SequenceMode, SequenceRanks, balance_rows, local_rows
 from rft_models.attention.varlen import VarlenKernel
-from rft_models.backbone.backbone import Backbone, States
-from rft_models.backbone.forward_check import Probe, require_equal_logits
-from rft_models.backbone.image_check import media_probe
-from rft_models.files.directories import no_progress_bars
-from rft_models.files.processor_files import keep_processor_files
+from rft_models.backbone.backbone import States
+from rft_models.backbone.logits_check import check_logits
+from rft_models.backbone.packed_model import PackedModel
 from rft_models.layers.moe_router import (
     AuxLossShare,
     Router,
@@ -30,16 +28,10 @@ from rft_models.layers.moe_router import (
 from rft_models.logprobs.fused_loss import LossOutputs, TokenObjective
 from rft_models.logprobs.linear_logprobs import KEPT_LOGITS
 from rft_models.logprobs.output_head import head_of
-from rft_models.lora.adapters import AdapterRules, Adapters, add_lora
 from rft_models.lora.files import save_beside
-from rft_models.lora.initial_values import PendingLoraWeights
 from rft_models.lora.quantization import saved_as_numbers, state_of
-from rft_models.policy.freezing import FreezeReport, FreezeRules, TrainableRows, freeze
-from rft_models.vision.media import Media
-from rft_models.vision.tower import vision_tower_of
 
 if TYPE_CHECKING:
-    from rft_models.files.safetensors_reader import WeightFiles
     from rft_models.tokenization.tokenizer import HfTokenizer
 
 
@@ -53,11 +45,11 @@ def call_directly(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-class CausalPolicy:
+class CausalPolicy(PackedModel):
     """A transformers causal language model, its tokenizer, and the way its packed forward is computed.
 
-    `packed` and `kernel` select the way, see `Backbone`; all ways are exact.
-    `head_chunk_size` is the number of rows whose logits are formed at a time; None picks by size.
+    `head_chunk_size` is the number of rows whose logits are formed at a time; None picks by size. What is trained is
+    chosen by `freezing.freeze` and `adaptation.add_adapters`.
     """
 
     def __init__(
@@ -70,27 +62,19 @@ class CausalPolicy:
         kernel: VarlenKernel | None = None,
         where: str = "model",
     ) -> None:
-        self.model = model
-        self.codec = codec
+        super().__init__(model, codec, packed=packed, kernel=kernel, where=where)
         self.head_chunk_size = head_chunk_size
-        self.where = where
         self.head = head_of(model, where)
         self._vocab_size = self.head.weight.shape[0]  # read here: a sharded weight may be empty later
-        self.tower = vision_tower_of(model)
-        """Computes the features of images; None: the model takes none."""
-        self._backbone = Backbone(model.get_decoder(), packed=packed, kernel=kernel, tower=self.tower)
-        self._trained_rows = TrainableRows()
-        self.adapters: Adapters | None = None
-        """Adapters trained in place of the weights, which are then frozen; None = no adapters."""
         self._wrapper: ForwardWrapper = call_directly
-        self.pending_weights: WeightFiles | PendingLoraWeights | None = None
-        """Values of the parameters that have no memory yet (`load_on_meta`); None = all parameters have memory."""
+
+    def _decoder(self) -> Any:
+        return self.model.get_decoder()
 
     def wrap_forward(self, wrapper: ForwardWrapper) -> None:
         """Run every forward inside `wrapper(function, *arguments)`, for weights that have to be gathered first."""
         self._wrapper = wrapper
-        if self.tower is not None:
-            self.tower.runs_always = True
+        self.gather_always()
 
     def enable_sequence_parallel(self, ranks: SequenceRanks, mode: SequenceMode = "auto") -> None:
         """Compute every packed row together with other ranks, which must make the same calls.
@@ -100,17 +84,7 @@ class CausalPolicy:
         Raises:
             OptionsError: the model's own attention is used, which needs whole rows; or a ring would drop out.
         """
-        self._backbone.split_over(ranks, self.where, mode)
-
-    @property
-    def layers(self) -> list[nn.Module]:
-        """The decoder's layers in order: what can be gathered, recomputed or placed one at a time."""
-        return list(self.model.get_decoder().layers)
-
-    @property
-    def packed(self) -> bool:
-        """Return true where the backbone runs once on all tokens, with segment-wise attention."""
-        return self._backbone.packed
+        self.backbone.split_over(ranks, self.where, mode)
 
     def token_logprobs(
         self,
@@ -138,7 +112,7 @@ class CausalPolicy:
     def _token_logprobs(
         self, tokens: PackedTokens, temperature: float, with_entropy: bool, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
-        targets_R, hidden_RD = self._predicting(tokens, self._backbone.states(tokens))
+        targets_R, hidden_RD = self._predicting(tokens, self.backbone.states(tokens))
         return self._head_logprobs(hidden_RD, tokens, targets_R, temperature, with_entropy, entropy_gradient)
 
     def prefers_fused_loss(self, num_rows: int) -> bool:
@@ -167,7 +141,7 @@ class CausalPolicy:
         return LossOutputs(*self._wrapper(self._fused_loss, tokens, objective, temperature))
 
     def _fused_loss(self, tokens: PackedTokens, objective: TokenObjective, temperature: float) -> tuple[Tensor, ...]:
-        targets_R, hidden_RD = self._predicting(tokens, self._backbone.states(tokens))
+        targets_R, hidden_RD = self._predicting(tokens, self.backbone.states(tokens))
         outputs = self.head.loss(
             hidden_RD,
             tokens.token_ids_T.index_select(0, targets_R),
@@ -206,7 +180,7 @@ class CausalPolicy:
         entropy_gradient: bool,
     ) -> tuple[Tensor | None, ...]:
         router, logits = self.router, list[Tensor]()
-        states = self._backbone.states(tokens, routed=logits)
+        states = self.backbone.states(tokens, routed=logits)
         targets_R, rows_R = _predictions(tokens, states)
         hidden_RD = states.hidden_KD.index_select(0, rows_R)
         logprobs_T, entropy_T = self._head_logprobs(
@@ -222,7 +196,7 @@ class CausalPolicy:
 
     def _expert_counts(self, tokens: PackedTokens) -> Tensor:
         router, logits = self.router, list[Tensor]()
-        states = self._backbone.states(tokens, routed=logits)
+        states = self.backbone.states(tokens, routed=logits)
         return count_experts(logits, _predictions(tokens, states)[1], router)
 
     @cached_property
@@ -247,9 +221,9 @@ class CausalPolicy:
     def _predicting(self, tokens: PackedTokens, states: States) -> tuple[Tensor, Tensor]:
         """Return ([R] targets, [R, D] states that predict them): all, or this rank's even share of them."""
         targets_R, rows_R = _all_predictions(tokens, states)
-        if self._backbone.split is None or states.here is None:
+        if self.backbone.split is None or states.here is None:
             return targets_R, states.hidden_KD.index_select(0, rows_R)
-        return balance_rows(self._backbone.split, states.hidden_KD, states.num_rows, targets_R, rows_R)
+        return balance_rows(self.backbone.split, states.hidden_KD, states.num_rows, targets_R, rows_R)
 
     def _head_logprobs(
         self,
@@ -274,11 +248,11 @@ class CausalPolicy:
 
     def _merged(self, values_T: Tensor) -> Tensor:
         """Return the [T] values with those that other ranks computed merged in."""
-        return values_T if self._backbone.split is None else self._backbone.split.merge(values_T)
+        return values_T if self.backbone.split is None else self.backbone.split.merge(values_T)
 
     def hidden_states(self, tokens: PackedTokens) -> Tensor:
         """[T, D] final hidden states (after the last norm), each seeing its own segment only."""
-        return self._wrapper(self._backbone.hidden_states, tokens)
+        return self._wrapper(self.backbone.hidden_states, tokens)
 
     def verify(self, *, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
         """Compare the packed forward and the head with the model's own forward on two short segments.
@@ -289,137 +263,42 @@ class CausalPolicy:
         Raises:
             PreflightError: the log-probabilities differ by more than the weights' precision explains.
         """
-        training = self.model.training
-        self.model.eval()
-        probe_device = device or self.device
-        probes = [Probe.of(self._vocab_size, probe_device)]
-        if self.tower is not None:
-            probes.append(media_probe(self.tower, self._vocab_size, probe_device))
-        for probe in probes:
-            pairs = zip(probe.segments, probe.mm_inputs, strict=True)
-            with torch.no_grad():
-                expected = torch.cat([self._native_logits(*pair) for pair in pairs])
-                packed_logits = self._wrapper(self._packed_logits, probe.tokens)
-            what = f"logits of {type(self.model).__name__}" + (" with images" if any(probe.mm_inputs) else "")
-            require_equal_logits(expected, packed_logits, of=what, dtype=dtype or self.dtype, where=self.where)
-        self.model.train(training)
+        check_logits(
+            self.model,
+            self.tower,
+            lambda tokens: self._wrapper(self._packed_logits, tokens),
+            self._vocab_size,
+            packed=self.packed,
+            device=device or self.device,
+            dtype=dtype or self.dtype,
+            where=self.where,
+        )
 
     def _packed_logits(self, tokens: PackedTokens) -> Tensor:
-        return self.head.logits(self._backbone.hidden_states(tokens))
-
-    def _native_logits(self, tokens: Tensor, media: Media | None = None) -> Tensor:
-        image_inputs = {} if media is None or self.tower is None else self.tower.own_inputs(tokens, media)
-        with native_attention_mode(self.model, packed=self.packed):
-            return self.model(input_ids=tokens[None], use_cache=False, **image_inputs).logits[0].float()
-
-    def accepts(self, argument: str) -> bool:
-        """Return true where the backbone's forward has an argument of this name."""
-        return self._backbone.accepts(argument)
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield parameters by their names in the saved directory; tied matrices appear once."""
-        yield from self.model.named_parameters()
-
-    def freeze(self, rules: FreezeRules) -> FreezeReport:
-        """Leave parts untrained, once and before an optimizer is made; returns what is trained and what is not.
-
-        Raises:
-            OptionsError: a prefix that no parameter has, rows beyond the vocabulary, or nothing left to train.
-        """
-        assert not self._trained_rows.rows, "rows were chosen already"
-        report, self._trained_rows = freeze(self.model, rules, self.where)
-        return report
-
-    def adapt(self, rules: AdapterRules, *, seed: int, base: str | Path | None = None) -> Adapters:
-        """Put adapters around linear layers, once and before an optimizer is made; nothing else is trained then.
-
-        `base` is the directory of the weights under them; None = what was loaded. Errors as of `adapters.add_lora`.
-        """
-        assert self.adapters is None, "there are adapters already"
-        where = str(Path(base or self.where).absolute())
-        files = self.pending_weights
-        self.adapters = add_lora(self.model, rules, seed=seed, where=where, packed=self.packed, files=files)
-        self.pending_weights = None if files is None else PendingLoraWeights(files, self.adapters.waiting)
-        self._backbone.look_for_dropout()  # the adapters may bring dropout modules of their own
-        return self.adapters
-
-    def merged_parameters(self, named: Iterable[tuple[str, Tensor]] | None = None) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole tensor) as files and engines have them: the parameters, with adapters folded in.
-
-        `named`: the whole tensors, as the model names them; None = its parameters are whole.
-        """
-        parameters = self.named_parameters() if named is None else named
-        yield from parameters if self.adapters is None else self.adapters.merged(parameters)
-
-    def base_parameters(self, *, remove_duplicate: bool = True) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters without those of adapters, under the names that files have."""
-        if self.adapters is not None:
-            yield from self.adapters.base_parameters(remove_duplicate=remove_duplicate)
-        else:
-            yield from self.model.named_parameters(remove_duplicate=remove_duplicate)
-
-    def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the optimizer's parameters: those with a gradient; of a matrix with trained rows, those rows."""
-        for name, parameter in self.named_parameters():
-            if parameter.requires_grad:
-                yield self._trained_rows.replace(name, parameter)
-
-    def save_pretrained(self, directory: str | Path, weights: dict[str, Tensor] | None = None) -> None:
-        """Write a complete Hugging Face directory: safetensors weights, configuration, tokenizer.
-
-        `weights` are those to write in place of the model's own, by the names of its state. Adapters are folded in,
-        and written alone to the folder `adapter` below, which peft loads.
-        """
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        if self.adapters is not None:
-            weights = save_beside(self.adapters, Path(directory), weights or state_of(self.model))
-        with no_progress_bars(), saved_as_numbers(self.model):
-            self.model.save_pretrained(str(directory), state_dict=weights)
-        self._save_codec(directory)
-
-    def _save_codec(self, directory: str | Path) -> None:
-        """Save the tokenizer and the files of the image processor, whether this run has read these or not."""
-        if self.codec is not None:
-            self.codec.save_pretrained(directory)
-        if self.tower is not None:
-            keep_processor_files(self.where, directory)
+        return self.head.logits(self.backbone.hidden_states(tokens))
 
     def snapshot(self, copy: Callable[[str, Tensor], Tensor]) -> Callable[[Path], None]:
-        """`save_pretrained` of the weights as they are now: each is copied by `copy(name, tensor)`."""
+        """`save_pretrained` of the weights as they are now: each is copied by `copy(name, tensor)`.
+
+        Adapters are folded in, and written alone to the folder `adapter` below, which peft loads.
+        """
         weights = {name: copy(name, tensor) for name, tensor in state_of(self.model).items()}
-        return lambda directory: self.save_pretrained(directory, weights)
+
+        def write(directory: Path) -> None:
+            merged = weights if self.adapters is None else save_beside(self.adapters, directory, weights)
+            with saved_as_numbers(self.model):
+                self.write(directory, merged)
+
+        return write
 
     def save_description(self, directory: str | Path) -> None:
         """Write what a Hugging Face directory holds besides the weights: configuration, tokenizer."""
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        self.model.config.save_pretrained(str(directory))
+        path = Path(directory)
+        path.mkdir(parents=True, exist_ok=True)
+        self.model.config.save_pretrained(str(path))
         if self.model.can_generate():
-            self.model.generation_config.save_pretrained(str(directory))
-        self._save_codec(directory)
-
-    @property
-    def num_parameters(self) -> int:
-        """Number of weights, tied matrices counted once."""
-        return sum(parameter.numel() for _, parameter in self.named_parameters())
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return self.head.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the weights."""
-        return self.head.weight.dtype
-
-    def train(self, mode: bool = True) -> Self:
-        """Switch to training mode: dropout as configured, gradient checkpointing if it was requested."""
-        self.model.train(mode)
-        return self
-
-    def eval(self) -> Self:
-        """Switch to evaluation mode: no dropout, no checkpointing."""
-        return self.train(False)
+            self.model.generation_config.save_pretrained(str(path))
+        self.write_codec(path)
 
 
 def _predictions(tokens: PackedTokens, states: States) -> tuple[Tensor, Tensor]:

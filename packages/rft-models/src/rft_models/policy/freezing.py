@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from rft_core.errors import OptionsError
+from rft_models.backbone.packed_model import PackedModel
 from rft_models.loading.transformers_loading import model_without_weights
 
 _PARTS = ("visual", "vision_tower", "multi_modal_projector", "language_model")
@@ -99,12 +100,24 @@ class TrainableRows:
         weight.requires_grad_(True)  # autograd must reach the matrix; the hook keeps the gradient of the rows only
         weight.register_post_accumulate_grad_hook(partial(_move_gradient, self.rows[name], first))
 
-    def replace(self, name: str, parameter: nn.Parameter) -> tuple[str, nn.Parameter]:
-        """Return the optimizer's (name, parameter): the parameter itself, or its trained rows as "name[first:]"."""
-        return (f"{name}[{self.first}:]", self.rows[name]) if name in self.rows else (name, parameter)
+    def named(self) -> dict[str, tuple[str, nn.Parameter]]:
+        """Return the optimizer's (name, parameter) of each matrix: its trained rows as "name[first:]"."""
+        return {name: (f"{name}[{self.first}:]", rows) for name, rows in self.rows.items()}
 
 
-def freeze(model: Any, rules: FreezeRules, where: str = "model") -> tuple[FreezeReport, TrainableRows]:
+def freeze(policy: PackedModel, rules: FreezeRules) -> FreezeReport:
+    """Leave parts untrained, once and before an optimizer is made; return what is trained and what is not.
+
+    Raises:
+        OptionsError: a prefix that no parameter has, rows beyond the vocabulary, or nothing left to train.
+    """
+    assert not policy.trained_rows, "rows were chosen already"
+    report, rows = _freeze_parameters(policy.model, rules, policy.where)
+    policy.trained_rows.update(rows.named())
+    return report
+
+
+def _freeze_parameters(model: Any, rules: FreezeRules, where: str) -> tuple[FreezeReport, TrainableRows]:
     """Freeze parameters of a transformers model in place.
 
     Raises:
@@ -129,7 +142,7 @@ def freeze(model: Any, rules: FreezeRules, where: str = "model") -> tuple[Freeze
 
 def preview(directory: str | Path, rules: FreezeRules) -> FreezeReport:
     """Report what `freeze` would do with the model in a directory, from its configuration and without its weights."""
-    return freeze(model_without_weights(directory), rules, where=str(directory))[0]
+    return _freeze_parameters(model_without_weights(directory), rules, str(directory))[0]
 
 
 def _freeze_all_but_rows(model: Any, first: int, rows: TrainableRows, where: str) -> None:

@@ -23,6 +23,7 @@ from rft_models.loading.transformers_loading import (
     refuse_other_kinds,
 )
 from rft_models.lora.quantization import four_bit_arguments
+from rft_models.policy import freezing
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import FreezeRules
 from rft_models.tokenization.tokenizer import HfTokenizer
@@ -52,7 +53,7 @@ def load_policy(
         attention: "packed" attends inside packed segments, "native" pads segments and uses the
             model's own attention, "auto" takes packed for the families that are known to be exact.
         flash_attn: use the flash-attn package where it can run, see `attention.kernels`.
-        freeze: what is left untrained, see `CausalPolicy.freeze`.
+        freeze: what is left untrained, see `freezing`.
         head_chunk_size: rows whose logits are formed at a time, never whole in memory; None picks by size.
         codec: a tokenizer that was loaded already (of a model that takes images an `HfProcessor`).
         load_in_4bit: hold the weights in 4 bits, see `lora.quantization`; adapters alone can then be trained.
@@ -81,7 +82,7 @@ def load_policy(
         where=str(path),
     )
     if freeze is not None and freeze.freezes:
-        policy.freeze(freeze)
+        freezing.freeze(policy, freeze)
     return policy
 
 

@@ -27,6 +27,7 @@ from rft_models.loading.transformers_loading import (
     prepare,
     refuse_other_kinds,
 )
+from rft_models.policy import freezing
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import FreezeRules
 from rft_models.tokenization.tokenizer import HfTokenizer
@@ -68,7 +69,7 @@ def load_on_meta(
     policy = CausalPolicy(model, codec, packed=packed, head_chunk_size=head_chunk_size, kernel=kernel, where=str(path))
     policy.pending_weights = files
     if freeze is not None and freeze.freezes:
-        policy.freeze(freeze)
+        freezing.freeze(policy, freeze)
     return policy
 
 

@@ -11,19 +11,17 @@ from torch import Tensor, nn
 
 from rft_core.packed_tokens import PackedTokens
 from rft_models.attention.varlen import VarlenKernel
-from rft_models.backbone.backbone import Backbone, States
-from rft_models.backbone.causality_check import check_states
-from rft_models.backbone.image_check import check_image_states
+from rft_models.backbone.backbone import States
+from rft_models.backbone.packed_model import PackedModel
 from rft_models.reward_model.head import ScoreHead, last_tokens
-from rft_models.reward_model.saving import write
+from rft_models.reward_model.saving import write_spec
 from rft_models.reward_model.spec import RewardSpec
-from rft_models.vision.tower import vision_tower_of
 
 if TYPE_CHECKING:
     from rft_models.tokenization.tokenizer import HfTokenizer
 
 
-class RewardModel:
+class RewardModel(PackedModel):
     """A transformers decoder, a `ScoreHead` on its states, and the tokenizer that its texts go through.
 
     The head is computed in float32 (float64 for float64 weights), whatever the decoder's type. With the plain
@@ -40,25 +38,14 @@ class RewardModel:
         kernel: VarlenKernel | None = None,
         where: str = "model",
     ) -> None:
-        self.model = model
+        super().__init__(model, codec, packed=packed, kernel=kernel, where=where)
         self.head = head
-        self.codec = codec
-        self.where = where
-        self.tower = vision_tower_of(model)
-        """Computes the features of images; None: the model takes none."""
-        decoder = model if self.tower is None else model.get_decoder()
-        self._backbone = Backbone(decoder, packed=packed, kernel=kernel, tower=self.tower)
         self._pad_id: int | None = getattr(model.config.get_text_config(decoder=True), "pad_token_id", None)
 
     @property
     def spec(self) -> RewardSpec:
         """Specification of what the head computes."""
         return self.head.spec
-
-    @property
-    def packed(self) -> bool:
-        """Return true where the decoder runs once on all tokens, with segment-wise attention."""
-        return self._backbone.packed
 
     def scores(self, tokens: PackedTokens) -> dict[str, Tensor]:
         """Compute the scores of packed texts, a segment a text; what a text is packed with changes none of them.
@@ -70,7 +57,7 @@ class RewardModel:
             [S] of each head by name, float32 (float64 for float64 weights), differentiable; segments in order.
         """
         segment_T = (~tokens.predictable_T).to(torch.int64).cumsum(0) - 1
-        pooled_SD = self._pooled(self._backbone.states(tokens), tokens.token_ids_T, segment_T, int(segment_T[-1]) + 1)
+        pooled_SD = self._pooled(self.backbone.states(tokens), tokens.token_ids_T, segment_T, int(segment_T[-1]) + 1)
         scores_SK = self.head(pooled_SD)
         return dict(zip(self.spec.heads, scores_SK.unbind(1), strict=True))
 
@@ -84,22 +71,10 @@ class RewardModel:
         states_TD = states.hidden_KD if states.place_T is None else states.hidden_KD.index_select(0, states.place_T)
         return self.head.pooling(states_TD.to(dtype), segment_T, num_segments)
 
-    def verify(self) -> None:
-        """Compare the packed forward with the decoder's own; `PreflightError` where they differ."""
-        known: dict[str, Any] = {"device": self.device, "dtype": self.dtype, "where": self.where}
-        check_states(self._backbone.decoder, self._backbone, **known)
-        if self.tower is not None:
-            check_image_states(self.model, self._backbone, self.tower, **known)
-
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield parameters by their names in the saved directory."""
-        for name, parameter in self.model.named_parameters():
-            yield self.saved_name(name), parameter
+        yield from super().named_parameters()
         yield from self.head.named_parameters(self.spec.tensor_prefix.rstrip("."))
-
-    def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Return the optimizer's parameters: those that require a gradient."""
-        return ((name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad)
 
     def saved_name(self, name: str) -> str:
         """Return the name in files of a decoder's parameter: with the prefix that causal language models' files have.
@@ -109,43 +84,26 @@ class RewardModel:
         prefix = self.model.base_model_prefix if self.tower is None else ""
         return f"{prefix}.{name}" if prefix and self.spec.is_classifier else name
 
-    def save_pretrained(self, directory: str | Path) -> None:
-        """Write a complete Hugging Face directory: safetensors weights, configuration, tokenizer.
+    def snapshot(self, copy: Callable[[str, Tensor], Tensor]) -> Callable[[Path], None]:
+        """`save_pretrained` of the weights as they are now: each is copied by `copy(name, tensor)`.
 
         With the plain spec a model of text is a sequence classifier of transformers whose labels are the heads.
         """
-        self.snapshot(lambda _, tensor: tensor)(Path(directory))
-
-    def snapshot(self, copy: Callable[[str, Tensor], Tensor]) -> Callable[[Path], None]:
-        """`save_pretrained` of the weights as they are now: each is copied by `copy(name, tensor)`."""
         named = {self.saved_name(name): tensor for name, tensor in self.model.state_dict().items()}
         named |= {f"{self.spec.tensor_prefix}{name}": tensor for name, tensor in self.head.state_dict().items()}
         tensors = {name: copy(name, tensor) for name, tensor in named.items()}
-        processor_from = self.where if self.tower is not None else None
-        return lambda directory: write(
-            self.model, self.spec, self.codec, directory, tensors, processor_from=processor_from
-        )
 
-    @property
-    def num_parameters(self) -> int:
-        """Number of weights of decoder and head."""
-        return sum(parameter.numel() for _, parameter in self.named_parameters())
+        def write(directory: Path) -> None:
+            self.write(directory, tensors)
+            write_spec(self.spec, self.model.config.model_type, directory / "config.json")
+
+        return write
 
     @property
     def max_positions(self) -> int:
         """Tokens of the longest text that can be placed; 0 = no limit."""
         config = self.model.config.get_text_config(decoder=True)
         return int(getattr(config, "max_position_embeddings", 0) or 0)
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return self.head.score.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the decoder's weights."""
-        return next(self.model.parameters()).dtype
 
     def to(self, device: torch.device | str) -> Self:
         """Move decoder and head to a device."""
@@ -155,10 +113,5 @@ class RewardModel:
 
     def train(self, mode: bool = True) -> Self:
         """Switch to training mode: dropout as configured, checkpointing if requested, the learned scale."""
-        self.model.train(mode)
         self.head.train(mode)
-        return self
-
-    def eval(self) -> Self:
-        """Switch to evaluation mode: no dropout, no checkpointing, no scale."""
-        return self.train(False)
+        return super().train(mode)

@@ -12,6 +12,7 @@ from rft_core.errors import CheckpointError, DataError
 from rft_models.critic.causal_critic import CausalCritic
 from rft_models.lora import files
 from rft_models.lora.adapters import AdapterRules, refuse_beside
+from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.settings import AdapterSettings, ModelSettings
 
@@ -56,7 +57,7 @@ def adapt(
     if rules is None:
         return
     refuse_beside(rules, freezing_of(model).freezes, "--lora_rank")
-    adapters = policy.adapt(rules, seed=seed, base=base)
+    adapters = add_adapters(policy, rules, seed=seed, base=base)
     if restored is not None:
         files.load(adapters, _folder(restored))
         if policy.pending_weights is None:  # else when its blocks have been read
@@ -67,7 +68,7 @@ def adapt_critic(critic: CausalCritic, settings: AdapterSettings, *, seed: int) 
     """Put adapters into a critic, whose head is trained in full; a checkpoint holds all of its tensors."""
     rules = rules_of(settings)
     if rules is not None:
-        critic.adapt(rules, seed=seed)
+        add_adapters(critic, rules, seed=seed)
 
 
 def counting(policy: CausalPolicy, schedule: Callable[[int], float]) -> Callable[[int], float]:

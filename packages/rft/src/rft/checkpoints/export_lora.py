@@ -16,6 +16,7 @@ from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_models.files.directories import read_json
 from rft_models.lora import files
 from rft_models.lora.adapters import AdapterRules, rules_of_config
+from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 
@@ -93,7 +94,7 @@ def load_adapted(directory: Path) -> CausalPolicy:
     base = files.base_directory(directory)
     rules: AdapterRules = rules_of_config(read_json(directory / files.CONFIG), str(directory))
     policy = load_policy(base, dtype=files.base_dtype(directory))
-    adapters = policy.adapt(rules, seed=0)
+    adapters = add_adapters(policy, rules, seed=0)
     files.load(adapters, directory)
     return policy.eval()
 
