@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")  # before torch is imported: two threads in each of two processes are far slower
@@ -12,6 +14,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest  # noqa: E402
+
+if TYPE_CHECKING:
+    from support.durable_disk import DurableDisk
 
 ROOT = Path(__file__).parent
 TIER_2_CASES = ROOT / "tests" / "tier2_cases.txt"
@@ -104,3 +109,14 @@ def data_dir() -> Path:
     path = Path(os.environ["RFT_DATA_DIR"]).resolve()
     assert path.is_dir(), f"RFT_DATA_DIR={path} is set and is not a directory"
     return path
+
+
+@pytest.fixture
+def durable_disk(monkeypatch: pytest.MonkeyPatch) -> DurableDisk:
+    """What the disk would hold after a power loss, of all that this process writes from now on."""
+    sys.path.insert(0, str(ROOT / "tests"))  # the package `support`, whichever package is tested
+    from support.durable_disk import DurableDisk
+
+    disk = DurableDisk()
+    disk.install(monkeypatch)
+    return disk

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,9 @@ from rft_core.durable_files import (
     replace_text,
 )
 from rft_core.errors import StorageError
+
+if TYPE_CHECKING:
+    from support.durable_disk import DurableDisk
 
 
 @pytest.fixture
@@ -145,3 +149,32 @@ def test_the_last_record_is_found_from_the_end(tmp_path: Path) -> None:
     assert last_record(file, block=64) == {"n": 999}
     file.write_text("bad")
     assert last_record(file) is None
+
+
+def test_a_replaced_text_is_on_the_disk_before_it_takes_its_name_and_its_name_before_the_call_ends(
+    tmp_path: Path, durable_disk: DurableDisk
+) -> None:
+    file = tmp_path / "a.txt"
+    replace_text(file, "old")
+    names_at_each_step: list[bytes] = []
+    durable_disk.after = lambda _: names_at_each_step.append(durable_disk.contents(file))
+    replace_text(file, "new")
+    assert durable_disk.contents(file) == b"new"
+    assert set(names_at_each_step) == {b"old", b"new"}, "a power loss leaves one of the two, whole"
+    assert [event.kind for event in durable_disk.events] == ["sync", "rename", "sync"] * 2
+    assert all(event.unsynced == () for event in durable_disk.events)
+
+
+def test_an_appended_line_is_on_the_disk_when_its_turn_to_be_synced_has_come(
+    tmp_path: Path, durable_disk: DurableDisk
+) -> None:
+    every, third = tmp_path / "every.jsonl", tmp_path / "third.jsonl"
+    appenders = LineAppender(every), LineAppender(third, sync_every=3)
+    held: list[tuple[int, int]] = []
+    for number in range(4):
+        for appender in appenders:
+            appender.append({"n": number})
+        held.append((durable_disk.contents(every).count(b"\n"), durable_disk.contents(third).count(b"\n")))
+    assert held == [(1, 0), (2, 0), (3, 3), (4, 3)]
+    appenders[1].close()
+    assert durable_disk.contents(third).count(b"\n") == 4

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from rft_core.errors import PeerError, StorageError
 from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
+from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.testing.bigram import BigramPolicy, OneRank
+
+if TYPE_CHECKING:
+    from support.durable_disk import DurableDisk
 
 
 def refused() -> StorageError:
@@ -117,3 +122,53 @@ def test_a_save_before_records_are_cut_back_is_waited_for() -> None:
     saver.save_again(episode=1)
     assert [step for step, _ in writer.taken] == [3, 3]
     assert writer.waits == 1
+
+
+def test_rows_logged_so_far_are_on_the_disk_before_a_checkpoint_is_written(
+    tmp_path: Path, durable_disk: DurableDisk
+) -> None:
+    directory = RunDirectory.create(
+        tmp_path / "run", config_text="a: 1\n", command=["train"], environment={}, sync_every=100
+    )
+    on_disk: list[bytes] = []
+
+    class LookingWriter(SlowWriter):
+        def save(self, step: int, *, tensors: dict[str, Any], **rest: Any) -> None:
+            files = (directory.metrics_file, directory.evaluations_file)
+            on_disk.append(b"".join(durable_disk.contents(file) for file in files))
+
+    saver = Saver(
+        LookingWriter(),
+        BigramPolicy(4),
+        Whole(),  # type: ignore[arg-type]
+        {"progress": Progress()},
+        OneRank(),
+        schedule=SaveSchedule(every_steps=2, every_episodes=0, every_seconds=0.0),
+        before_save=directory.sync,
+    )
+    directory.append_metrics({"step": 1, "loss": 0.5})
+    directory.append_evaluation({"step": 1, "name": "before"})
+    saver.save(1, episode=0)
+    assert on_disk == [b'{"step": 1, "loss": 0.5}\n{"step": 1, "name": "before"}\n']
+
+
+def test_saves_are_due_after_steps_episodes_and_seconds() -> None:
+    now = [100.0]
+    saver = Saver(
+        SlowWriter(),
+        BigramPolicy(4),
+        Whole(),  # type: ignore[arg-type]
+        {"progress": Progress()},
+        OneRank(),
+        schedule=SaveSchedule(every_steps=3, every_episodes=2, every_seconds=60.0),
+        before_save=lambda: None,
+        clock=lambda: now[0],
+    )
+    assert [step for step in range(1, 8) if saver.due(step, ended_episode=None)] == [3, 6]
+    assert [episode for episode in range(1, 6) if saver.due(1, ended_episode=episode)] == [2, 4]
+    now[0] += 59.9
+    assert not saver.due(1, ended_episode=None)
+    now[0] += 0.1
+    assert saver.due(1, ended_episode=None)
+    saver.save(1, episode=0)
+    assert not saver.due(2, ended_episode=None), "counted from the last save"
