@@ -172,3 +172,12 @@ def test_the_micro_batches_of_all_ranks_hold_every_sample_once(
         for sample in chosen
     ]
     assert sorted(found, key=int) == [sample.sample_id for sample in samples]
+
+
+def test_of_a_sample_that_marks_nothing_beside_one_that_does_no_token_is_selected() -> None:
+    marked = TrainingSample("s", (5, 6, 7, 8), 2, 0.5, selected=(False, True))
+    plain = TrainingSample("t", (3, 4, 5), 1, 0.5)
+    selected_T = pack([marked, plain]).selected_T
+    assert selected_T is not None
+    assert selected_T.tolist() == [False, False, False, True, False, False, False]
+    assert pack([plain]).selected_T is None

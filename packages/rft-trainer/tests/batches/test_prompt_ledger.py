@@ -98,6 +98,18 @@ def test_what_was_in_flight_is_reserved_again_first_and_with_the_same_batches() 
     assert resumed.reserve(2) == [*ledger.reserve(2)]
 
 
+def test_prompts_dropped_so_far_keep_their_reasons_across_a_resume() -> None:
+    ledger = make(5, 1)
+    ledger.drop(ledger.reserve(2), "all_correct")
+    ledger.drop(ledger.reserve(1), "unscored")
+    resumed = make(5, 1)
+    resumed.load_state(through_json(ledger))
+    assert resumed.dropped() == {"all_correct": 2, "unscored": 1}
+    resumed.drop(resumed.reserve(1), "unscored")
+    assert resumed.dropped() == {"all_correct": 2, "unscored": 2}
+    assert resumed.counts()["dropped"] == 4
+
+
 def test_entries_given_back_are_handed_out_in_their_old_order_epoch_by_epoch() -> None:
     ledger = make(3, 2)
     batches = [ledger.reserve(2) for _ in range(3)]

@@ -40,6 +40,7 @@ from rft_trainer.testing.bigram import (
     MemoryWriter,
     OneRank,
     PlainOptimizer,
+    PlainOutcome,
     TokenCritic,
 )
 from rft_trainer.update.critic import CriticUpdater, ValueAnnotator, ValueObjective
@@ -273,6 +274,30 @@ def test_updates_that_are_not_finite_are_refused_and_end_the_run(tmp_path: Path)
     with pytest.raises(NumericsError, match="2 optimizer steps in a row"):
         made.loop.run(StopSignals())
     assert torch.equal(made.policy.table, before)
+
+
+class SkippingOptimizer(PlainOptimizer):
+    """Overflows in its first steps, which a loss scale passes over and halves itself at."""
+
+    scale, left = 1024.0, 3
+
+    def step(self, learning_rate: float) -> PlainOutcome:
+        self.left -= 1
+        if self.left < 0:
+            return replace(super().step(learning_rate), loss_scale=self.scale)
+        super().step(0.0)
+        self.scale /= 2
+        return PlainOutcome(float("inf"), False, loss_scale=self.scale)
+
+
+def test_a_step_that_a_loss_scale_skips_is_no_refused_step(tmp_path: Path) -> None:
+    made = Made(tmp_path / "run", replace(RULES, max_steps=4))
+    made.loop.updater._optimizer = SkippingOptimizer([made.policy.table])  # pyright: ignore[reportPrivateUsage]
+    made.loop.run(StopSignals())
+    assert made.loop.progress.refused_in_a_row == 0
+    rows = made.rows()
+    assert [row["policy/updates_skipped"] for row in rows] == [1, 1, 1, 0]
+    assert [row["policy/loss_scale"] for row in rows] == [512.0, 256.0, 128.0, 128.0]
 
 
 def divergence_from_uniform(policy: BigramPolicy) -> float:

@@ -157,6 +157,25 @@ def test_the_logged_loss_is_the_loss_of_all_samples_when_some_are_left_out() -> 
     assert losses[1] == pytest.approx(losses[0], rel=1e-9)
 
 
+def test_samples_left_out_count_once_in_the_logged_loss_whatever_the_number_of_ranks() -> None:
+    losses: list[float] = []
+    for world_size in (1, 3):
+        totals = MetricTotals()
+        for rank in range(world_size):
+            policy = BigramPolicy(6, dtype=torch.float64)
+            updater = Updater(
+                policy,
+                KeepGradients([policy.table]),
+                PolicyObjective(Grpo(kl_place="none", kl_coef=0.0)),
+                RankOf(rank, world_size),
+                micro_batching=MicroBatching(4, 0, False),
+                learning_rate=lambda update: 0.1,
+            )
+            updater([s for s in samples() if s.advantage], 0, totals, count(samples()))
+        losses.append(totals.merged(OneRank())["policy/loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-9)
+
+
 def test_an_entropy_bonus_reaches_the_gradient() -> None:
     cut = MicroBatching(max_sequences=100, max_tokens=0, by_tokens=False)
     without, _ = gradient(cut, Grpo(kl_place="none"))

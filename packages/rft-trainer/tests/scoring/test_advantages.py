@@ -1,0 +1,67 @@
+"""What a step's advantages carry besides themselves: weights of corrections and truncation, and the divergence."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rft_algos.algorithms import components
+from rft_algos.algorithms.published import Grpo
+from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
+from rft_trainer.records.scores import RewardStatus
+from rft_trainer.scoring.advantages import AdvantageEstimator, PolicyScores, RewardShapingConfig
+
+
+def rollout(number: int, behaviour: tuple[float, ...], reason: str) -> Rollout:
+    return Rollout(
+        prompt_id="p",
+        sample_index=number,
+        completion_ids=(3,) * len(behaviour),
+        behaviour_logprobs=behaviour,
+        log_kept_mass=(0.0,) * len(behaviour),
+        finish_reason=reason,
+        weight_version=0,
+        response_text="x",
+        reward=float(number),
+        status=RewardStatus.OK,
+    )
+
+
+GROUPS = [
+    RolloutGroup(
+        Prompt("p", (1, 2), "p", None, "p"),
+        0,
+        0,
+        (rollout(0, (-1.0, -1.5), "stop"), rollout(1, (-0.5, -2.0), "length")),
+    )
+]
+OLD = [(-1.25, -1.0), (-0.75, -1.0)]
+BEHAVIOUR = [one.behaviour_logprobs for one in GROUPS[0].rollouts]
+
+
+def test_a_truncated_response_weighs_nothing_and_the_others_keep_the_correction_s_weights() -> None:
+    record = Grpo(kl_place="none", correction=components.TokenTis(cap=1.5))
+    shaping = RewardShapingConfig(longest_response=2, mask_truncated=True)
+    samples, _ = AdvantageEstimator(record, shaping, seed=0)(GROUPS, PolicyScores(OLD, BEHAVIOUR), step=0)
+    # min(pi_old / pi_behaviour, 1.5): exp(-0.25), and exp(0.5) = 1.65 is above the cap
+    assert samples[0].token_weights == pytest.approx((math.exp(-0.25), 1.5))
+    assert samples[1].token_weights == (0.0, 0.0)
+
+
+def test_truncated_responses_are_masked_without_a_correction_too() -> None:
+    shaping = RewardShapingConfig(longest_response=2, mask_truncated=True)
+    estimator = AdvantageEstimator(Grpo(kl_place="none"), shaping, seed=0)
+    samples, _ = estimator(GROUPS, PolicyScores(OLD, BEHAVIOUR), step=0)
+    assert [sample.token_weights for sample in samples] == [(1.0, 1.0), (0.0, 0.0)]
+    assert samples[1].advantage > 0 > samples[0].advantage, "they stay in their group"
+
+
+def test_the_divergence_of_rollouts_is_that_of_the_policy_from_the_reference() -> None:
+    reference = [(-2.25, -1.0), (-0.75, -1.5)]
+    estimator = AdvantageEstimator(Grpo(kl_coef=0.1), RewardShapingConfig(longest_response=2), seed=0)
+    _, metrics = estimator(GROUPS, PolicyScores(OLD, BEHAVIOUR, reference), step=0)
+    total, number = metrics["kl/rollout"]
+    # x = log pi - log pi_ref is 1, 0, 0, 0.5; each token counts exp(-x) - 1 + x
+    assert float(total) == pytest.approx((math.exp(-1.0) - 1 + 1) + (math.exp(-0.5) - 1 + 0.5))
+    assert float(number) == 4
