@@ -53,6 +53,19 @@ def test_of_weights_of_fewer_bits_the_float32_copies_are_averaged() -> None:
     assert found.tolist() == pytest.approx([1000.0 - 0.05, -1000.0 + 0.05], abs=1e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_average_of_weights_of_fewer_bits_is_kept_in_float32(dtype: torch.dtype) -> None:
+    weight = torch.ones(2, dtype=dtype)
+    average = MovingAverage({"w": weight}, 0.999)
+    weight.fill_(2.0)
+    for _ in range(3):  # each adds about 0.001, less than the last bit of 1.0 in bfloat16
+        average.update({"w": weight})
+    found = average.tensors()["w"]
+    assert found.dtype == torch.float32
+    assert found.tolist() == pytest.approx([2.0 - 0.999**3] * 2, abs=1e-6)
+    assert MovingAverage({"w": weight.double()}, 0.5).tensors()["w"].dtype == torch.float64
+
+
 def test_a_resumed_average_has_the_bits_of_the_uninterrupted_one() -> None:
     weight = nn.Parameter(torch.tensor([1.0, 2.0]))
     optimizer = optimizer_of(weight)

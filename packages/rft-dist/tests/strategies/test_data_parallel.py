@@ -141,6 +141,25 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_the_run_goes_on_as_wi
     assert clean_optimizer.weights_hash() == hit_optimizer.weights_hash()
 
 
+class OtherRankRefuses(SingleProcess):
+    """The collectives of a rank whose own numbers are sound, beside one whose numbers are not."""
+
+    def max(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.ones_like(tensor)
+
+
+def test_a_norm_that_is_not_finite_on_another_rank_refuses_the_step_here_too() -> None:
+    model = make_model()
+    settings = {"betas": (0.9, 0.95), "epsilon": 1e-8, "weight_decay": 0.1, "max_norm": 1.0}
+    optimizer = DataParallelOptimizer(model.named_parameters(), OtherRankRefuses(), **settings)
+    before = optimizer.weights_hash()
+    optimizer.backward(loss_of(model, 0))
+    outcome = optimizer.step(1e-2)
+    assert math.isfinite(outcome.gradient_norm)
+    assert not outcome.applied
+    assert optimizer.weights_hash() == before
+
+
 def test_large_finite_gradients_are_clipped_and_not_refused() -> None:
     model = make_model()
     optimizer = make_optimizer(model, max_norm=1.0)

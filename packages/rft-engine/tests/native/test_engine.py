@@ -181,6 +181,22 @@ def test_no_stop_token_before_min_new_tokens_and_the_masked_mass_is_told():
             history.append(token)
 
 
+@pytest.mark.parametrize("max_rows", [2, 3, 5])
+def test_a_row_that_enters_beside_older_ones_may_not_stop_before_its_own_min_new_tokens(max_rows: int):
+    logits_VV = torch.zeros(7, 7)
+    logits_VV[:, :2] = 1.5  # a stop token is drawn three times in four
+    engine = engine_of(FakeDecodableModel.bigram(logits_VV), max_rows)
+    options = {"temperature": 1.0, "max_new_tokens": 12, "min_new_tokens": 3, "stop_token_ids": [0, 1]}
+    results = engine.generate(PROMPTS, KEYS, **options)
+    assert engine.stats().num_decode_steps > 12, "rows of several ages were in one batch"
+    flat = [completion for completions in results for completion in completions]
+    assert len({len(completion.token_ids) for completion in flat}) > 2
+    for completion in flat:
+        assert not {0, 1} & set(completion.token_ids[:3])
+        held_back = [log_mass < -0.5 for log_mass in completion.log_kept_mass]
+        assert held_back == [place < 3 for place in range(len(held_back))], "and from then on it may"
+
+
 @pytest.mark.parametrize("top_p", [1.0, 0.5])
 def test_min_new_tokens_holds_where_stopping_is_nearly_certain(top_p: float):
     logits_VV = torch.zeros(3, 3)

@@ -202,6 +202,24 @@ def test_samples_that_every_replica_dies_of_end_the_run() -> None:
     engine.close()
 
 
+def test_versions_that_no_replica_will_load_again_leave_the_shared_memory() -> None:
+    shelf = SharedWeightStore(Weights().provider, torch.float32)
+    engine = ReplicaEngine([Dying()], shelf, max_len=64)
+    engine.refresh()
+    paths = {0: shelf.get(0).path}
+    for version in (1, 2, 3):
+        engine.publish(version)
+        paths[version] = shelf.get(version).path
+    assert shelf.versions == [0, 1, 2, 3], "published ones stay until they are served"
+    engine.serve(2)
+    assert shelf.versions == [2, 3]
+    assert [path.exists() for path in paths.values()] == [False, False, True, True]
+    engine.load_weights(4)
+    assert shelf.versions == [4]
+    assert not any(path.exists() for path in paths.values())
+    engine.close()
+
+
 def test_weights_of_another_model_are_refused(two: tuple[ReplicaEngine, Weights]) -> None:
     engine, weights = two
     weights.table = torch.zeros(3, 3)

@@ -79,6 +79,24 @@ def test_the_same_loss_and_gradients(model_type: str, chunk: int | None, tiny_mo
         assert difference < 1e-5, f"{name}: {difference:.1e}"
 
 
+def test_no_more_rows_than_asked_for_are_formed_at_a_time(tiny_model: Build) -> None:
+    given = batch()
+    sizes: dict[int | None, list[int]] = {}
+    for chunk in (None, 4):
+        policy = make_policy(tiny_model("qwen2"), None, packed=True, head_chunk_size=chunk)
+        sizes[chunk] = seen = []
+
+        def objective(logprobs_N: Tensor, entropy_N: Tensor, tokens_N: Tensor, seen: list[int] = seen) -> Tensor:
+            seen.append(len(tokens_N))
+            return -logprobs_N
+
+        policy.fused_loss(*given, objective)
+    num_rows = int(given[3].sum())
+    assert sizes[None] == [num_rows]
+    assert sum(sizes[4]) == num_rows
+    assert max(sizes[4]) <= 4
+
+
 def test_a_frozen_head_gets_no_gradient(tiny_model: Build) -> None:
     policy = make_policy(tiny_model("qwen2", tie_word_embeddings=False), None, packed=True)
     policy.head.weight.requires_grad_(False)
