@@ -1,0 +1,53 @@
+"""`rft-train eval` with a model in memory: sampled answers follow from the seed, greedy ones do not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rft.process.machine import Machine
+from rft_cli.commands.eval import evaluate
+from rft_cli.config.resolve import resolve
+from rft_core.errors import OptionsError
+from rft_dist.collectives import SingleProcess
+from rft_dist.launch.environment import ranks_from_environment
+from rft_models.tiny_models.text import build_character_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_character_model(
+        tmp_path_factory.mktemp("model") / "m", hidden=16, layers=1, heads=2, kv_heads=1, ffn=24, seed=0
+    )
+
+
+def answers(model: Path, *words: str) -> list[str]:
+    Path("rows.jsonl").write_text(
+        "".join(json.dumps({"input": f"{n}+1=", "label": str(n + 1)}) + "\n" for n in range(4))
+    )
+    argv = ["--pretrain", str(model), "--eval_data", "rows.jsonl", "--generate_max_len", "8", "--prompt_max_len", "8"]
+    resolved: Any = resolve("eval", [*argv, "--reward", "exact", *words])
+    machine = Machine("cpu", ranks_from_environment({}), SingleProcess())
+    result, rollouts, prompts = evaluate(resolved, machine)
+    assert len(result.rewards) == len(rollouts) == len(prompts) == 4
+    return [rollout.response_text for rollout in rollouts]
+
+
+def test_sampled_answers_follow_from_the_seed(model: Path) -> None:
+    sampled = [answers(model, "--temperature", "1", "--seed", seed) for seed in ("1", "1", "2")]
+    assert sampled[0] == sampled[1] != sampled[2]
+    assert len(set(sampled[0])) > 1
+
+
+def test_greedy_answers_are_the_same_under_any_seed(model: Path) -> None:
+    assert answers(model, "--seed", "1") == answers(model, "--seed", "2")
+
+
+def test_without_data_there_is_nothing_to_score(model: Path) -> None:
+    resolved: Any = resolve("eval", ["--pretrain", str(model)])
+    with pytest.raises(OptionsError) as caught:
+        evaluate(resolved, Machine("cpu", ranks_from_environment({}), SingleProcess()))
+    assert caught.value.problem.code == "eval.no_data"

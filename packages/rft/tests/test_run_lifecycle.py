@@ -1,0 +1,111 @@
+"""A run that continues saves its checkpoint again only where later ones stand beside it."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rft import run_lifecycle
+from rft.run_lifecycle import RunStart
+from rft_dist.checkpoints.store import CheckpointStore
+from rft_dist.collectives import SingleProcess
+from rft_dist.settings import CheckpointSettings
+from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.settings.run import RunSettings
+
+
+class FirstRank:
+    """The one process of a run."""
+
+    is_first = True
+    collectives = SingleProcess()
+
+    def attach(self, run: Path, resume_command: str) -> None:
+        """Nothing watches it."""
+
+    def forget_last_failure(self) -> None:
+        """None is on file."""
+
+
+class FakeTraining:
+    """A loop at its beginning, whose saver keeps what it is asked for."""
+
+    finished = False
+
+    def __init__(self) -> None:
+        self.ledger = SimpleNamespace(epoch=1)
+        self.again: list[int] = []
+        self.saver: Any = nullcontext()
+        self.saver.save_again = lambda *, episode: self.again.append(episode)
+
+
+def resolved(**checkpoint: Any) -> Any:
+    """The settings that a start reads."""
+    settings = SimpleNamespace(checkpoint=CheckpointSettings(**checkpoint), run=RunSettings())
+    return SimpleNamespace(
+        settings=settings,
+        origins={"load_checkpoint": "the command line", "ckpt_path": "the command line"},
+        sources=(),
+        config_yaml="recipe: {command: sft}\n",
+        command="sft",
+        recipe_name="",
+        values={},
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run with rows and checkpoints of the steps 1 to 3."""
+    directory = RunDirectory.create(
+        tmp_path / "run", config_text="recipe: {command: sft}\n", command=["rft-train"], environment={}
+    )
+    store = CheckpointStore(directory.checkpoints_directory, keep_last=None, keep_bytes=None, run_id="run")
+    for step in (1, 2, 3):
+        directory.append_metrics({"step": step})
+        store.save(
+            step,
+            tensors={"optimizer": {"a": torch.zeros(1)}},
+            records={},
+            model_writer=lambda path: (path / "config.json").write_text("{}") and None,
+            metadata={},
+        )
+    directory.close()
+    return directory
+
+
+def continued(started: RunStart, settings: Any) -> list[int]:
+    """The saves that a run makes again before it goes on."""
+    training = FakeTraining()
+    with run_lifecycle.running(training, started, settings, [], is_first=True):  # pyright: ignore[reportArgumentType]
+        pass
+    return training.again
+
+
+def test_a_resume_from_the_newest_checkpoint_writes_none_again(run: RunDirectory) -> None:
+    settings = resolved()
+    started = run_lifecycle.start(settings, ["rft-train"], run.path, FirstRank(), in_place=True)  # pyright: ignore[reportArgumentType]
+    assert started.restored is not None
+    assert (started.restored.step, started.goes_back) == (3, False)
+    assert continued(started, settings) == []
+
+
+def test_a_run_that_goes_back_saves_the_step_again_so_that_it_is_the_newest(run: RunDirectory) -> None:
+    earlier = str(run.checkpoints_directory / "step_000002")
+    settings = resolved(load_checkpoint=True, ckpt_path=earlier, save_path=str(run.path))
+    started = run_lifecycle.start(settings, ["rft-train"], run.path, FirstRank())  # pyright: ignore[reportArgumentType]
+    assert started.restored is not None
+    assert (started.restored.step, started.goes_back) == (2, True)
+    assert continued(started, settings) == [1]
+    assert [row["step"] for row in run.read_metrics().rows] == [1, 2]
+
+
+def test_a_new_run_from_the_checkpoint_of_another_goes_nowhere_back(run: RunDirectory, tmp_path: Path) -> None:
+    earlier = str(run.checkpoints_directory / "step_000002")
+    settings = resolved(load_checkpoint=True, ckpt_path=earlier)
+    started = run_lifecycle.start(settings, ["rft-train"], tmp_path / "other", FirstRank())  # pyright: ignore[reportArgumentType]
+    assert not started.goes_back
