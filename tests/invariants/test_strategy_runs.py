@@ -68,7 +68,8 @@ def test_two_ranks_take_the_steps_of_one_process(
         assert row.get("engine/probe_gap", 0.0) < 1e-4
         for name in other.keys() - OF_THE_ENGINE:
             least = 1e-5 if "logprob_gap" in name else 1e-6
-            assert row[name] == pytest.approx(other[name], rel=1e-5, abs=least), f"step {row['step']} {name}"
+            # sums in another order: up to 1.5e-5 was seen on one kind of CPU, below 1e-5 on others
+            assert row[name] == pytest.approx(other[name], rel=5e-5, abs=least), f"step {row['step']} {name}"
     assert relative_distance(update(task, runs / "run"), update(task, one)) < 1e-3
 
 

@@ -97,7 +97,8 @@ def test_packed_log_probs_and_gradients_are_those_of_peft(family: str, kind: Ada
     for name, parameter in policy.trainable_parameters():
         ours, other = parameter.grad, theirs[name].grad
         assert ours is not None
-        assert (ours - other).norm() <= 1e-5 * other.norm() + 1e-6, name
+        # float32 sums in another order differ by about 1e-5 of the norm; which ones do depends on the CPU
+        assert (ours - other).norm() <= 5e-5 * other.norm() + 1e-6, name
         assert other.norm() > 0, name
 
 
