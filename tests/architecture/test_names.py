@@ -58,7 +58,6 @@ SHARED_CLASSES: dict[str, int] = {
     "DecodableModel": 2,
     "DecodeCache": 2,
     "Limits": 2,
-    "Plan": 2,
     "Prepared": 2,
     "Resolved": 2,
     "RowSums": 2,

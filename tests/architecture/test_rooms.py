@@ -23,12 +23,18 @@ MOST_MODULES = 16
 ROOT_MODULES = {
     # what stands beside the rooms, `protocols` and `settings` apart, which any package may have
     "rft": {
+        "check",
         "conformance",
         "decoder_sizes",
+        "evaluate",
         "front_end",
+        "generate",
+        "new_model",
+        "quickstart",
         "replica_main",
         "resolved",
         "reward_names",
+        "reward_probe",
         "rl",
         "run_lifecycle",
         "sft",

@@ -54,7 +54,6 @@ TYPE_CHECKS: dict[str, int] = {
     "rft.process.monitored": 1,
     "rft_algos.algorithms.published": 1,
     "rft_algos.objectives.advantages": 5,
-    "rft_cli.commands.check": 2,
     "rft_cli.config.errors": 1,
     "rft_cli.diagnostics.problems": 1,
     "rft_dist.checkpoints.rank_exchange": 1,

@@ -77,7 +77,7 @@ def understood(verb: str, words: list[str]) -> None:
         words = [word for word in words if word != "..."]
     if verb == "plan":
         asked = plan.sort_words(words)
-        verb, words = asked.command, asked.words
+        verb, words = asked.request.command, asked.words
     if verb == "resume":
         verb, words = "rl", ["--pretrain", *words]
     if verb in ("eval", "generate") and words and not words[0].startswith("-"):

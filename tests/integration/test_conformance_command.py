@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rft_cli.commands import conformance
+from rft import conformance
 from rft_cli.main import main
 from rft_engine.hf_engine import HfEngine
 from rft_engine.native.engine import NativeEngine

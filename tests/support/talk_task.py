@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rft.quickstart import DIALOGUE_TEMPLATE, dialogue_texts
 from rft_cli.commands import sft
-from rft_cli.commands.quickstart.dialogues import _TEMPLATE, _texts
 from rft_cli.config.resolve import resolve
 from rft_models.tiny_models.text import build_bpe_tokenizer, build_character_tokenizer, build_decoder
 from rft_trainer.tasks import calculator_dialogues
 from support.vision_task import COLOURS, SIDE
 
-TEMPLATE = _TEMPLATE
+TEMPLATE = DIALOGUE_TEMPLATE
 OWN = '''
 from rft_trainer.environments.protocol import Answer
 
@@ -89,7 +89,7 @@ def make_talk_task(root: Path, *, hidden: int = 16, heads: int = 2) -> TalkTask:
     made = calculator_dialogues.calculator(0, num_demonstrations=60, num_held_out=6)
     for name, rows in (("train", made.train[:24]), ("heldout", made.held_out)):
         _write(root / f"{name}.jsonl", list(rows))
-    tokenizer = build_bpe_tokenizer(_texts(made.demonstrations), 300)
+    tokenizer = build_bpe_tokenizer(dialogue_texts(made.demonstrations), 300)
     tokenizer.chat_template = TEMPLATE
     build_decoder(
         root / "model",

@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -121,9 +120,9 @@ def _print_config(command: Command, argv: list[str]) -> int:
 
     words = [word for word in argv if word not in _PRINT_CONFIG]
     if _starts_with_run(command, words):
-        from rft_cli.commands.eval import words_of_run
+        from rft_cli.config.stored_run import with_run
 
-        words = words_of_run(Path(words[0]), words[1:], command.name)
+        words = with_run(words, command.name)
     resolved = resolve(command.settings, words)
     print(resolved.config_yaml, end="")
     for note in resolved.notes:

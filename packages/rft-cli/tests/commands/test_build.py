@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rft_cli.commands import build
+from rft import new_model
 from rft_cli.main import main
 from rft_models.policy.load import load_policy
 
@@ -68,7 +68,7 @@ def test_a_failure_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> Non
     def fails(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(build, "build_decoder", fails)
+    monkeypatch.setattr(new_model, "build_decoder", fails)
     words = ["build", "--texts", "rows.jsonl", "--text_keys", "answer", *SIZES, "--save_path", "model"]
     assert main(words) == 130
     assert [path.name for path in Path().iterdir() if "model" in path.name] == []

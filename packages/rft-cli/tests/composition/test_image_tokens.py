@@ -18,6 +18,7 @@ from rft.planning.image_tokens import ImagePlan, image_plan
 from rft.planning.vision_memory import activation_term, weight_terms
 from rft_cli.commands import plan
 from rft_cli.config.resolve import resolve
+from rft_cli.pages.plan import image_lines
 from rft_core.errors import DataError, OptionsError
 from rft_dist.planning.memory_estimate import TrainingMemoryConfig
 from rft_models.files.vision_tower_sizes import TowerSizes
@@ -93,7 +94,7 @@ def test_tokens_are_those_that_the_run_counts(bench: Bench) -> None:
     assert found.longest == max(bench.lengths())
     assert found.longest_row.endswith("rows.jsonl:7:image[0]")
     assert (found.too_long, found.too_many, found.unreadable, found.remedy) == (0, 0, 0, "")
-    assert found.lines()[0].startswith(
+    assert image_lines(found)[0].startswith(
         "8 of 8 rows looked at, headers alone: 8 images, 1 to 2 a row, 192 to 4,096 pixels"
     )
 
@@ -108,7 +109,7 @@ def test_the_remedy_is_the_largest_cap_with_which_no_row_is_left_out(bench: Benc
     larger = ["--max_pixels", int(words[1]) + 64, *words[2:]]
     assert max(bench.lengths(*larger)) > 22
     assert found.remedy.endswith(f" or --prompt_max_len {max(bench.lengths())}")
-    assert any("left out, longer than 22 tokens: 1 of these rows" in line for line in found.lines())
+    assert any("left out, longer than 22 tokens: 1 of these rows" in line for line in image_lines(found))
 
 
 def test_where_no_cap_helps_the_limit_is_the_remedy(bench: Bench) -> None:
@@ -121,7 +122,7 @@ def test_rows_that_would_be_refused_are_counted(bench: Bench, tmp_path: Path) ->
     found = bench.plan("--limit_mm_image_per_prompt", 1)
     assert found is not None
     assert (found.too_many, found.most_images) == (1, 2)
-    assert found.lines()[-1].endswith("--limit_mm_image_per_prompt 2")
+    assert image_lines(found)[-1].endswith("--limit_mm_image_per_prompt 2")
     (tmp_path / "long.png").write_bytes(png(2000, 3))
     (tmp_path / "16.png").write_bytes(png(16, 16))
     rows = [{"input": "<image>?", "image": name} for name in ("long.png", "16.png")]

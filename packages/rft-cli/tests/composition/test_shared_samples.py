@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rft.parallel.parallelize import is_sharded, strategy_line
-from rft.parallel.shared_samples import sharing_words
+from rft.parallel.parallelize import is_sharded
 from rft_cli.commands import plan
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
+from rft_cli.pages.run_plan_layout import strategy_line
 from rft_core.errors import OptionsError
 from rft_dist.planning.memory_estimate import DecoderSizes, TrainingMemoryConfig, estimate
 from rft_dist.settings import StrategySettings
@@ -113,7 +113,7 @@ def test_matrices_in_parts_take_their_share_of_memory_and_norms_do_not() -> None
 
 
 def test_the_start_says_who_computes_together() -> None:
-    assert sharing_words(StrategySettings()) == []
+    assert strategy_line(StrategySettings(), bf16=False) == "every rank holds all; gradients are summed once a step"
     parts = StrategySettings(tp_size=4)
     assert is_sharded(parts)
     assert "4 ranks hold parts of every matrix" in strategy_line(parts, bf16=False)

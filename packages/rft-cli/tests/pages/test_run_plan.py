@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,17 +10,20 @@ import pytest
 import torch
 
 from rft.build.engines import EngineChoice
-from rft.parallel.parallelize import held_dtype, strategy_line
-from rft_cli.pages import run_plan
+from rft.parallel.parallelize import held_dtype
+from rft.settings import RlSettings
+from rft_cli.pages import run_plan_layout
+from rft_cli.pages.run_plan_layout import rollouts_ahead_words, strategy_line
 from rft_dist.settings import StrategySettings
 from rft_engine.settings import EngineSettings, ReplicaSettings
+from rft_models.settings import ModelSettings
 from rft_trainer.settings.rollouts import AsyncSettings
 
 
 def engine_line(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], **engine: Any) -> str:
     """On a GPU of this capability, with vLLM installed."""
-    monkeypatch.setattr(run_plan, "choose_device", lambda *_: "cuda:0")
-    monkeypatch.setattr(run_plan, "choose_engine", lambda *_: EngineChoice("vllm", "as asked"))
+    monkeypatch.setattr(run_plan_layout, "choose_device", lambda *_: "cuda:0")
+    monkeypatch.setattr(run_plan_layout, "choose_engine", lambda *_: EngineChoice("vllm", "as asked"))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     chosen = EngineSettings(engine_type="vllm", **engine)
     settings: Any = SimpleNamespace(
@@ -29,7 +33,7 @@ def engine_line(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], **
         ahead=AsyncSettings(),
         replicas=ReplicaSettings(),
     )
-    return run_plan._engine_line(settings)  # pyright: ignore[reportPrivateUsage]
+    return run_plan_layout.engine_line(settings)
 
 
 def test_the_plan_says_when_eight_bits_would_help(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,3 +67,15 @@ def test_weights_are_held_in_the_type_that_the_strategy_steps_on(
     strategy: StrategySettings, bf16: bool, dtype: torch.dtype
 ) -> None:
     assert held_dtype(strategy, bf16=bf16) is dtype
+
+
+def test_the_plan_says_where_samples_are_drawn_and_how_far_ahead() -> None:
+    plain = RlSettings(model=ModelSettings(pretrain="model", device="cpu"))
+    two = replace(plain, replicas=ReplicaSettings(engine_replicas=2))
+    ahead = replace(plain, ahead=AsyncSettings(max_staleness=1))
+    exact = replace(plain, ahead=AsyncSettings(max_staleness=1, async_deterministic=True))
+    assert rollouts_ahead_words(plain) == ""
+    assert rollouts_ahead_words(two) == "2 replicas in processes of their own"
+    assert "up to 1 version older" in rollouts_ahead_words(ahead)
+    assert "depends on the clock" in rollouts_ahead_words(ahead)
+    assert "repeats to the bit" in rollouts_ahead_words(exact)

@@ -40,7 +40,7 @@ def test_the_page_holds_the_images_and_escapes_the_texts(run: RunDirectory, tmp_
     (run.rollouts_directory / "images").mkdir()
     (run.rollouts_directory / "images" / "b.png").write_bytes(PNG + b"\0")
     run.write_rollouts(10, [row(path=str(tmp_path / "a.png")), row(file="images/b.png"), row(file=None)])
-    file = samples_html.write(run)
+    file = samples_html.write(run.path)
     assert file == run.path / "samples.html"
     page = (run.path / "samples.html").read_text()
     for data in (PNG, PNG + b"\0"):
@@ -54,7 +54,7 @@ def test_the_page_holds_the_images_and_escapes_the_texts(run: RunDirectory, tmp_
 def test_a_large_image_is_a_link_and_one_that_has_gone_is_said(run: RunDirectory, tmp_path: Path) -> None:
     (tmp_path / "large.png").write_bytes(PNG + bytes(1 << 20))
     run.write_rollouts(10, [row(path=str(tmp_path / "large.png")), row(path=str(tmp_path / "gone.png"))])
-    file = samples_html.write(run)
+    file = samples_html.write(run.path)
     assert file is not None
     page = file.read_text()
     assert f'<a href="file://{tmp_path}/large.png">large.png</a>' in page
@@ -62,9 +62,9 @@ def test_a_large_image_is_a_link_and_one_that_has_gone_is_said(run: RunDirectory
 
 
 def test_runs_of_text_have_no_such_page(run: RunDirectory) -> None:
-    assert samples_html.write(run) is None
+    assert samples_html.write(run.path) is None
     run.write_rollouts(10, [{"prompt": "1+1=", "response": "2", "label": "2", "reward": 1.0}])
-    assert samples_html.write(run) is None
+    assert samples_html.write(run.path) is None
     assert not (run.path / "samples.html").exists()
 
 
@@ -76,7 +76,7 @@ def test_the_end_of_a_run_shows_where_the_images_are(
     (tmp_path / "shapes").mkdir()
     (tmp_path / "shapes" / "a.png").write_bytes(PNG)
     run.write_rollouts(10, [row(path=str(tmp_path / "shapes" / "a.png"))])
-    run_summary.show(run, {"outcome": "finished", "steps": 10, "seconds": 3.0}, [])
+    run_summary.show(run.path, {"outcome": "finished", "steps": 10, "seconds": 3.0}, [])
     printed = capsys.readouterr().out
     assert "shapes/a.png (48 x 48, 9 tokens)" in printed
     assert "4 [bold]" in printed

@@ -2,27 +2,99 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Literal, Protocol
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from rft_core.errors import OptionsError, PreflightError, Problem, RftError
+from rft.build.engines import choose_engine, make_engine
+from rft.build.models import codec_of
+from rft.build.prompt_data import given_prompts, renderer_for
+from rft.parallel.parallelize import weights_dtype
+from rft.process.machine import Machine
+from rft.run_lifecycle import environment
+from rft.settings import ConformanceSettings
+from rft_core.errors import DataError, OptionsError, PreflightError, Problem, RftError
+from rft_core.keyed_random import derive_key, integers
 from rft_core.packed_tokens import PackedTokens
+from rft_engine.settings import ComparedEnginesSettings, DecodingEngineSettings
+from rft_models.loading.context_length import model_facts
 from rft_models.policy.causal_policy import CausalPolicy
-from rft_trainer.evaluation.logprob_mismatch import VERDICTS, Draw, Measured, NextTokenLogits, Verdict
+from rft_models.policy.load import load_policy
+from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_trainer.data.prompts import PromptRow
+from rft_trainer.evaluation.logprob_mismatch import (
+    VERDICTS,
+    Draw,
+    Limits,
+    Measured,
+    NextTokenLogits,
+    Verdict,
+    limits_of,
+    measure_gap,
+)
 from rft_trainer.protocols import Engine
+from rft_trainer.records.rollouts import Prompt
 
 State = Literal["measured", "absent", "failed"]
 TEMPERATURES = (1.0, 0.7)
 TOP_PS = (1.0, 0.9)
 _ROWS_OF_LOGITS = 256
 
+BUILT_IN = (
+    "Once upon a time",
+    "The capital of France is",
+    "12+34=",
+    "def area(radius):\n    return",
+    "Question: what is 7 times 8?\nAnswer:",
+    '{"name": "Ada", "born":',
+    "1, 1, 2, 3, 5, 8,",
+    "\u5929\u7a7a\u662f\u4ec0\u4e48\u989c\u8272\uff1f",
+)
+"""Prose, a fact, a sum, code, a question, JSON, a series, Chinese: the prompts used when none are given."""
+
+_DRAWN_PROMPTS, _DRAWN_TOKENS = 4, 8
+
 _LIBRARY_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError, OSError)
 """What a library under an engine raises for a model that it cannot run: a row of the table, not the end of the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSet:
+    """The prompts of a comparison, and where they come from."""
+
+    prompts: list[Prompt]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Results of all compared engines, and what they were compared on."""
+
+    results: list[EngineResult]
+    prompts: PromptSet
+    codec: HfTokenizer
+    policy: CausalPolicy
+
+    @property
+    def limits(self) -> Limits:
+        """The gaps that a verdict allows, in nats."""
+        return limits_of(self.policy.dtype)
+
+    @property
+    def model_type(self) -> str:
+        """The architecture, as config.json names it."""
+        return str(self.policy.model.config.model_type)
+
+    @property
+    def dtype(self) -> str:
+        """The type of the weights, such as `float32`."""
+        return str(self.policy.dtype).removeprefix("torch.")
 
 
 class ClosingEngine(Engine, Protocol):
@@ -209,4 +281,132 @@ def _draw_record(result: DrawResult) -> dict[str, object]:
 def _finite(values: dict[str, object]) -> dict[str, object]:
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+    }
+
+
+def compare_engines(settings: ConformanceSettings, machine: Machine, show_status: Callable[[str], None]) -> Comparison:
+    """Compare the engines of the settings with the trainer's forward; `show_status` takes what happens now, as text.
+
+    Raises:
+        OptionsError: several processes, prompts that leave no room for a completion, or no prompts.
+    """
+    _refuse_ranks(machine)
+    codec = codec_of(settings.model)
+    prompts = _prompts(settings, codec)
+    policy = load_policy(
+        settings.model.pretrain, dtype=weights_dtype(settings.model.bf16), device=machine.device, codec=codec
+    ).eval()
+    results = _compare(settings, machine, policy, codec.eos_ids, prompts.prompts, show_status)
+    return Comparison(results, prompts, codec, policy)
+
+
+def _refuse_ranks(machine: Machine) -> None:
+    if machine.ranks.world_size > 1:
+        raise OptionsError(
+            code="conformance.one_process",
+            what=f"{machine.ranks.world_size} processes were started",
+            where="the launcher",
+            why="engines are compared one after another in one process; an engine takes its GPUs by itself",
+            do="rft-train conformance, without torchrun",
+        )
+
+
+def _prompts(settings: ConformanceSettings, codec: HfTokenizer) -> PromptSet:
+    """Return the prompts that are given; without any, the built-in ones."""
+    data, lengths = settings.data, settings.lengths
+    if data.prompt or data.prompt_data:
+        return PromptSet(given_prompts(data, codec, lengths.prompt_max_len), data.prompt_data or "--prompt")
+    room = max(1, model_facts(settings.model.pretrain).max_positions // 2)
+    return _built_in(settings, codec, min(room, lengths.prompt_max_len))
+
+
+def _built_in(settings: ConformanceSettings, codec: HfTokenizer, max_tokens: int) -> PromptSet:
+    """The built-in texts that the tokenizer can write, cut at `max_tokens`; drawn tokens where it can write none."""
+    limit = settings.data.max_samples or len(BUILT_IN)
+    renderer, prompts = renderer_for(settings.data, codec), list[Prompt]()
+    for number, text in enumerate(BUILT_IN):
+        try:
+            row = renderer.render(PromptRow(f"text:{number}", text, None, None, None, "text", number))
+        except DataError as error:
+            if error.problem.code != "text.unknown_character":
+                raise
+            continue
+        if row.token_ids:
+            prompts.append(Prompt(row.prompt_id, row.token_ids[:max_tokens], row.text, None, "text"))
+    if prompts:
+        return PromptSet(prompts[:limit], "built-in texts (--prompt_data gives your own)")
+    drawn = integers(derive_key(settings.output.seed, "prompts"), _DRAWN_PROMPTS * _DRAWN_TOKENS, 0, codec.vocab_size)
+    rows = drawn.reshape(_DRAWN_PROMPTS, _DRAWN_TOKENS)[:, :max_tokens]
+    ids = [tuple(int(token) for token in row) for row in rows]
+    prompts = [Prompt(f"drawn:{i}", row, codec.decode(row), None, "drawn") for i, row in enumerate(ids)]
+    return PromptSet(prompts[:limit], "drawn tokens, since the tokenizer cannot write the built-in texts")
+
+
+def _compare(
+    settings: ConformanceSettings,
+    machine: Machine,
+    policy: CausalPolicy,
+    stop_token_ids: tuple[int, ...],
+    prompts: list[Prompt],
+    show_status: Callable[[str], None],
+) -> list[EngineResult]:
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    response = min(settings.lengths.generate_max_len, model_facts(settings.model.pretrain).max_positions - longest)
+    if response < 1:
+        raise OptionsError(
+            code="conformance.no_room",
+            what=f"the longest prompt has {longest} tokens, and the model places {longest + response}",
+            where="--prompt_data",
+            why="a completion needs room behind its prompt",
+            do=f"--prompt_max_len {max(1, longest + response - 1)}, with prompts that are shorter",
+        )
+    token_ids = [prompt.token_ids for prompt in prompts]
+    keys = [
+        [derive_key(settings.output.seed, "sample", 0, i, j) for j in range(settings.data.n_samples_per_prompt)]
+        for i in range(len(prompts))
+    ]
+    logits, limits = next_token_logits(policy), limits_of(policy.dtype)
+
+    def start(name: str) -> ClosingEngine:
+        show_status(f"{name} starts")
+        engine = make_engine(
+            _one_engine(settings.engine, name), machine, policy, settings.model.pretrain, longest + response
+        )
+        return cast("ClosingEngine", engine)
+
+    def measure(engine: Engine, draw: Draw) -> Measured:
+        show_status(f"draws and scores at temperature {draw.temperature:g}, top-p {draw.top_p:g}")
+        return measure_gap(engine, policy, token_ids, keys, draw, limits=limits, logits=logits, device=machine.device)
+
+    return compare(
+        settings.engine.names,
+        draws(response, stop_token_ids),
+        refuse=lambda name: choose_engine(_one_engine(settings.engine, name), machine.device),
+        start=start,
+        measure=measure,
+    )
+
+
+def _one_engine(settings: ComparedEnginesSettings, name: str) -> DecodingEngineSettings:
+    """The settings of one of the compared engines; the names are known ones."""
+    taken = {item.name: getattr(settings, item.name) for item in fields(settings) if item.name != "engines"}
+    return DecodingEngineSettings(**taken, engine_type=name)  # pyright: ignore[reportArgumentType]
+
+
+def full_record(
+    settings: ConformanceSettings, machine: Machine, comparison: Comparison, prompts: str
+) -> dict[str, Any]:
+    """Every figure with settings and environment, for JSON; `prompts` describes the prompts."""
+    here = environment(machine)
+    with contextlib.suppress(PackageNotFoundError):
+        here["versions"]["vllm"] = version("vllm")
+    return {
+        "model": settings.model.pretrain,
+        "model_type": comparison.model_type,
+        "dtype": comparison.dtype,
+        "prompts": prompts,
+        "settings": asdict(settings),
+        "limits": asdict(comparison.limits),
+        "engines": as_record(comparison.results),
+        "environment": here,
     }

@@ -1,4 +1,4 @@
-"""What replicas and rollouts ahead do not go with is refused by its name; what they do is said in the plan."""
+"""What replicas and rollouts ahead do not go with is refused by its name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rft.build.algorithm import algorithm_record
-from rft.build.async_rollouts import ahead_line, refuse_what_cannot_run_ahead
+from rft.build.async_rollouts import refuse_what_cannot_run_ahead
 from rft.settings import RlSettings
 from rft_core.errors import OptionsError
 from rft_engine.settings import EngineSettings, ReplicaSettings, TrainingSamplingSettings
@@ -55,11 +55,3 @@ def test_what_does_not_is_refused_by_name_with_a_way_out(settings: RlSettings, c
 
 def test_the_first_token_of_its_own_goes_with_whole_samples() -> None:
     refuse(replace(EXACT, sampling=TrainingSamplingSettings(use_fire=True)))
-
-
-def test_the_plan_says_where_samples_are_drawn_and_how_far_ahead() -> None:
-    assert ahead_line(PLAIN) == ""
-    assert ahead_line(TWO) == "2 replicas in processes of their own"
-    assert "up to 1 version older" in ahead_line(AHEAD)
-    assert "depends on the clock" in ahead_line(AHEAD)
-    assert "repeats to the bit" in ahead_line(EXACT)

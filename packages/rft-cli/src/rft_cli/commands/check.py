@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -13,6 +13,9 @@ from rft.resolved import Resolved
 from rft.settings import RlSettings, SftSettings
 from rft_cli.config.resolve import resolve
 from rft_core.errors import OptionsError
+
+if TYPE_CHECKING:  # its module imports torch, and `check eval` needs none
+    from rft.process.machine import Machine
 
 COMMANDS = ("rl", "sft", "eval", "generate")
 USAGE = """usage: rft-train check [rl|sft|eval|generate] [OPTIONS]
@@ -55,50 +58,29 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _check_rl(resolved: Resolved[RlSettings], machine: object) -> None:
-    from rft.build.environment import enter_environment
-    from rft.build.images import codec_with_images
-    from rft.build.rewards import check_reward
-    from rft.build.rl_data import rl_data
-    from rft.process.machine import Machine
+def _check_rl(resolved: Resolved[RlSettings], machine: Machine) -> None:
+    from rft.check import RlCheck
     from rft_cli.pages import run_plan
-    from rft_models.loading.context_length import model_facts
 
-    assert isinstance(machine, Machine)
-    settings = resolved.settings
-    codec = codec_with_images(settings.model, settings.images)
-    model_facts(settings.model.pretrain)
-    with ExitStack() as opened:
-        enter_environment(settings.conversation, codec, opened)
-        data = rl_data(settings, codec, machine.ranks.world_size)
-    run_plan.show_rl(resolved, data, machine)
-    check_reward(settings)
-    _check_save_path(settings.checkpoint.save_path)
-    prompt = data.prompts[0]
-    print(f"prompt {prompt.prompt_id} as the model sees it ({len(prompt.token_ids)} tokens; label {prompt.label!r}):")
-    pieces = [codec.decode([token]) for token in prompt.token_ids]
+    checked = RlCheck.of(resolved.settings, machine.ranks.world_size)
+    run_plan.show_rl(resolved, checked.data, machine)
+    checked.check_reward()
+    _check_save_path(resolved.settings.checkpoint.save_path)
+    prompt, pieces = checked.data.prompts[0], checked.first_prompt()
+    print(f"prompt {prompt.prompt_id} as the model sees it ({len(pieces)} tokens; label {prompt.label!r}):")
     _show_tokens([*pieces, "<response>"], [False] * len(pieces) + [True])
 
 
-def _check_sft(resolved: Resolved[SftSettings], machine: object) -> None:
-    from rft.build.images import codec_with_images
-    from rft.process.machine import Machine
-    from rft.sft import sft_data
+def _check_sft(resolved: Resolved[SftSettings], machine: Machine) -> None:
+    from rft.check import SftCheck
     from rft_cli.pages import run_plan
-    from rft_models.loading.context_length import model_facts
-    from rft_trainer.batches.packing import pack
 
-    assert isinstance(machine, Machine)
-    settings = resolved.settings
-    codec = codec_with_images(settings.model, settings.images)
-    model_facts(settings.model.pretrain)
-    data = sft_data(settings, codec, model_facts(settings.model.pretrain).max_positions)
-    run_plan.show_sft(resolved, data, machine)
-    _check_save_path(settings.checkpoint.save_path)
-    sample = data.samples[0]
+    checked = SftCheck.of(resolved.settings)
+    run_plan.show_sft(resolved, checked.data, machine)
+    _check_save_path(resolved.settings.checkpoint.save_path)
+    sample = checked.data.samples[0]
     print(f"demonstration {sample.sample_id} as the model sees it ({sample.num_tokens} tokens):")
-    mask = [bool(learned) for learned in pack([sample]).loss_mask_T]
-    _show_tokens([codec.decode([token]) for token in sample.token_ids], mask)
+    _show_tokens(*checked.first_sample())
 
 
 def _show_tokens(pieces: Sequence[str], learned: Sequence[bool]) -> None:

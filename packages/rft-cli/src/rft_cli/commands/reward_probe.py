@@ -1,38 +1,20 @@
-"""Test of a reward model by itself: its preferences, and the numerical soundness of its scores."""
+"""Command line of the test of a reward model by itself, which `examples/test_reward_model.py` runs."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
-from rft_algos.statistics import wilson_interval
+from rft.reward_probe import ProbeReport, probe_reward_model
 from rft_cli.commands import arguments
-from rft_core.errors import DataError, OptionsError, PreflightError
-from rft_models.reward_model.loading import load_reward_model
-from rft_models.reward_model.scorer import RewardTextScorer
+from rft_core.errors import OptionsError
 
 USAGE = """usage: python examples/test_reward_model.py --model DIR [--pairs FILE]
 
 Score pairs of responses with a reward model, and say how often it prefers the better one; whether scores are finite,
 the same twice, the same alone as together, and different at all. FILE has JSON lines with prompt (text, or a list of
 messages), chosen and rejected; without it a few sums are scored."""
-
-_SUMS = [(f"{a}+{b}=", str(a + b), str(a + b + 1)) for a, b in ((1, 1), (2, 3), (4, 4), (12, 7), (20, 22), (35, 14))]
-_TOGETHER = 1e-4
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Two responses to one prompt, of which one is better."""
-
-    prompt: str
-    messages: tuple[dict[str, Any], ...]
-    chosen: str
-    rejected: str
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,101 +37,17 @@ def main(argv: Sequence[str]) -> int:
             why="it is a directory with a sequence classifier, or a reward model written here",
             do="--model DIR",
         )
-    scorer = RewardTextScorer(load_reward_model(parsed.values["model"]))
-    pairs = read_pairs(Path(parsed.values["pairs"])) if "pairs" in parsed.values else _sums()
-    chosen, rejected = _scores(scorer, pairs)
-    report = _report(scorer, pairs, chosen, rejected)
-    _show(parsed.values["model"], scorer, report)
+    pairs = Path(parsed.values["pairs"]) if "pairs" in parsed.values else None
+    _show(parsed.values["model"], probe_reward_model(parsed.values["model"], pairs))
     return 0
 
 
-def read_pairs(file: Path) -> list[Pair]:
-    """The rows of a file; `DataError` with file and line for one without prompt, chosen and rejected."""
-    pairs: list[Pair] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            row = json.loads(line)
-            prompt, chosen, rejected = row["prompt"], row["chosen"], row["rejected"]
-            turns = cast("list[dict[str, Any]]", prompt) if isinstance(prompt, list) else []
-            messages = tuple(dict(turn) for turn in turns)
-            if not isinstance(chosen, str) or not isinstance(rejected, str):
-                raise TypeError("chosen and rejected are texts")
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                code="data.pair",
-                what=f"{type(error).__name__}: {error}",
-                where=f"{file}:{number}",
-                why="a line is a JSON object with prompt, chosen and rejected",
-                do=f"correct line {number} of {file}",
-            ) from error
-        text = prompt if isinstance(prompt, str) else "\n".join(str(turn.get("content", "")) for turn in messages)
-        pairs.append(Pair(text, messages, chosen, rejected))
-    return pairs
-
-
-def _sums() -> list[Pair]:
-    return [Pair(prompt, (), chosen, rejected) for prompt, chosen, rejected in _SUMS]
-
-
-def _scores(scorer: RewardTextScorer, pairs: Sequence[Pair]) -> tuple[list[float], list[float]]:
-    """Weighted sums of the heads for chosen and rejected; those of heads without stated weights count once each."""
-    prompts = [pair.prompt for pair in pairs]
-    messages = [pair.messages for pair in pairs]
-    weights = scorer.model.spec.weights or (1.0,) * len(scorer.heads)
-    columns: list[list[float]] = []
-    for texts in ([pair.chosen for pair in pairs], [pair.rejected for pair in pairs]):
-        scores_by_response = scorer.score(prompts, messages, texts)
-        columns.append([])
-        for scores in scores_by_response:
-            if isinstance(scores, str):
-                raise _refused(f"a response has no score: {scores}", "every response of the test needs one")
-            columns[-1].append(sum(w * scores[head] for w, head in zip(weights, scorer.heads, strict=True)))
-    return columns[0], columns[1]
-
-
-def _report(
-    scorer: RewardTextScorer, pairs: Sequence[Pair], chosen: Sequence[float], rejected: Sequence[float]
-) -> dict[str, float]:
-    """Figures by name; `PreflightError` where they cannot be trained on."""
-    everything = [*chosen, *rejected]
-    if not all(map(math.isfinite, everything)):
-        raise _refused("a score is not finite", "it would be a failed reward in every step")
-    spread = max(everything) - min(everything)
-    again = max(map(abs, (a - b for a, b in zip(_scores(scorer, pairs)[0], chosen, strict=True))))
-    alone = max(abs(_scores(scorer, [pair])[0][0] - score) for pair, score in zip(pairs, chosen, strict=True))
-    if spread == 0.0:
-        raise _refused(f"all {len(everything)} scores are {everything[0]:g}", "equal rewards teach nothing")
-    if again > 0.0 or alone > _TOGETHER * max(1.0, *map(abs, everything)):
-        raise _refused(f"scores differ by {again:g} twice, by {alone:g} alone", "a text has one score")
-    right = sum(a > b for a, b in zip(chosen, rejected, strict=True))
-    return {
-        "pairs": len(pairs),
-        "prefers_chosen": right / len(pairs),
-        "mean_margin": sum(a - b for a, b in zip(chosen, rejected, strict=True)) / len(pairs),
-        "lowest": min(everything),
-        "highest": max(everything),
-        "difference_alone": alone,
-    }
-
-
-def _refused(what: str, why: str) -> PreflightError:
-    return PreflightError(
-        code="reward.model_unfit",
-        what=what,
-        where="--model",
-        why=why,
-        do="use another reward model, or other pairs (--pairs FILE)",
-    )
-
-
-def _show(directory: str, scorer: RewardTextScorer, report: dict[str, float]) -> None:
-    spec = scorer.model.spec
-    right = round(report["prefers_chosen"] * report["pairs"])
-    bounds = wilson_interval(right, int(report["pairs"]))
-    print(f"model     {directory}: {', '.join(spec.heads)} on the {spec.pooling} state")
+def _show(directory: str, report: ProbeReport) -> None:
+    figures, bounds = report.figures, report.right_interval
+    print(f"model     {directory}: {', '.join(report.heads)} on the {report.pooling} state")
     print(
-        f"prefers   the chosen response in {right} of {int(report['pairs'])} pairs "
-        f"(95 %: {bounds.low:.3f} to {bounds.high:.3f}), mean margin {report['mean_margin']:.4f}"
+        f"prefers   the chosen response in {report.num_right} of {int(figures['pairs'])} pairs "
+        f"(95 %: {bounds.low:.3f} to {bounds.high:.3f}), mean margin {figures['mean_margin']:.4f}"
     )
-    print(f"scores    {report['lowest']:.4f} to {report['highest']:.4f}, the same twice")
-    print(json.dumps(report))
+    print(f"scores    {figures['lowest']:.4f} to {figures['highest']:.4f}, the same twice")
+    print(json.dumps(figures))

@@ -25,5 +25,5 @@ def train(
     """Train, then show the end page; returns the run directory. `in_place` continues the run in that directory."""
     trained = rl.train(resolved, command, in_place=in_place, front=terminal())
     if trained.summary is not None and show_end:
-        run_summary.show(trained.directory, trained.summary, run_summary.after_training(trained.directory.path))
+        run_summary.show(trained.directory.path, trained.summary, run_summary.after_training(trained.directory.path))
     return trained.directory.path

@@ -26,7 +26,7 @@ def train(
     """Train, then show the end page; returns the run directory. `in_place` continues the run in that directory."""
     trained = sft.train(resolved, command, in_place=in_place, front=terminal())
     if trained.summary is not None and show_end:
-        run_summary.show(trained.directory, trained.summary, _next(trained.directory.path))
+        run_summary.show(trained.directory.path, trained.summary, _next(trained.directory.path))
     return trained.directory.path
 
 

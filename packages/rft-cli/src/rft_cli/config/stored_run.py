@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +10,33 @@ import yaml
 
 from rft_cli.config.schema import schema
 from rft_core.errors import DataError
+
+_OF_TRAINING = (
+    *("pretrain", "temperature", "top_p", "top_k", "min_p"),
+    *("prompt_data", "max_samples", "n_samples_per_prompt", "shuffle_images"),
+)
+"""Settings of a run that say how it trained, not how it is evaluated."""
+
+
+def names_run(argv: Sequence[str]) -> bool:
+    """Return True when the first word is a run in place of the model, as in `rft-train eval RUN`."""
+    return bool(argv) and not argv[0].startswith("-")
+
+
+def with_run(argv: Sequence[str], command: str) -> list[str]:
+    """Replace a run that stands first by the flags that repeat what it did, on its newest checkpoint.
+
+    Flags that are given come last and win. The run's sampling is left out: an evaluation is greedy unless flags say
+    otherwise.
+    """
+    if not names_run(argv):
+        return list(argv)
+    from rft.evaluate import trained_model  # here, so that pages do not wait for torch
+
+    trained = trained_model(Path(argv[0]), asked_by=f"rft-train {command}")
+    values = read_values(trained.run / "config.yaml")
+    kept = {name: value for name, value in values.items() if name not in _OF_TRAINING}
+    return [*as_words(kept, command), "--pretrain", str(trained.model_directory), *argv[1:]]
 
 
 def read_values(config: Path) -> dict[str, Any]:

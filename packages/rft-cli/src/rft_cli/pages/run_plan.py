@@ -4,36 +4,34 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from rft.build.algorithm import algorithm_record
-from rft.build.algorithm import lines as algorithm_lines
-from rft.build.async_rollouts import ahead_line
-from rft.build.engines import choose_engine
-from rft.build.environment import environment_line
-from rft.build.rewards import reward_lines
+from rft.build.images import image_counts
+from rft.build.prompt_data import Prepared
 from rft.build.rl_data import RlData, response_limits
-from rft.parallel.parallelize import strategy_line
-from rft.process.machine import Machine, choose_device
+from rft.process.machine import Machine
 from rft.resolved import Resolved
 from rft.settings import RlSettings, SftSettings
 from rft.sft import SftData
+from rft_cli.pages.run_plan_algorithm import algorithm_lines
+from rft_cli.pages.run_plan_layout import engine_line, strategy_line
 from rft_cli.pages.run_plan_model import model_lines
-from rft_dist.launch.environment import environment_report
+from rft_cli.pages.run_plan_rewards import reward_lines
+
+_MOST_NAMED = 10
+"""Rows left out that are named."""
 
 
 def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, list[str]]]:
     """Titled groups of lines: the resolved plan of an RL run."""
     settings = resolved.settings
     response, longest = response_limits(settings, data.longest_prompt)
-    record = algorithm_record(settings)
     batch = settings.batch
     steps = f"{data.num_steps:,} steps, {data.num_updates:,} optimizer updates"
     if batch.max_steps and data.num_steps == batch.max_steps:
         steps += " (max_steps ends the run before its episodes do)"
     cut = _cut_line(batch.micro_train_batch_size, batch.max_tokens_per_micro_batch, batch.packing_samples)
     return [
-        ("data", [*data.training.lines(), f"held out: {len(data.held_out):,} prompts"]),
+        ("data", [*_training_lines(data.training), f"held out: {len(data.held_out):,} prompts"]),
         ("preparation", [_preparation(settings)]),
         ("batches", [*data.plan.derivation(), steps, cut]),
         (
@@ -43,60 +41,38 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
                 + _capped(settings)
             ],
         ),
-        ("algorithm", algorithm_lines(record, settings)),
-        ("reward", _judges(settings)),
-        (
-            "engine",
-            [_engine_line(settings)],
-        ),
+        ("algorithm", algorithm_lines(settings)),
+        ("reward", reward_lines(settings)),
+        ("engine", [engine_line(settings)]),
         ("layout", [strategy_line(settings.strategy, bf16=settings.model.bf16)]),
         ("saving", [_saving(settings)]),
     ]
 
 
-_EIGHT_BIT_CAPABILITY = (8, 9)
-"""From Ada and Hopper on, GPUs have products of 8-bit floats."""
-
-_ENGINES = {
-    "native": "in this process, with the weights being trained",
-    "hf": "transformers' generate, with the weights being trained",
-    "vllm": "in its own process, its copy of the weights verified after every update",
-    "sglang": "in its own process, its copy of the weights verified after every update",
-}
-
-
-def _judges(settings: RlSettings) -> list[str]:
-    talk = settings.conversation
-    return [environment_line(talk)] if talk.environment else reward_lines(settings)
+def _training_lines(training: Prepared) -> list[str]:
+    """Return sources, lengths, images, and every row that was left out (the first ten by name)."""
+    total = len(training.rendered) + len(training.left_out)
+    longest = max((len(row.token_ids) for row in training.rendered), default=0)
+    fit = f"{len(training.rendered):,} of {total:,} rows fit (longest prompt {longest} tokens)"
+    lines = [*training.loaded.lines(), fit, *_image_lines(training)]
+    if training.left_out:
+        named = ", ".join(f"{name} ({length})" for name, length in training.left_out[:_MOST_NAMED])
+        more = len(training.left_out) - _MOST_NAMED
+        rest = f" and {more} more" if more > 0 else ""
+        lines.append(f"left out, longer than {training.limit} tokens: {named}{rest}")
+    return lines
 
 
-def _engine_line(settings: RlSettings) -> str:
-    choice = choose_engine(settings.engine, choose_device(settings.model.device, 0))
-    how = _ENGINES[choice.name]
-    strategy = settings.strategy
-    if choice.name == "native" and (strategy.fsdp or strategy.zero_stage):
-        how = "in this process, its whole copy of the weights verified after every update"
-    if ahead := ahead_line(settings):
-        how = f"{ahead}; their copies of the weights verified after every load"
-    sleep = "gives its memory back between rollouts" if settings.engine.enable_engine_sleep else "keeps its memory"
-    if settings.ahead.max_staleness:
-        sleep = "never sleeps"
-    elif settings.engine.enable_engine_sleep and not choice.can_sleep:
-        sleep = "stays awake, because vLLM's CPU build cannot sleep"
-    rows = f"at most {settings.engine.engine_max_rows} sequences at once"
-    eager = "; without CUDA graphs" if settings.engine.engine_enforce_eager else ""
-    return f"{choice.name} ({choice.why}): {how}; {rows}; {sleep}{eager}{_eight_bits(settings)}"
-
-
-def _eight_bits(settings: RlSettings) -> str:
-    """Return the hint on 8-bit rounding of the engine's matrices, where it is possible and was not asked for."""
-    device = choose_device(settings.model.device, 0)
-    engine = choose_engine(settings.engine, device).name
-    if engine != "vllm" or device == "cpu" or settings.engine.engine_fp8:
-        return ""
-    if torch.cuda.get_device_capability() < _EIGHT_BIT_CAPABILITY:
-        return ""
-    return "; this GPU multiplies 8-bit floats: --engine_fp8 --off_policy_correction tis would decode faster"
+def _image_lines(training: Prepared) -> list[str]:
+    counts = image_counts(training.rendered)
+    if counts is None:
+        return []
+    low, high = counts.tokens_an_image
+    span = f"{low:.0f} to {high:.0f}" if low < high else f"{low:.0f}"
+    return [
+        f"{counts.num_images:,} images in {counts.num_rows:,} of {len(training.rendered):,} rows, {span} features "
+        f"(tokens) each; longest prompt with images {counts.longest_row} tokens"
+    ]
 
 
 def _counted(number: int, one: str, many: str) -> str:
@@ -145,7 +121,7 @@ def sft_lines(resolved: Resolved[SftSettings], data: SftData) -> list[tuple[str,
     left_out = [f"left out, too long: {len(data.left_out):,} demonstrations"] if data.left_out else []
     size = min(chosen.train_batch_size, len(data.samples))
     return [
-        ("data", [*data.training.lines(), *left_out, _held_out_line(settings, data)]),
+        ("data", [*_training_lines(data.training), *left_out, _held_out_line(settings, data)]),
         ("preparation", [_preparation(settings)]),
         (
             "batches",
@@ -187,7 +163,7 @@ def _show(groups: list[tuple[str, list[str]]], resolved: Resolved[Any], machine:
     print(f"{'machine':<12} {machine.describe()}")
     for line in machine.preflight:
         print(f"{'ranks':<12} {line}")
-    for name, value, effect in environment_report():
+    for name, value, effect in machine.environment():
         print(f"{'environment':<12} {name}={value}: {effect}")
     for note in [*resolved.notes, *_without_effect_on(machine, resolved)]:
         print(f"{'note':<12} {note}")

@@ -1,15 +1,10 @@
-"""Model's part of the plan page: kernels, memory, precision, and weights that are not trained."""
+"""Model's part of the plan page: adapters, kernels, memory, precision, and weights that are not trained."""
 
 from __future__ import annotations
 
-from rft.build.lora import adapter_lines
-from rft.build.models import checkpointing_of, freezing_of
-from rft.parallel.parallelize import weights_dtype
+from rft.build.lora import preview_adapters
+from rft.build.models import ModelPreview, preview_model
 from rft.process.machine import Machine, bfloat16_arithmetic
-from rft_models.attention.kernels import describe_attention
-from rft_models.layers.moe_router import router_facts
-from rft_models.loading.context_length import model_facts
-from rft_models.policy import freezing
 from rft_models.settings import AdapterSettings, ModelSettings
 
 
@@ -22,13 +17,17 @@ def model_lines(
         OptionsError: what is to be frozen does not exist, leaves nothing to train, or there are no routers to balance;
             no layer has the name of a target module.
     """
+    adapters = preview_adapters(adapter, settings.pretrain)
+    if adapters and needs_reference:
+        adapters.append("the reference is the policy with its adapters disabled: no second model is loaded")
+    model = preview_model(settings, machine.device)
     return [
-        ("adapters", adapter_lines(adapter, settings.pretrain, needs_reference=needs_reference)),
+        ("adapters", adapters),
         ("weights", _weights(settings, machine)),
-        ("attention", [_attention(settings, machine)]),
-        ("memory", _memory(settings)),
-        ("frozen", _frozen(settings)),
-        ("routers", _routers(settings)),
+        ("attention", [model.attention]),
+        ("memory", [f"gradient checkpointing {model.checkpointing}"] if model.checkpointing else []),
+        ("frozen", model.frozen.lines() if model.frozen else []),
+        ("routers", _routers(settings, model)),
     ]
 
 
@@ -41,26 +40,9 @@ def _weights(settings: ModelSettings, machine: Machine) -> list[str]:
     return [lost, how] if how else [lost]
 
 
-def _attention(settings: ModelSettings, machine: Machine) -> str:
-    facts = model_facts(settings.pretrain)
-    kind = facts.model_type
-    dtype = weights_dtype(settings.bf16)
-    return describe_attention(kind, machine.device, dtype, flash_attn=settings.flash_attn, text_type=facts.text_type)
-
-
-def _memory(settings: ModelSettings) -> list[str]:
-    chosen = checkpointing_of(settings)
-    return [f"gradient checkpointing {chosen}"] if chosen else []
-
-
-def _frozen(settings: ModelSettings) -> list[str]:
-    rules = freezing_of(settings)
-    return freezing.preview(settings.pretrain, rules).lines() if rules.freezes else []
-
-
-def _routers(settings: ModelSettings) -> list[str]:
-    if not settings.aux_loss_coef:
+def _routers(settings: ModelSettings, model: ModelPreview) -> list[str]:
+    if model.router is None:
         return []
-    moe = router_facts(settings.pretrain)
-    loss = f"{settings.aux_loss_coef:g} x load-balancing loss of {moe.num_experts} experts, {moe.num_choices} a token"
+    experts = f"{model.router.num_experts} experts, {model.router.num_choices} a token"
+    loss = f"{settings.aux_loss_coef:g} x load-balancing loss of {experts}"
     return [f"{loss}; a step of several micro-batches counts them first, in one more forward of the backbone"]

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rft_algos.statistics import paired_difference_interval
+from rft.evaluate import change_interval
 from rft_cli.pages import samples_html
-from rft_trainer.runs.directory import RunDirectory
+from rft_trainer.runs.reader import RunFiles, read_run, rows
 
 _WIDTH = 60
 _MEASURED = {
@@ -27,26 +27,27 @@ _MEASURED = {
 _SHARES = ("accuracy", "call_share", "well_formed_share")
 
 
-def show(directory: RunDirectory, summary: Mapping[str, Any], next_commands: Sequence[tuple[str, str]]) -> None:
-    """Print the page to standard output."""
+def show(path: Path, summary: Mapping[str, Any], next_commands: Sequence[tuple[str, str]]) -> None:
+    """Print the page of the run at `path` to standard output."""
+    run = read_run(path)
     console = Console(highlight=False, soft_wrap=False)
     console.print()
     evaluations = summary.get("eval", {})
     if "before" in evaluations and "after" in evaluations:
-        console.print(_before_after(directory, evaluations))
+        console.print(_before_after(run, evaluations))
         if "best_step" in evaluations["after"]:
             console.print(
                 f"the weights are those of step {evaluations['after']['best_step']}, the lowest held-out loss"
             )
-    samples = _last_samples(directory, 3)
+    samples = _last_samples(run, 3)
     if samples:
-        console.print(_samples(samples, directory.rollouts_directory))
+        console.print(_samples(samples, run.rollout_files[-1].parent))
     minutes, seconds = divmod(round(float(summary.get("seconds", 0.0))), 60)
     console.print(
         f"{summary['outcome']} after {summary.get('steps', 0)} steps, {minutes} min {seconds:02d} s", markup=False
     )
-    console.print(f"run directory: {directory.path}", markup=False)
-    page = samples_html.write(directory)
+    console.print(f"run directory: {path}", markup=False)
+    page = samples_html.write(path)
     if page is not None:
         console.print(f"sampled answers with their images: {page}", markup=False, soft_wrap=True)
     console.print("\nnext:", markup=False)
@@ -55,7 +56,7 @@ def show(directory: RunDirectory, summary: Mapping[str, Any], next_commands: Seq
         console.print(f"      {purpose}", markup=False, soft_wrap=True)
 
 
-def _before_after(directory: RunDirectory, evaluations: Mapping[str, Any]) -> Table:
+def _before_after(run: RunFiles, evaluations: Mapping[str, Any]) -> Table:
     before, after = evaluations["before"], evaluations["after"]
     table = Table(
         title=f"held out: {after.get('n', '?')} problems" if "n" in after else "held out", title_justify="left"
@@ -67,9 +68,7 @@ def _before_after(directory: RunDirectory, evaluations: Mapping[str, Any]) -> Ta
             is_share = key in _SHARES
             shown = "{:.1%}" if is_share else "{:.4f}"
             change = f"{after[key] - before[key]:+.1%}" if is_share else f"{after[key] - before[key]:+.4f}"
-            table.add_row(
-                label, shown.format(before[key]), shown.format(after[key]), change + _interval(directory, key)
-            )
+            table.add_row(label, shown.format(before[key]), shown.format(after[key]), change + _interval(run, key))
     return table
 
 
@@ -80,41 +79,35 @@ def _is_told(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> b
     return key != "call_share" or before[key] > 0 or after[key] > 0
 
 
-def _interval(directory: RunDirectory, key: str) -> str:
+def _interval(run: RunFiles, key: str) -> str:
     """The paired 95 % interval of the change, where both evaluations kept a number a prompt."""
     column = {"accuracy": "correct", "reward": "rewards"}.get(key)
-    rows = {row.get("name"): row for row in directory.read_evaluations().rows}
-    if column is None or not all(rows.get(name, {}).get(column) for name in ("before", "after")):
+    named = {row.get("name"): row for row in run.evaluations}
+    if column is None or not all(named.get(name, {}).get(column) for name in ("before", "after")):
         return ""
-    pairs = [
-        (float(a), float(b))
-        for a, b in zip(rows["before"][column], rows["after"][column], strict=True)
-        if a is not None and b is not None
-    ]
-    if len(pairs) < 2:
+    interval = change_interval(named["before"][column], named["after"][column])
+    if interval is None:
         return ""
-    interval = paired_difference_interval([a for a, _ in pairs], [b for _, b in pairs])
     scale, unit = (100.0, " points") if key == "accuracy" else (1.0, "")
     return f"  (95 %: {scale * interval.low:+.3g} to {scale * interval.high:+.3g}{unit})"
 
 
-def _last_samples(directory: RunDirectory, number: int) -> list[dict[str, Any]]:
+def _last_samples(run: RunFiles, number: int) -> list[dict[str, Any]]:
     """Sampled answers of the last step that kept some: the best, the worst, and one between."""
-    steps = directory.rollout_steps()
-    rows = [r for r in directory.read_rollouts(steps[-1]).rows if r.get("reward") is not None] if steps else []
-    ordered = sorted(rows, key=lambda row: row["reward"])
+    kept = rows(run.rollout_files[-1]) if run.rollout_files else []
+    ordered = sorted((row for row in kept if row.get("reward") is not None), key=lambda row: row["reward"])
     if len(ordered) <= number:
         return ordered
     return [ordered[round(i * (len(ordered) - 1) / (number - 1))] for i in range(number)]
 
 
-def _samples(rows: Sequence[Mapping[str, Any]], directory: Path) -> Table:
+def _samples(samples: Sequence[Mapping[str, Any]], directory: Path) -> Table:
     """Prompts, answers and rewards, and where the images are if there are any."""
-    images = [samples_html.image_words(row, directory) for row in rows]
+    images = [samples_html.image_words(row, directory) for row in samples]
     table = Table(title="sampled answers of the last recorded step", title_justify="left")
     for column in (*(("image",) if any(images) else ()), "prompt", "answer", "wanted", "reward"):
         table.add_column(column, justify="right" if column == "reward" else "left", overflow="fold")
-    for row, seen in zip(rows, images, strict=True):
+    for row, seen in zip(samples, images, strict=True):
         cells = [_short(row["prompt"]), _short(row["response"]), _short(str(row["label"])), f"{row['reward']:.3g}"]
         table.add_row(*([escape(seen)] if any(images) else []), *cells)
     return table

@@ -13,9 +13,9 @@ from typing import Any
 
 from rft_core.durable_files import replace_text
 from rft_trainer.data.image_headers import media_type
-from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.image_entries import entries_of, image_path
-from rft_trainer.runs.reader import SAMPLES_PAGE
+from rft_trainer.runs.reader import SAMPLES_PAGE, read_run
+from rft_trainer.runs.reader import rows as rows_of
 
 _LARGEST_HELD = 1 << 20
 """Bytes of an image that the page holds; a larger one is a link."""
@@ -28,18 +28,18 @@ figure{margin:0 0 .5rem}figcaption,.dim{color:#68748a;font-size:13px;overflow-wr
 @media (prefers-color-scheme:dark){body{background:#12161d;color:#e4e8ef}td,th,img{border-color:#303846}}"""
 
 
-def write(directory: RunDirectory) -> Path | None:
+def write(run: Path) -> Path | None:
     """The page of the last step whose rollouts were kept; None where its rows hold no images.
 
     Raises:
         StorageError: the disk refuses.
     """
-    steps = directory.rollout_steps()
-    rows = list(directory.read_rollouts(steps[-1]).rows[:_MOST_ROWS]) if steps else []
+    files = read_run(run).rollout_files
+    rows = rows_of(files[-1])[:_MOST_ROWS] if files else []
     if not any(entries_of(row) for row in rows):
         return None
-    file = directory.path / SAMPLES_PAGE
-    replace_text(file, _page(directory, steps[-1], rows))
+    file = run / SAMPLES_PAGE
+    replace_text(file, _page(run, files[-1], rows))
     return file
 
 
@@ -60,14 +60,15 @@ def _measures(entry: Mapping[str, Any]) -> str:
     return f"({sides}, {entry['tokens']} tokens)" if entry.get("tokens") else f"({sides})"
 
 
-def _page(directory: RunDirectory, step: int, rows: Sequence[Mapping[str, Any]]) -> str:
-    name = html.escape(directory.path.resolve().name)
+def _page(run: Path, file: Path, rows: Sequence[Mapping[str, Any]]) -> str:
+    name = html.escape(run.resolve().name)
     head = f"<!doctype html><html lang=en><meta charset=utf-8><title>{name}: samples</title><style>{_STYLE}</style>"
     titles = "".join(f"<th>{title}" for title in ("images", "prompt", "answer", "wanted", "reward"))
-    body = "\n".join(_row(row, directory.rollouts_directory) for row in rows)
+    step = int(file.stem.removeprefix("step_"))
+    body = "\n".join(_row(row, file.parent) for row in rows)
     return (
         f"{head}\n<h1>{name}</h1><p class=dim>{len(rows)} sampled answers of step {step}; "
-        f"all that was kept is in rollouts/step_{step:06d}.jsonl\n<table><tr>{titles}\n{body}\n</table></html>\n"
+        f"all that was kept is in rollouts/{file.name}\n<table><tr>{titles}\n{body}\n</table></html>\n"
     )
 
 

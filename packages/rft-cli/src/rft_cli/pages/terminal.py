@@ -13,7 +13,6 @@ from rft_cli.diagnostics.notices import show_notices
 from rft_cli.pages import run_plan
 from rft_cli.pages.live_panel import LivePanel, PanelSink
 from rft_core.errors import RftError
-from rft_trainer.metrics.sink import Sink
 from rft_trainer.settings.run import RunSettings
 
 _PLANS = {"rl": run_plan.show_rl, "sft": run_plan.show_sft}
@@ -34,7 +33,7 @@ def _show_plan(resolved: Resolved[Any], data: Any, machine: Machine) -> None:
     _PLANS[resolved.command](resolved, data, machine)
 
 
-def _make_sinks(run: RunSettings, num_steps: int) -> list[Sink]:
+def _make_sinks(run: RunSettings, num_steps: int) -> list[PanelSink]:
     return [PanelSink(LivePanel(log_interval=run.log_interval), num_steps)]
 
 

@@ -107,20 +107,6 @@ def rollout_queue(
     )
 
 
-def ahead_line(settings: RlSettings) -> str:
-    """Return the engines' processes and the allowed staleness as text; empty where neither is set."""
-    ahead, replicas = settings.ahead, settings.replicas.engine_replicas
-    line = f"{replicas} replicas in processes of their own" if replicas > 1 else ""
-    if ahead.max_staleness:
-        line = line or "1 process of its own"
-        versions = "version" if ahead.max_staleness == 1 else "versions"
-        how = "drawn whole by exactly that one, so that the run repeats to the bit"
-        if not ahead.async_deterministic:
-            how = "running samples go on under new weights; which token falls to which version depends on the clock"
-        line += f"; rollouts run ahead: up to {ahead.max_staleness} {versions} older than what is trained, {how}"
-    return line
-
-
 def close_engines(training: RlLoop) -> None:
     """End the processes of replicas and the threads that feed on them, where there are any."""
     if training.ahead is not None:

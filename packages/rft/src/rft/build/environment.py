@@ -133,9 +133,6 @@ def opened_data(data: RlData, environment: ChosenEnvironment | None) -> RlData:
     return replace(data, prompts=environment.opened(data.prompts), held_out=environment.opened(data.held_out))
 
 
-def environment_line(settings: EvalEnvironmentSettings) -> str:
-    """Return the environment's line of the plan."""
-    turn = "" if settings.turn_max_len is None else f" of at most {settings.turn_max_len:,} tokens"
-    own = not has_processes(settings.environment)
-    where = "in this process" if own else f"in {settings.environment_workers} process(es) that can be killed"
-    return f"{settings.environment} {where}: at most {settings.max_turns} turns{turn}; it says what each turn earns"
+def runs_in_processes(settings: EvalEnvironmentSettings) -> bool:
+    """Return True for an environment that runs in processes of its own, which can be killed."""
+    return has_processes(settings.environment)

@@ -19,7 +19,6 @@ from rft_trainer.data.images import ImageColumn, RowImage, images_of
 from rft_trainer.data.prompts import PromptRow
 from rft_trainer.data.readers.rows import Row
 from rft_trainer.data.rendering import RenderedPrompt
-from rft_trainer.records.rollouts import TrainingSample
 from rft_trainer.settings.images import ControlledImageSettings, GenerateImageSettings, ImageSettings
 from rft_trainer.tasks.shuffled_images import shuffle_images
 
@@ -90,20 +89,31 @@ def _refused(kind: str, what: str, why: str, do: str) -> OptionsError:
     return OptionsError(code=f"images.{kind}", what=f"{what} beside images_key", where="--images_key", why=why, do=do)
 
 
-def image_lines(rendered: Sequence[RenderedPrompt | TrainingSample]) -> list[str]:
-    """Return the plan's line on images: their number and their tokens; an empty list without any."""
-    media_of_rows = [row.media for row in rendered if row.media is not None]
-    if not media_of_rows:
-        return []
-    images = sum(media.num_images for media in media_of_rows)
-    features = [media.num_tokens / media.num_images for media in media_of_rows]
-    span = f"{min(features):.0f} to {max(features):.0f}" if min(features) < max(features) else f"{features[0]:.0f}"
-    longest = max(len(row.token_ids) for row in rendered if row.media is not None)
-    kind = "prompt" if isinstance(rendered[0], RenderedPrompt) else "demonstration"
-    return [
-        f"{images:,} images in {len(media_of_rows):,} of {len(rendered):,} rows, {span} features (tokens) each; "
-        f"longest {kind} with images {longest} tokens"
-    ]
+@dataclass(frozen=True, slots=True)
+class ImageCounts:
+    """Number and tokens of the images of rendered rows."""
+
+    num_images: int
+    num_rows: int
+    """With images."""
+    tokens_an_image: tuple[float, float]
+    """Fewest and most, each the mean of a row."""
+    longest_row: int
+    """Tokens of the longest row with images."""
+
+
+def image_counts(rendered: Sequence[RenderedPrompt]) -> ImageCounts | None:
+    """Count the images of the rows, and their tokens; None without any."""
+    rows = [(row.media, len(row.token_ids)) for row in rendered if row.media is not None]
+    if not rows:
+        return None
+    means = [media.num_tokens / media.num_images for media, _ in rows]
+    return ImageCounts(
+        num_images=sum(media.num_images for media, _ in rows),
+        num_rows=len(rows),
+        tokens_an_image=(min(means), max(means)),
+        longest_row=max(length for _, length in rows),
+    )
 
 
 def given_images(images: GenerateImageSettings, prompt: str) -> tuple[RowImage, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -122,16 +123,35 @@ def make_judge(settings: RlSettings | EvalSettings, machine: Machine) -> JudgeRe
     return JudgeReward(judge, template, verdict, seed=seed)
 
 
-def judge_line(settings: RlSettings) -> list[str]:
-    """Return the judge's line of the plan; raises `OptionsError` as `make_judge` does."""
+@dataclass(frozen=True, slots=True)
+class JudgeFacts:
+    """A judge as its settings describe it, before anything is loaded."""
+
+    model: str
+    """Directory, or the name that the server knows."""
+    url: str
+    """Empty for a model of this process."""
+    template_name: str
+    """File of the question; empty for the built-in one."""
+    low: float
+    high: float
+    """Answers from `low` to `high` become scores from 0 to 1."""
+
+
+def judge_facts(settings: RlSettings) -> JudgeFacts | None:
+    """Return the judge of the settings, if they name one; raises `OptionsError` as `make_judge` does."""
     chosen = settings.judge
     if not (chosen.judge_pretrain or chosen.judge_url):
-        return []
+        return None
     template_of(chosen)
-    low, high = verdict_of(chosen).low, verdict_of(chosen).high
-    who = f"{chosen.judge_model} at {chosen.judge_url}" if chosen.judge_url else f"{chosen.judge_pretrain}, held here"
-    asked = Path(chosen.judge_template).name if chosen.judge_template else "the short question"
-    return [f"judge: {who}, greedy, {asked}, {low:g} to {high:g} become 0 to 1"]
+    verdict = verdict_of(chosen)
+    return JudgeFacts(
+        model=chosen.judge_model if chosen.judge_url else chosen.judge_pretrain,
+        url=chosen.judge_url,
+        template_name=Path(chosen.judge_template).name if chosen.judge_template else "",
+        low=verdict.low,
+        high=verdict.high,
+    )
 
 
 def template_of(settings: JudgeSettings) -> JudgeTemplate:

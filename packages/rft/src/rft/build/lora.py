@@ -1,4 +1,4 @@
-"""LoRA from settings: the base weights' directory, the adapters' initial values, the plan's lines."""
+"""LoRA from settings: the base weights' directory, the adapters' initial values, and a preview of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rft.checkpoints.writer import ResumePoint
 from rft_core.errors import CheckpointError, DataError
 from rft_models.critic.causal_critic import CausalCritic
 from rft_models.lora import files
-from rft_models.lora.adapters import AdapterRules, refuse_beside
+from rft_models.lora.adapters import AdapterRules, preview, refuse_beside
 from rft_models.policy.adaptation import add_adapters
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.settings import AdapterSettings, ModelSettings
@@ -98,21 +98,14 @@ def _folder(restored: ResumePoint) -> Path:
     )
 
 
-def adapter_lines(settings: AdapterSettings, pretrain: str, *, needs_reference: bool) -> list[str]:
-    """Return the plan's lines on adapters, from the configuration alone, before anything is loaded.
+def preview_adapters(settings: AdapterSettings, pretrain: str) -> list[str]:
+    """Return the adapters' number, kind and layers in lines, from the configuration alone; empty without adapters.
 
     Raises:
         OptionsError: a target module that no linear layer has.
     """
     rules = rules_of(settings)
-    if rules is None:
-        return []
-    from rft_models.lora.adapters import preview
-
-    lines: list[str] = preview(pretrain, rules)
-    if needs_reference:
-        lines.append("the reference is the policy with its adapters disabled: no second model is loaded")
-    return lines
+    return [] if rules is None else preview(pretrain, rules)
 
 
 def quantization(settings: AdapterSettings) -> dict[str, Any]:

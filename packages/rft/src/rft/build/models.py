@@ -1,10 +1,16 @@
-"""Arguments of model loading from settings: tokenizer, head chunks, checkpointing, freezing."""
+"""Models from settings: the arguments of their loading, and what their configuration says before they are loaded."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from rft.parallel.parallelize import weights_dtype
+from rft_models.attention.kernels import describe_attention
 from rft_models.families.custom import load_model_code
 from rft_models.layers.gradient_checkpointing import Checkpointing
-from rft_models.policy.freezing import FreezeRules
+from rft_models.layers.moe_router import Router, router_facts
+from rft_models.loading.context_length import model_facts
+from rft_models.policy.freezing import FreezeReport, FreezeRules, preview
 from rft_models.settings import ModelSettings, WeightsSettings
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_models.vision.processor import load_processor
@@ -31,3 +37,38 @@ def checkpointing_of(settings: ModelSettings) -> Checkpointing | None:
 def freezing_of(settings: ModelSettings) -> FreezeRules:
     """Return the rules of the parameters that are not trained."""
     return FreezeRules.of(settings.freeze_prefix, settings.train_only_tokens_from)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPreview:
+    """A model as its configuration and its settings describe it; no weights are loaded."""
+
+    attention: str
+    """The kernel, in words."""
+    checkpointing: Checkpointing | None
+    frozen: FreezeReport | None
+    """None where every weight is trained."""
+    router: Router | None
+    """None where no load-balancing loss is asked for."""
+
+
+def preview_model(settings: ModelSettings, device: str) -> ModelPreview:
+    """Read the model's configuration.
+
+    Raises:
+        OptionsError: what is to be frozen does not exist, leaves nothing to train, or there are no routers to balance.
+    """
+    facts, rules = model_facts(settings.pretrain), freezing_of(settings)
+    attention = describe_attention(
+        facts.model_type,
+        device,
+        weights_dtype(settings.bf16),
+        flash_attn=settings.flash_attn,
+        text_type=facts.text_type,
+    )
+    return ModelPreview(
+        attention=attention,
+        checkpointing=checkpointing_of(settings),
+        frozen=preview(settings.pretrain, rules) if rules.freezes else None,
+        router=router_facts(settings.pretrain) if settings.aux_loss_coef else None,
+    )

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from rft.build.images import ImageReading, image_lines
+from rft.build.images import ImageReading, given_images, row_images
 from rft_core.errors import DataError, OptionsError
 from rft_core.keyed_random import derive_key, permutation
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.media_cache import MediaCodec, MediaStore
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.data.prefetch import Prefetcher
-from rft_trainer.data.prompts import PromptRow, content_hash
+from rft_trainer.data.prompts import PromptRow, content_hash, prompts_from_rows
+from rft_trainer.data.readers.formats import read_rows
 from rft_trainer.data.rendering import PromptRenderer, RenderedPrompt
 from rft_trainer.data.sources import LoadedPrompts, load_prompts, parse_sources, source_sizes
 from rft_trainer.records.rollouts import Prompt, TrainingSample
-from rft_trainer.settings.data import PromptTextSettings, TrainRowsSettings
+from rft_trainer.settings.data import GenerateDataSettings, PromptTextSettings, TrainRowsSettings
+from rft_trainer.settings.images import GenerateImageSettings
 
 _CHUNK = 256
 _NO_IMAGES = ImageReading()
+_NO_GIVEN_IMAGES = GenerateImageSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +38,6 @@ class Prepared:
     loaded: LoadedPrompts
     mixture: Mixture
     data_hash: str
-
-    def lines(self) -> list[str]:
-        """Return the plan's lines: sources, lengths, and every row that was left out (the first ten by name)."""
-        total = len(self.rendered) + len(self.left_out)
-        longest = max((len(r.token_ids) for r in self.rendered), default=0)
-        fit = f"{len(self.rendered):,} of {total:,} rows fit (longest prompt {longest} tokens)"
-        lines = [*self.loaded.lines(), fit, *image_lines(self.rendered)]
-        if self.left_out:
-            named = ", ".join(f"{name} ({length})" for name, length in self.left_out[:10])
-            more = f" and {len(self.left_out) - 10} more" if len(self.left_out) > 10 else ""
-            lines.append(f"left out, longer than {self.limit} tokens: {named}{more}")
-        return lines
 
     def mixture_of(self, prompt_ids: Sequence[str]) -> Mixture:
         """Return the mixture by which an epoch visits these rows, in their order (source after source)."""
@@ -158,6 +150,45 @@ def read_held_out(
             do=f"--prompt_max_len {length}",
         )
     return tuple(kept)
+
+
+def given_prompts(
+    data: GenerateDataSettings,
+    codec: HfTokenizer,
+    prompt_max_len: int,
+    images: GenerateImageSettings = _NO_GIVEN_IMAGES,
+) -> list[Prompt]:
+    """The one prompt that is given as text, or those of a file.
+
+    Raises:
+        OptionsError: both or neither are given, or a prompt has more than `prompt_max_len` tokens.
+    """
+    if bool(data.prompt) == bool(data.prompt_data):
+        raise OptionsError(
+            code="generate.one_source",
+            what="both prompt and prompt_data are given" if data.prompt else "neither prompt nor prompt_data is given",
+            where="--prompt, --prompt_data",
+            why="the prompts come from one place: a text, or the rows of a file",
+            do="--prompt 'your text'",
+        )
+    if data.prompt:
+        rows = [PromptRow("prompt:0", data.prompt, None, None, None, "prompt", 0, given_images(images, data.prompt))]
+    else:
+        table = read_rows(data.prompt_data, split=data.prompt_split or None)
+        column = row_images(images, 0).column
+        rows = prompts_from_rows(table, source=Path(data.prompt_data).stem, input_key=data.input_key, images=column)
+    rows = rows[: data.max_samples] if data.max_samples else rows
+    rendered = [renderer_for(data, codec).render(row) for row in rows]
+    too_long = [r for r in rendered if len(r.token_ids) > prompt_max_len]
+    if too_long:
+        raise OptionsError(
+            code="generate.prompt_too_long",
+            what=f"{too_long[0].prompt_id} has {len(too_long[0].token_ids)} tokens, prompt_max_len = {prompt_max_len}",
+            where="--prompt_max_len",
+            why="a prompt is used whole or not at all",
+            do=f"--prompt_max_len {max(len(r.token_ids) for r in too_long)}",
+        )
+    return as_prompts(rendered)
 
 
 def hold_out(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from rft.build.judge import judge_line, make_judge, remote_judge
+from rft.build.judge import JudgeFacts, judge_facts, make_judge, remote_judge
 from rft.build.reward_checks import has_images, require_image_rewards
 from rft.decoder_sizes import model_sizes
 from rft.parallel.parallelize import weights_dtype
@@ -30,7 +31,6 @@ from rft_trainer.rewards.reward_model import ModelReward
 from rft_trainer.settings.rewards import RewardModelSettings
 
 _SHARE_OF_GPU = 0.1
-_GIB = 1 << 30
 
 
 def build_reward(settings: RlSettings | EvalSettings, machine: Machine, *, function: Reward | None = None) -> Reward:
@@ -78,37 +78,61 @@ def check_reward(settings: RlSettings) -> None:
         remote_judge(settings).close()
 
 
-def reward_lines(settings: RlSettings) -> list[str]:
-    """Return the reward's lines of the plan of a run.
+@dataclass(frozen=True, slots=True)
+class RewardModelFacts:
+    """A reward model of this process, read from its files without its weights."""
+
+    name: str
+    directory: str
+    num_bytes: int
+    heads: Mapping[str, float]
+    """The weight of each head."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFacts:
+    """The parts of a run's reward, before anything is loaded."""
+
+    function: str
+    """Name of the function; empty without one."""
+    models: tuple[RewardModelFacts, ...]
+    models_stay: bool
+    """On the device between their phases."""
+    device: str
+    servers: tuple[NamedPlace, ...]
+    judge: JudgeFacts | None
+    weights: Mapping[str, float] | None
+    """Of the parts by name; None where all count once."""
+    num_parts: int
+
+
+def reward_facts(settings: RlSettings) -> RewardFacts:
+    """Return the parts of the reward that the settings name.
 
     Raises:
         OptionsError: as `build_reward`; no weight is read and no server is asked.
         DataError: a directory that is no reward model or judge.
     """
-    chosen, name, lines = settings.reward, function_name(settings), list[str]()
     names = _names(settings)
     _refuse_equal_names(names)
     require_image_rewards(settings)
-    if name:
-        processes = f"{chosen.reward_workers} process{'es' if chosen.reward_workers > 1 else ''}"
-        lines.append(f"{name}, {processes}, {chosen.reward_timeout:g} s a response")
     device = choose_device(settings.model.device, 0)
-    lines += _model_lines(settings, device)
-    models = settings.reward_models
-    for server in server_places(models):
-        lines.append(
-            f"{server.name}: {server.place}, {models.remote_rm_batch_size} responses a request, "
-            f"{models.remote_rm_concurrency} requests at once, {models.remote_rm_timeout:g} s each"
-        )
-    lines += judge_line(settings)
-    weights = weights_of(chosen)
-    if weights is not None:
-        lines.append("the sum of " + " + ".join(f"{weight:g} x {part}" for part, weight in weights.items()))
-    elif len(names) > 1:
-        lines.append("the sum of these")
-    if chosen.shuffle_rewards:
-        lines[-1] += ", shuffled within each group (control)"
-    return lines
+    directories = model_places(settings.reward_models)
+    weights = weights_of(settings.reward)
+    models = tuple(
+        RewardModelFacts(named.name, named.place, _num_bytes(settings, named), heads_of(named, weights))
+        for named in directories
+    )
+    return RewardFacts(
+        function=function_name(settings),
+        models=models,
+        models_stay=not directories or _held(settings, directories, device),
+        device=device,
+        servers=tuple(server_places(settings.reward_models)),
+        judge=judge_facts(settings),
+        weights=weights,
+        num_parts=len(names),
+    )
 
 
 def _names(settings: RlSettings) -> list[str]:
@@ -192,27 +216,6 @@ def _held(settings: RlSettings | EvalSettings, models: Sequence[NamedPlace], dev
 
 def _num_bytes(settings: RlSettings | EvalSettings, model: NamedPlace) -> int:
     return model_sizes(Path(model.place))[0].parameters * (2 if settings.model.bf16 else 4)
-
-
-def _model_lines(settings: RlSettings, device: str) -> list[str]:
-    directories = model_places(settings.reward_models)
-    if not directories:
-        return []
-    stays = _held(settings, directories, device)
-    lines: list[str] = []
-    for named in directories:
-        heads = heads_of(named, weights_of(settings.reward))
-        sum_of = " + ".join(f"{weight:g} x {head}" for head, weight in heads.items())
-        size = _num_bytes(settings, named) / _GIB
-        lines.append(f"{named.name}: reward model {named.place}, {size:.3f} GiB, {sum_of}")
-    if stays and device == "cpu":
-        where = "reward models stay in memory"
-    elif stays:
-        where = "reward models stay on the GPU"
-    else:
-        where = "reward models come to the GPU for their phase, one after another"
-    asked = settings.reward_models.reward_offload
-    return [*lines, where + (f" (reward_offload = {asked})" if asked != "auto" else "")]
 
 
 def _refuse_equal_names(names: Sequence[str]) -> None:

@@ -19,7 +19,6 @@ from rft.parallel.shared_samples import (
     shard_reference,
     sharded_parts,
     share_samples,
-    sharing_words,
     tensor_parallel,
 )
 from rft.process.machine import Machine
@@ -130,44 +129,6 @@ def parallelize(
         whole_adapters=_adapters_alone(policy, weights) if is_sharded(strategy) else None,
         averages=while_averaged(policy, optimizer, ranks) if strategy.enable_ema else None,
     )
-
-
-def strategy_line(strategy: StrategySettings, *, bf16: bool) -> str:
-    """Return the layout of weights, gradients and moments as text."""
-    if strategy.fsdp:
-        over = "the ranks that hold the same parts" if strategy.tp_size > 1 else "all ranks"
-        over = f"groups of {strategy.shard_size} ranks" if strategy.shard_size else over
-        parts = [f"FSDP2: weights, gradients and moments in blocks over {over}; a layer is gathered while it computes"]
-        if strategy.fsdp_cpu_offload:
-            parts.append("blocks, gradients and moments in host memory")
-    elif strategy.zero_stage:
-        spread = ("moments", "moments and gradients", "moments, gradients and weights")[strategy.zero_stage - 1]
-        parts = [f"DeepSpeed ZeRO {strategy.zero_stage}: {spread} spread over all ranks"]
-        if strategy.zpg > 1:
-            parts.append(f"a second copy of the weights over every {strategy.zpg} ranks")
-        if strategy.overlap_comm:
-            parts.append("gradients are exchanged during the backward pass")
-    elif strategy.tp_size > 1:
-        parts = ["gradients are summed once a step over the ranks that hold the same parts"]
-    else:
-        parts = ["every rank holds all; gradients are summed once a step"]
-    return "; ".join([*parts, *_added_words(strategy, bf16=bf16), *sharing_words(strategy)])
-
-
-def _added_words(strategy: StrategySettings, *, bf16: bool) -> Iterator[str]:
-    """Yield the plan's words on precision, offload and EMA, common to all strategies."""
-    if strategy.meta_init:
-        yield "every rank reads its blocks alone from the files"
-    if strategy.fp16:
-        yield "computed in float16 under a loss scale that adapts, stepped on in float32"
-    elif strategy.use_mp_opt:
-        yield "computed in bfloat16, stepped on in float32"
-    elif bf16:
-        yield "bfloat16 throughout"
-    if strategy.adam_offload and not strategy.fsdp_cpu_offload:
-        yield "moments in host memory"
-    if strategy.enable_ema:
-        yield f"a moving average of the weights, decay {strategy.ema_decay:g}"
 
 
 def parallelize_reference(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> CausalPolicy:

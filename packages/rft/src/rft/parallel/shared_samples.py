@@ -96,17 +96,3 @@ def shard_reference(policy: CausalPolicy, strategy: StrategySettings, machine: M
     group = TensorGroup(machine.collectives, strategy.tp_size, torch.device(machine.device))
     shard_matrices(policy, group)
     return group
-
-
-def sharing_words(strategy: StrategySettings) -> list[str]:
-    """Return the plan's words on ranks that compute together."""
-    if strategy.tp_size > 1:
-        return [f"{strategy.tp_size} ranks hold parts of every matrix and compute together (tensor parallel)"]
-    if strategy.sp_size > 1:
-        how = {
-            "auto": "by heads where those divide, else by a ring",
-            "ulysses": "by heads",
-            "ring": "by a ring",
-        }[strategy.sp_mode]
-        return [f"{strategy.sp_size} ranks share each sequence, {how}"]
-    return []

@@ -73,35 +73,6 @@ class ImagePlan:
     remedy: str
     """Settings with which no row is left out; "" where none is."""
 
-    def lines(self) -> list[str]:
-        """Return the plan's lines on images."""
-        few, many = self.images_a_row
-        low, high = self.pixels
-        least, mean, largest = self.tokens_a_row
-        lines = [
-            f"{self.num_sampled:,} of {self.num_rows:,} rows looked at, headers alone: {self.num_images:,} images, "
-            f"{_span(few, many)} a row, {_span(low, high)} pixels each",
-            f"{_span(least, largest)} tokens of images a row, mean {mean:,.1f}; longest with its text {self.longest:,} "
-            f"({self.longest_row}), {self.limit_flag.removeprefix('--')} = {self.limit:,}",
-        ]
-        if self.too_long:
-            about = f", about {round(self.too_long * self.num_rows / self.num_sampled):,} of all"
-            lines.append(
-                f"left out, longer than {self.limit:,} tokens: {self.too_long:,} of these rows"
-                f"{about if self.num_rows > self.num_sampled else ''}; none with {self.remedy}"
-            )
-        if self.too_many:
-            lines.append(
-                f"refused: {self.too_many:,} of these rows have more images than limit_mm_image_per_prompt allows; "
-                f"--limit_mm_image_per_prompt {self.most_images}"
-            )
-        if self.unreadable:
-            lines.append(
-                f"refused: {self.unreadable:,} of these rows have an image of a shape or header that the model's "
-                f"processor does not take, the first {self.first_unreadable}"
-            )
-        return lines
-
 
 def image_plan(settings: Any, *, limit: int, limit_flag: str) -> ImagePlan | None:
     """Plan the images of the training rows of RL or SFT settings; None where no row has an image.
@@ -207,7 +178,3 @@ def largest_cap(rows: Sequence[PlannedRow], images: PlannedImages, limit: int) -
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low * token
-
-
-def _span(low: int, high: int) -> str:
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

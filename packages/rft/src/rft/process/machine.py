@@ -18,7 +18,7 @@ from rft.process.rank_log import logged
 from rft_core.errors import PeerError, PreflightError, RftError
 from rft_dist.collectives import Collectives
 from rft_dist.health.activity import Activity
-from rft_dist.launch.environment import requested_backend
+from rft_dist.launch.environment import environment_report, requested_backend
 from rft_dist.launch.process_group import (
     HealthConfig,
     RankInfo,
@@ -49,6 +49,10 @@ class Machine:
     def is_first(self) -> bool:
         """True on the process that writes and prints."""
         return self.ranks.rank == 0
+
+    def environment(self) -> list[tuple[str, str, str]]:
+        """Return (name, value, effect) of the environment variables that change a run."""
+        return environment_report()
 
     def attach(self, run: Path, resume_command: str) -> None:
         """Direct the log and the files of the health monitor into the run's directory."""

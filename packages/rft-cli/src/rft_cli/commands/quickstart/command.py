@@ -18,7 +18,6 @@ from pathlib import Path
 from rft_cli.commands.quickstart.tasks import TASKS, Task
 from rft_cli.config.suggestions import nearest
 from rft_core.errors import OptionsError
-from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.names import run_name
 from rft_trainer.runs.reader import read_run
 
@@ -176,8 +175,8 @@ def _more_supervised(path: Path, choices: Choices, command: list[str]) -> None:
     from rft_cli.commands import sft
     from rft_cli.config.resolve import resolve
 
-    rows = RunDirectory.open(path / WARM_START).read_metrics().rows
-    seconds_a_step = sum(row["time/step"] for row in rows) / len(rows)
+    seconds = read_run(path / WARM_START).series("time/step")
+    seconds_a_step = sum(seconds) / len(seconds)
     steps = max(1, round(choices.seconds / seconds_a_step))
     print(f"\n2. control: {steps:,} more steps of supervised training, about {choices.seconds:g} s\n")
     directory = path / "control_sft"
@@ -232,7 +231,7 @@ def resume(path: Path, overrides: list[str]) -> int:
         rl.train(resolve("rl", words), command, in_place=path)
         return 0
     warm_start = path / WARM_START
-    if (RunDirectory(warm_start).read_summary() or {}).get("outcome") != "finished":
+    if read_run(warm_start).summary.get("outcome") != "finished":
         saved = any(warm_start.glob("checkpoints/step_*/manifest.json"))
         if warm_start.exists() and not saved:
             print("the warm-up had saved nothing; it starts again")

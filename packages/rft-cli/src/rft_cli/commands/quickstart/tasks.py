@@ -5,16 +5,9 @@ Each task writes its data files and its untrained model; its two stages are ordi
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-from rft_cli.commands.quickstart.dialogues import prepare_calculator, prepare_guess_number
-
-ALPHABET = "0123456789+="
-NUM_HELD_OUT = 500
-NUM_DRAWN, NUM_DRAWN_HELD_OUT = 4_000, 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,62 +31,48 @@ class Task:
 
 
 def _additions(path: Path, seed: int) -> str:
-    from rft_models.tiny_models.text import build_character_model
-    from rft_trainer.tasks.addition import split
+    from rft.quickstart import write_additions  # here, as below, so that pages do not wait for torch
 
-    problems = split(seed, NUM_HELD_OUT)
-    for name, chosen in (("train", problems.train), ("heldout", problems.held_out)):
-        rows = ({"input": problem.prompt, "label": problem.answer, "output": problem.answer} for problem in chosen)
-        _write_rows(path / "data" / f"{name}.jsonl", rows)
-    build_character_model(path / "untrained", alphabet=ALPHABET, hidden=128, layers=2, heads=4, ffn=384, seed=seed)
+    made = write_additions(path, seed)
     return (
-        f"{len(problems.train):,} additions to train on, {len(problems.held_out)} held out (their swapped twins are in "
-        f"neither); a decoder and a tokenizer of {len(ALPHABET)} characters were built in {path}\n"
+        f"{made.num_train:,} additions to train on, {made.num_held_out} held out (their swapped twins are in neither); "
+        f"a decoder and a tokenizer of {made.figures['num_characters']} characters were built in {path}\n"
     )
 
 
 def _images(path: Path, seed: int) -> str:
-    from rft_models.tiny_models.text import build_character_tokenizer
-    from rft_models.tiny_models.vision import VisionSizes, build_vision_model
-    from rft_models.vision.image_files import require_image_packages
-    from rft_trainer.tasks.drawn_images import ALPHABET as LETTERS
-    from rft_trainer.tasks.drawn_images import SIZE, chance, drawings
+    from rft.quickstart import write_images
 
-    require_image_packages()
-    guessing = 0.0
-    for name, count in (("train", NUM_DRAWN), ("heldout", NUM_DRAWN_HELD_OUT)):
-        chosen = drawings(seed, name, count)
-        folder = path / "data" / name
-        folder.mkdir(parents=True, exist_ok=True)
-        for number, drawing in enumerate(chosen):
-            (folder / f"{number:05d}.png").write_bytes(drawing.png)
-        rows = (
-            {"input": f"<image>{d.question}\n", "image": f"{name}/{number:05d}.png", "label": d.answer}
-            | ({"output": d.answer} if name == "train" else {})
-            for number, d in enumerate(chosen)
-        )
-        _write_rows(path / "data" / f"{name}.jsonl", rows)
-        guessing = chance([(drawing.question, drawing.answer) for drawing in chosen])
-    sizes = VisionSizes(
-        hidden=128,
-        kv_heads=4,
-        ffn=384,
-        max_positions=64,
-        vision_hidden=128,
-        vision_ffn=256,
-        patch_size=8,
-        image_size=SIZE,
-    )
-    build_vision_model(path / "untrained", build_character_tokenizer(LETTERS), sizes=sizes, seed=seed)
+    made = write_images(path, seed)
+    size, chance = made.figures["size"], made.figures["chance"]
     return (
-        f"{NUM_DRAWN:,} drawn images of {SIZE} x {SIZE} pixels with a question each, {NUM_DRAWN_HELD_OUT} held out "
-        f"(who sees none is right on {guessing:.3f} of them at best); a Qwen2.5-VL model was built in {path}\n"
+        f"{made.num_train:,} drawn images of {size} x {size} pixels with a question each, {made.num_held_out} held out "
+        f"(who sees none is right on {chance:.3f} of them at best); a Qwen2.5-VL model was built in {path}\n"
     )
 
 
-def _write_rows(file: Path, rows: Iterable[Mapping[str, str]]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def _calculator(path: Path, seed: int) -> str:
+    from rft.quickstart import write_calculator
+
+    made = write_calculator(path, seed)
+    return (
+        f"{made.num_train:,} products of two-digit numbers to train on, {made.num_held_out} held out; of the "
+        f"demonstrated dialogues {made.figures['share_calls']:.0%} call the calculator, "
+        f"{made.figures['share_malformed']:.0%} garble the call, the others guess; a decoder was built in {path}\n"
+    )
+
+
+def _guess_number(path: Path, seed: int) -> str:
+    from rft.quickstart import write_guess_number
+
+    made = write_guess_number(path, seed)
+    game = made.figures
+    return (
+        f"{made.num_train:,} numbers to be guessed in {game['turns']} turns, from ranges of {game['width']}, and "
+        f"{made.num_held_out} from other ranges held out; different guesses in any order win "
+        f"{game['blind_chance']:.1%} of the games, any guesses that the answers allow {game['heedful_chance']:.1%}; "
+        f"of the demonstrated dialogues {game['share_heedful']:.0%} heed the answers; a decoder was built in {path}\n"
+    )
 
 
 TASKS = {
@@ -118,7 +97,7 @@ TASKS = {
         rl_recipe="calculator",
         about="dialogues about products, most of which guess",
         second="32 questions x 8 conversations a step, reward 1 for the right product",
-        prepare=prepare_calculator,
+        prepare=_calculator,
         eval_words=(
             "--apply_chat_template",
             "--environment",
@@ -136,7 +115,7 @@ TASKS = {
         rl_recipe="guess-number",
         about="dialogues that guess a number, most of which heed no answer",
         second="16 numbers x 16 conversations a step, reward 1 for the number within 3 turns",
-        prepare=prepare_guess_number,
+        prepare=_guess_number,
         eval_words=(
             "--apply_chat_template",
             "--environment",

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from rft.resolved import Origin
-from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_cli.config.rules.environment import environment_problems, idle_environment_settings
 from rft_cli.config.rules.images import idle_image_settings, image_problems
 from rft_cli.config.rules.lora import NEEDS_RANK, adapter_problems
@@ -223,8 +222,10 @@ def _divergence(values: Values, origins: Origins) -> Iterator[Problem]:
 
 def _algorithm(values: Values, origins: Origins) -> Iterator[Problem]:
     """Yield the problem that `algorithm_record` reports of flags that do not go together."""
+    from rft.build.algorithm import algorithm_record  # here, so that pages do not wait for it
+
     try:
-        _record(values)
+        algorithm_record(build("rl", values))
     except OptionsError as error:
         problem = error.problem
         named = [name for name in origins if re.search(rf"\b{re.escape(name)}\b", problem.what)]
@@ -233,12 +234,6 @@ def _algorithm(values: Values, origins: Origins) -> Iterator[Problem]:
             named += [name for name in chosen if origins[name].kind != "default"]
         where = ", ".join(f"{name}: {origins[name]}" for name in named or ["advantage_estimator"])
         yield replace(problem, where=where)
-
-
-def _record(values: Values) -> PolicyAlgorithm:
-    from rft.build.algorithm import algorithm_record  # here, so that pages do not wait for it
-
-    return algorithm_record(build("rl", values))
 
 
 def _problem(code: str, origins: Origins, values: Values, names: list[str], why: str, do: str) -> Problem:
@@ -305,7 +300,9 @@ def notes(values: Values, origins: Origins, defaults: Values) -> list[str]:
 
 def _idle_parts(values: Values, origins: Origins, defaults: Values) -> list[str]:
     """Flags of parts that the chosen algorithm does not have."""
-    record = _record(values)
+    from rft.build.algorithm import algorithm_record
+
+    record = algorithm_record(build("rl", values))
     scores_again = record.needs_reference or record.needs_old_logprobs or record.needs_old_entropy
     needs_values = record.advantage.needs_values
     parts = (

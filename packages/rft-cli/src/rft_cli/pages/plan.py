@@ -1,0 +1,102 @@
+"""Page of `rft-train plan`: ranks, batches, images and memory of a run, as text and as one object."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rft.planning.run_plan import RunPlan
+
+if TYPE_CHECKING:  # its module imports torch, and a plan without images needs none
+    from rft.planning.image_tokens import ImagePlan
+
+_GIB = 2**30
+
+
+def lines(plan: RunPlan) -> list[str]:
+    """Return the plan as lines of text."""
+    training, rollout = plan.training_bytes, plan.rollout_bytes
+    rows = [f"{'ranks':<12} {line}" for line in plan.grid.lines()]
+    rows += [f"{'origin':<12} {name}: {origin}" for name, origin in plan.grid.origins.items()]
+    rows += [f"{'batches':<12} {line}" for line in _batch_lines(plan)]
+    rows += [f"{'images':<12} {line}" for line in (image_lines(plan.images) if plan.images else ())]
+    rows.append(f"{'memory':<12} {plan.parameters:,} parameters, from config.json; of one rank, at most:")
+    rows += [f"{'':<12} {term.line()}" for term in plan.terms]
+    rows.append(f"{'':<12} {'while training':<22} {training / _GIB:9.3f} GiB")
+    rows.append(f"{'':<12} {'while generating':<22} {rollout / _GIB:9.3f} GiB")
+    if host := plan.host_bytes:
+        rows.append(f"{'':<12} {'in host memory':<22} {host / _GIB:9.3f} GiB (on a CPU it is the same memory)")
+    if plan.gpu_memory is not None:
+        left = plan.gpu_memory - max(training, rollout) / _GIB
+        word = "are left" if left >= 0 else "are missing"
+        rows.append(f"{'':<12} {abs(left):.1f} GiB of {plan.gpu_memory} {word}, before what the libraries take")
+    return rows + [f"{'note':<12} {note}" for note in plan.notes]
+
+
+def as_object(plan: RunPlan) -> dict[str, Any]:
+    """Return the plan as a JSON object."""
+    grid = plan.grid
+    return {
+        "world_size": grid.world_size,
+        "nodes": grid.num_nodes,
+        "ranks_per_node": grid.ranks_per_node,
+        "dp_size": grid.dp_size,
+        "sp_size": grid.sp_size,
+        "tp_size": grid.tp_size,
+        "origins": dict(grid.origins),
+        "ranks": [list(grid.coordinates(rank)) for rank in range(grid.world_size)],
+        "batches": _batch_lines(plan),
+        "parameters": plan.parameters,
+        "memory": [asdict(term) for term in plan.terms],
+        "training_bytes": plan.training_bytes,
+        "rollout_bytes": plan.rollout_bytes,
+        "host_bytes": plan.host_bytes,
+        "images": asdict(plan.images) if plan.images else None,
+        "notes": plan.notes,
+    }
+
+
+def _batch_lines(plan: RunPlan) -> list[str]:
+    """Return a rank's share of an optimizer step, and of a rollout where there is one."""
+    lines, share = [plan.share.line(plan.grid.dp_size)], plan.rollout
+    if share is not None:
+        lines.append(
+            f"rollout_batch_size {share.num_prompts:,} prompts / {plan.grid.world_size:,} = {share.prompts_a_rank:,} "
+            f"a rank x {share.samples_a_prompt:,} samples = {share.samples_a_rank:,}, scored in "
+            f"{share.num_forwards:,} forwards of {share.rows_a_forward:,}"
+        )
+    return lines
+
+
+def image_lines(images: ImagePlan) -> list[str]:
+    """Return what the images of the rows come to in tokens, the rows that are left out, and a remedy."""
+    few, many = images.images_a_row
+    low, high = images.pixels
+    least, mean, largest = images.tokens_a_row
+    lines = [
+        f"{images.num_sampled:,} of {images.num_rows:,} rows looked at, headers alone: {images.num_images:,} images, "
+        f"{_span(few, many)} a row, {_span(low, high)} pixels each",
+        f"{_span(least, largest)} tokens of images a row, mean {mean:,.1f}; longest with its text {images.longest:,} "
+        f"({images.longest_row}), {images.limit_flag.removeprefix('--')} = {images.limit:,}",
+    ]
+    if images.too_long:
+        about = f", about {round(images.too_long * images.num_rows / images.num_sampled):,} of all"
+        lines.append(
+            f"left out, longer than {images.limit:,} tokens: {images.too_long:,} of these rows"
+            f"{about if images.num_rows > images.num_sampled else ''}; none with {images.remedy}"
+        )
+    if images.too_many:
+        lines.append(
+            f"refused: {images.too_many:,} of these rows have more images than limit_mm_image_per_prompt allows; "
+            f"--limit_mm_image_per_prompt {images.most_images}"
+        )
+    if images.unreadable:
+        lines.append(
+            f"refused: {images.unreadable:,} of these rows have an image of a shape or header that the model's "
+            f"processor does not take, the first {images.first_unreadable}"
+        )
+    return lines
+
+
+def _span(low: int, high: int) -> str:
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

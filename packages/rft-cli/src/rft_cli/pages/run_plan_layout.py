@@ -1,0 +1,117 @@
+"""Layout's part of the plan page: weights on the ranks, the engine, and rollouts ahead of the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from rft.build.engines import choose_engine
+from rft.process.machine import choose_device
+from rft.settings import RlSettings
+from rft_dist.settings import StrategySettings
+
+_EIGHT_BIT_CAPABILITY = (8, 9)
+"""From Ada and Hopper on, GPUs have products of 8-bit floats."""
+
+_ENGINES = {
+    "native": "in this process, with the weights being trained",
+    "hf": "transformers' generate, with the weights being trained",
+    "vllm": "in its own process, its copy of the weights verified after every update",
+    "sglang": "in its own process, its copy of the weights verified after every update",
+}
+
+
+def engine_line(settings: RlSettings) -> str:
+    choice = choose_engine(settings.engine, choose_device(settings.model.device, 0))
+    how = _ENGINES[choice.name]
+    strategy = settings.strategy
+    if choice.name == "native" and (strategy.fsdp or strategy.zero_stage):
+        how = "in this process, its whole copy of the weights verified after every update"
+    if ahead := rollouts_ahead_words(settings):
+        how = f"{ahead}; their copies of the weights verified after every load"
+    sleep = "gives its memory back between rollouts" if settings.engine.enable_engine_sleep else "keeps its memory"
+    if settings.ahead.max_staleness:
+        sleep = "never sleeps"
+    elif settings.engine.enable_engine_sleep and not choice.can_sleep:
+        sleep = "stays awake, because vLLM's CPU build cannot sleep"
+    rows = f"at most {settings.engine.engine_max_rows} sequences at once"
+    eager = "; without CUDA graphs" if settings.engine.engine_enforce_eager else ""
+    return f"{choice.name} ({choice.why}): {how}; {rows}; {sleep}{eager}{_eight_bits(settings)}"
+
+
+def _eight_bits(settings: RlSettings) -> str:
+    """Return the hint on 8-bit rounding of the engine's matrices, where it is possible and was not asked for."""
+    device = choose_device(settings.model.device, 0)
+    engine = choose_engine(settings.engine, device).name
+    if engine != "vllm" or device == "cpu" or settings.engine.engine_fp8:
+        return ""
+    if torch.cuda.get_device_capability() < _EIGHT_BIT_CAPABILITY:
+        return ""
+    return "; this GPU multiplies 8-bit floats: --engine_fp8 --off_policy_correction tis would decode faster"
+
+
+def rollouts_ahead_words(settings: RlSettings) -> str:
+    """Return the engines' processes and the allowed staleness as text; empty where neither is set."""
+    ahead, replicas = settings.ahead, settings.replicas.engine_replicas
+    line = f"{replicas} replicas in processes of their own" if replicas > 1 else ""
+    if ahead.max_staleness:
+        line = line or "1 process of its own"
+        versions = "version" if ahead.max_staleness == 1 else "versions"
+        how = "drawn whole by exactly that one, so that the run repeats to the bit"
+        if not ahead.async_deterministic:
+            how = "running samples go on under new weights; which token falls to which version depends on the clock"
+        line += f"; rollouts run ahead: up to {ahead.max_staleness} {versions} older than what is trained, {how}"
+    return line
+
+
+def strategy_line(strategy: StrategySettings, *, bf16: bool) -> str:
+    """Return the layout of weights, gradients and moments as text."""
+    if strategy.fsdp:
+        over = "the ranks that hold the same parts" if strategy.tp_size > 1 else "all ranks"
+        over = f"groups of {strategy.shard_size} ranks" if strategy.shard_size else over
+        parts = [f"FSDP2: weights, gradients and moments in blocks over {over}; a layer is gathered while it computes"]
+        if strategy.fsdp_cpu_offload:
+            parts.append("blocks, gradients and moments in host memory")
+    elif strategy.zero_stage:
+        spread = ("moments", "moments and gradients", "moments, gradients and weights")[strategy.zero_stage - 1]
+        parts = [f"DeepSpeed ZeRO {strategy.zero_stage}: {spread} spread over all ranks"]
+        if strategy.zpg > 1:
+            parts.append(f"a second copy of the weights over every {strategy.zpg} ranks")
+        if strategy.overlap_comm:
+            parts.append("gradients are exchanged during the backward pass")
+    elif strategy.tp_size > 1:
+        parts = ["gradients are summed once a step over the ranks that hold the same parts"]
+    else:
+        parts = ["every rank holds all; gradients are summed once a step"]
+    return "; ".join([*parts, *_added_words(strategy, bf16=bf16), *_sharing_words(strategy)])
+
+
+def _added_words(strategy: StrategySettings, *, bf16: bool) -> Iterator[str]:
+    """Yield the plan's words on precision, offload and EMA, common to all strategies."""
+    if strategy.meta_init:
+        yield "every rank reads its blocks alone from the files"
+    if strategy.fp16:
+        yield "computed in float16 under a loss scale that adapts, stepped on in float32"
+    elif strategy.use_mp_opt:
+        yield "computed in bfloat16, stepped on in float32"
+    elif bf16:
+        yield "bfloat16 throughout"
+    if strategy.adam_offload and not strategy.fsdp_cpu_offload:
+        yield "moments in host memory"
+    if strategy.enable_ema:
+        yield f"a moving average of the weights, decay {strategy.ema_decay:g}"
+
+
+def _sharing_words(strategy: StrategySettings) -> list[str]:
+    """Return the plan's words on ranks that compute together."""
+    if strategy.tp_size > 1:
+        return [f"{strategy.tp_size} ranks hold parts of every matrix and compute together (tensor parallel)"]
+    if strategy.sp_size > 1:
+        how = {
+            "auto": "by heads where those divide, else by a ring",
+            "ulysses": "by heads",
+            "ring": "by a ring",
+        }[strategy.sp_mode]
+        return [f"{strategy.sp_size} ranks share each sequence, {how}"]
+    return []

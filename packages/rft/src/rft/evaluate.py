@@ -1,0 +1,150 @@
+"""Evaluation of a model on held-out rows: every prompt answered once, and scored by the reward of the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rft.build.engines import make_engine
+from rft.build.environment import enter_environment
+from rft.build.images import codec_with_images, row_images
+from rft.build.prompt_data import as_prompts, read_held_out
+from rft.build.rewards import build_reward
+from rft.build.rl_data import response_limits
+from rft.parallel.parallelize import weights_dtype
+from rft.process.machine import Machine
+from rft.settings import EvalSettings
+from rft_algos.statistics import Interval, mean_interval, paired_difference_interval, wilson_interval
+from rft_core.errors import OptionsError
+from rft_dist.checkpoints.locate import resolve_checkpoint
+from rft_models.policy.load import load_policy
+from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
+from rft_trainer.records.rollouts import Prompt, Rollout
+from rft_trainer.runs.step_report import rollout_row
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Scores of all prompts, and the rollouts of this rank: all of them on one process."""
+
+    result: EvaluationResult
+    prompts: list[Prompt]
+    """Of this rank, as are the rollouts."""
+    rollouts: list[Rollout]
+
+    @property
+    def num_right(self) -> int:
+        """Prompts whose answer was right."""
+        return sum(correct is True for correct in self.result.correct)
+
+    @property
+    def accuracy_interval(self) -> Interval:
+        """The 95 % interval of the share of right answers, among those that were scored."""
+        return wilson_interval(self.num_right, self.result.num_scored)
+
+    @property
+    def reward_interval(self) -> Interval:
+        """The 95 % interval of the mean reward, of the answers that were scored."""
+        return mean_interval([reward for reward in self.result.rewards if reward is not None])
+
+    def rows(self) -> Iterator[dict[str, object]]:
+        """Yield prompt, response and reward of each rollout, as the run directory has them."""
+        for prompt, rollout in zip(self.prompts, self.rollouts, strict=True):
+            yield rollout_row(prompt, rollout)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedModel:
+    """The model of a run's newest checkpoint that verifies, or of the checkpoint that was named."""
+
+    run: Path
+    model_directory: Path
+
+
+def trained_model(path: Path, *, asked_by: str) -> TrainedModel:
+    """Find the model that a run, or one of its checkpoints, holds; `asked_by` is the command for the remedy.
+
+    Raises:
+        CheckpointError: there is none, or none that verifies.
+    """
+    checkpoint = resolve_checkpoint(path, asked_by=asked_by).checkpoint
+    return TrainedModel(checkpoint.path.parent.parent, checkpoint.model_directory)
+
+
+def evaluate(settings: EvalSettings, machine: Machine) -> Evaluation:
+    """Score all prompts; every rank answers its share of them.
+
+    Raises:
+        OptionsError: no data to evaluate on, or settings that the engine, the reward or the model refuse.
+    """
+    if not settings.data.eval_data:
+        raise OptionsError(
+            code="eval.no_data",
+            what="eval_data is empty",
+            where="--eval_data",
+            why="there is nothing to score the model on",
+            do="--eval_data test.jsonl",
+        )
+    with ExitStack() as opened:
+        return _evaluate(settings, machine, opened)
+
+
+def _evaluate(settings: EvalSettings, machine: Machine, opened: ExitStack) -> Evaluation:
+    codec = codec_with_images(settings.model, settings.images)
+    environment = enter_environment(settings.conversation, codec, opened)
+    prompts = _prompts(settings, codec)
+    prompts = environment.opened(prompts) if environment else prompts
+    policy = load_policy(
+        settings.model.pretrain, dtype=weights_dtype(settings.model.bf16), device=machine.device
+    ).eval()
+    response, longest = response_limits(settings, max(len(prompt.token_ids) for prompt in prompts))
+    longest = environment.room(settings.model.pretrain, longest, response) if environment else longest
+    engine = make_engine(settings.engine, machine, policy, settings.model.pretrain, longest)
+    reward = build_reward(settings, machine)
+    try:
+        evaluator = Evaluator(
+            engine,
+            codec,
+            reward,
+            machine.collectives,
+            prompts,
+            max_new_tokens=response,
+            stop_token_ids=codec.eos_ids,
+            temperature=settings.sampling.temperature,
+            top_p=settings.sampling.top_p,
+            top_k=max(settings.sampling.top_k, 0),
+            min_p=settings.sampling.min_p,
+            seed=settings.output.seed,
+            conversations=environment.conversations(engine, longest) if environment else None,
+        )
+        result, rollouts = evaluator.with_rollouts()
+    finally:
+        reward.close()
+    return Evaluation(result, prompts[machine.ranks.rank :: machine.ranks.world_size], rollouts)
+
+
+def _prompts(settings: EvalSettings, codec: HfTokenizer) -> list[Prompt]:
+    rendered = read_held_out(
+        settings.data.eval_data,
+        settings.data.eval_split,
+        settings.data.max_eval_samples,
+        settings.data,
+        codec,
+        label_key=settings.data.label_key,
+        output_key=None,
+        prompt_max_len=settings.sampling.prompt_max_len,
+        images=row_images(settings.images, settings.output.seed),
+    )
+    return as_prompts(rendered)
+
+
+def change_interval(before: Sequence[float | None], after: Sequence[float | None]) -> Interval | None:
+    """Return the paired 95 % interval of the mean change, over the prompts that both evaluations scored.
+
+    None where fewer than two were.
+    """
+    pairs = [(float(a), float(b)) for a, b in zip(before, after, strict=True) if a is not None and b is not None]
+    return paired_difference_interval([a for a, _ in pairs], [b for _, b in pairs]) if len(pairs) >= 2 else None

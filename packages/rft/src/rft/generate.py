@@ -1,0 +1,51 @@
+"""Completions of prompts by a model, without a reward."""
+
+from __future__ import annotations
+
+from rft.build.engines import make_engine
+from rft.build.images import codec_with_images
+from rft.build.prompt_data import given_prompts
+from rft.parallel.parallelize import weights_dtype
+from rft.process.machine import Machine
+from rft.settings import GenerateSettings
+from rft_core.keyed_random import derive_key
+from rft_models.decode.fast_decoder import decoder_for
+from rft_models.policy.load import load_policy
+from rft_trainer.records.rollouts import Sampling
+from rft_trainer.rollouts.collector import sample_responses
+from rft_trainer.runs.step_report import rollout_row
+
+
+def generate(settings: GenerateSettings, machine: Machine) -> list[dict[str, object]]:
+    """Sample the completions of every prompt: one row each, prompt after prompt.
+
+    Raises:
+        OptionsError: no prompt or two sources of them, or one that is too long.
+    """
+    codec, drawn = codec_with_images(settings.model, settings.images), settings.sampling
+    prompts = given_prompts(settings.data, codec, drawn.prompt_max_len, settings.images)
+    policy = load_policy(
+        settings.model.pretrain, dtype=weights_dtype(settings.model.bf16), device=machine.device
+    ).eval()
+    longest_prompt = max(len(prompt.token_ids) for prompt in prompts)
+    response = drawn.generate_max_len
+    if drawn.max_len is not None:
+        response = min(response, drawn.max_len - drawn.prompt_max_len)
+    response = min(response, decoder_for(policy).max_positions - longest_prompt)
+    engine = make_engine(settings.engine, machine, policy, settings.model.pretrain, longest_prompt + response)
+    keys = [
+        [derive_key(settings.output.seed, "sample", 0, i, j) for j in range(settings.data.n_samples_per_prompt)]
+        for i in range(len(prompts))
+    ]
+    sampling = Sampling(
+        temperature=drawn.temperature,
+        max_new_tokens=response,
+        stop_token_ids=codec.eos_ids,
+        top_p=drawn.top_p,
+        top_k=max(drawn.top_k, 0),
+        min_p=drawn.min_p,
+    )
+    answers = sample_responses(engine, codec, prompts, keys, sampling)
+    return [
+        rollout_row(prompt, rollout) for prompt, rollouts in zip(prompts, answers, strict=True) for rollout in rollouts
+    ]

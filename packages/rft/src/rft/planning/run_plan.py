@@ -1,0 +1,273 @@
+"""Plan of a run on machines that are not here: the grid of ranks, each rank's share of a batch, its memory by formula.
+
+Neither weights nor a process group are needed, and torch only where rows hold images.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from rft.decoder_sizes import IMAGES_NOT_COUNTED, max_positions, model_sizes
+from rft.planning.lora_memory import adapter_weights
+from rft.process.launching import share_of
+from rft.resolved import Resolved
+from rft.reward_names import memory_notes
+from rft_dist.planning.memory_estimate import (
+    SHARDINGS,
+    MemoryTerm,
+    Sharding,
+    TrainingMemoryConfig,
+    estimate,
+    host_peak,
+    peak_bytes,
+)
+from rft_dist.planning.parallel_dims import BatchShare, ParallelDims, SourcedNumber, Wanted, resolve_grid
+from rft_models.files.divisibility import refuse_uneven_model
+
+if TYPE_CHECKING:
+    from rft.planning.image_tokens import ImagePlan
+
+
+SHARDING_NAMES: dict[str, Sharding] = {name: name for name in SHARDINGS}
+"""The words for a sharding that is planned in place of the settings' own."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """The machines that a run is planned for."""
+
+    command: str
+    """`rl` or `sft`."""
+    numbers: Mapping[str, int]
+    """Any of world_size, nodes, gpus_per_node and gpu_memory (GiB)."""
+    sharding: Sharding | None = None
+    """In place of what the settings select; None = as they do."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutShare:
+    """A rank's share of one rollout."""
+
+    num_prompts: int
+    """Of all ranks."""
+    prompts_a_rank: int
+    samples_a_prompt: int
+    samples_a_rank: int
+    num_forwards: int
+    """In which the samples are scored."""
+    rows_a_forward: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """Plan of a run: grid, batches, memory terms, notes."""
+
+    grid: ParallelDims
+    share: BatchShare
+    """Of an optimizer step."""
+    rollout: RolloutShare | None
+    """None of a supervised run."""
+    terms: list[MemoryTerm]
+    parameters: int
+    notes: list[str]
+    gpu_memory: int | None
+    """GiB of each GPU, where it was given."""
+    images: ImagePlan | None = None
+    """Of the training rows; None without images, or where the data are not on this machine."""
+
+    @property
+    def training_bytes(self) -> int:
+        """Memory of one rank while it trains, at most."""
+        return peak_bytes(self.terms)[0]
+
+    @property
+    def rollout_bytes(self) -> int:
+        """Memory of one rank while it generates, at most."""
+        return peak_bytes(self.terms)[1]
+
+    @property
+    def host_bytes(self) -> int:
+        """Memory of the host for one rank, beside that of its device."""
+        return host_peak(self.terms)
+
+
+def plan_run(request: PlanRequest, resolved: Resolved[Any]) -> RunPlan:
+    """Plan grid, batches and memory.
+
+    Raises:
+        OptionsError: what the start would raise for numbers that contradict one another.
+        DataError: no config.json, or one without the widths.
+    """
+    values = resolved.values
+    grid = resolve_grid(_wanted(request, values, resolved.origins, os.environ))
+    sizes, size_notes = model_sizes(values["pretrain"])
+    refuse_uneven_model(values["pretrain"], grid.tp_size)
+    training, more = _training(request, resolved, grid)
+    plan = RunPlan(
+        grid=grid,
+        share=share_of(values),
+        rollout=_rollout_share(resolved, grid) if request.command == "rl" else None,
+        terms=estimate(sizes, training),
+        parameters=sizes.parameters,
+        notes=[*resolved.notes, *size_notes, *more],
+        gpu_memory=request.numbers.get("gpu_memory"),
+    )
+    return _with_images(plan, request, resolved, training)
+
+
+def _with_images(
+    plan: RunPlan, request: PlanRequest, resolved: Resolved[Any], training: TrainingMemoryConfig
+) -> RunPlan:
+    """Add the tokens of images and the memory of a vision tower to the plan, where there are any."""
+    if not resolved.values.get("images_key") and IMAGES_NOT_COUNTED not in plan.notes:
+        return plan
+    from rft.build.reward_checks import require_image_rewards
+    from rft.planning.vision_memory import image_parts
+
+    if request.command == "rl":
+        require_image_rewards(resolved.settings)
+    positions = max_positions(resolved.values["pretrain"])
+    parts = image_parts(request.command, resolved.settings, resolved.values, training, positions)
+    notes = [note for note in plan.notes if note != IMAGES_NOT_COUNTED or not parts.parameters]
+    return replace(
+        plan,
+        terms=[*plan.terms, *parts.terms],
+        parameters=plan.parameters + parts.parameters,
+        notes=[*notes, *parts.notes],
+        images=parts.images,
+    )
+
+
+def _wanted(
+    request: PlanRequest, values: Mapping[str, Any], origins: Mapping[str, Any], environment: Mapping[str, str]
+) -> Wanted:
+    """The numbers of flags; where there are none those of NUM_NODES and GPUS_PER_NODE."""
+    flags = {name: SourcedNumber(value, f"--{name}") for name, value in request.numbers.items()}
+
+    def variable(name: str) -> SourcedNumber | None:
+        text = environment.get(name, "")
+        return SourcedNumber(int(text), f"{name} (the environment)") if text.isdecimal() else None
+
+    nproc = SourcedNumber(values["nproc"], f"nproc: {origins['nproc']}") if values["nproc"] else None
+    per_node = flags.get("gpus_per_node") or variable("GPUS_PER_NODE")
+    parallel = {
+        name: SourcedNumber(values[name], f"{name}: {origins[name]}")
+        for name in ("sp_size", "tp_size")
+        if values.get(name)
+    }
+    return Wanted(
+        ranks=flags.get("world_size"),
+        nodes=flags.get("nodes") or variable("NUM_NODES"),
+        per_node=nproc or per_node,
+        devices=per_node,
+        share=share_of(values),
+        launcher="plan",
+        **parallel,
+    )
+
+
+def _training(
+    request: PlanRequest, resolved: Resolved[Any], grid: ParallelDims
+) -> tuple[TrainingMemoryConfig, list[str]]:
+    """Return the memory configuration of the settings, and notes on what they leave open."""
+    values, notes = resolved.values, list[str]()
+    longest = _longest_tokens(request, values, notes)
+    cap = values["max_tokens_per_micro_batch"]
+    samples, _ = share_of(values).of(grid.dp_size)
+    tokens = min(values["micro_train_batch_size"], samples) * longest
+    sharding = request.sharding or _sharding(values)
+    if request.sharding not in (None, "replicated"):
+        notes.append(f"{request.sharding}: what its ranks share out is divided among them; nothing was measured")
+    needs_reference, needs_critic, rows = False, False, 0
+    if request.command == "rl":
+        from rft.build.algorithm import algorithm_record
+
+        notes += memory_notes(values)
+        record = algorithm_record(resolved.settings)
+        needs_reference, needs_critic = record.needs_reference, record.advantage.needs_values
+        prompts = -(-values["rollout_batch_size"] // grid.dp_size)
+        rows = min(values["engine_max_rows"], prompts * values["n_samples_per_prompt"])
+        if values["engine_type"] == "vllm":
+            rows = 0
+            notes.append("vllm holds its own copy of the weights and its cache within --engine_mem_util of the GPU")
+    adapters, more = adapter_weights(values, model_sizes(values["pretrain"])[0])
+    notes += more
+    if adapters and needs_reference:
+        notes.append("the reference is the policy with its adapters disabled, and takes no memory")
+    return TrainingMemoryConfig(
+        dp_size=grid.dp_size,
+        sp_size=grid.sp_size,
+        tp_size=grid.tp_size,
+        sharding=sharding,
+        shard_size=values.get("shard_size"),
+        **_precision(values, sharding),
+        average=bool(values.get("enable_ema")),
+        host_moments=bool(values.get("adam_offload") or values.get("fsdp_cpu_offload")),
+        host_weights=bool(values.get("fsdp_cpu_offload")),
+        micro_tokens=max(min(tokens, cap) if cap else tokens, longest),
+        head_rows=values["chunk_size"] if values["fused_linear_logprob"] else None,
+        recomputes=values["gradient_checkpointing"] and values["gradient_checkpointing_mode"] == "full",
+        recompute_every=values["gradient_checkpointing_every"],
+        adapter_weights=adapters,
+        reference=needs_reference and not adapters,
+        critic=needs_critic,
+        cache_rows=rows,
+        cache_tokens=longest,
+    ), notes
+
+
+def _longest_tokens(request: PlanRequest, values: Mapping[str, Any], notes: list[str]) -> int:
+    """Tokens of the longest sample that the settings allow; the data may stay below."""
+    positions = max_positions(values["pretrain"])
+    if request.command == "rl":
+        allowed = values["prompt_max_len"] + values["generate_max_len"]
+        allowed = min(allowed, values["max_len"]) if values["max_len"] else allowed
+    else:
+        allowed = values["max_len"] or positions or 0
+    if positions and allowed > positions:
+        notes.append(f"{allowed:,} tokens are allowed and the model places {positions:,}: samples must stay below")
+        return positions
+    return allowed
+
+
+def _sharding(values: Mapping[str, Any]) -> Sharding:
+    """Return the sharding that the settings select; "replicated" where they select none."""
+    if values.get("fsdp"):
+        return "fsdp"
+    stage = values.get("zero_stage") or 0
+    return cast("Sharding", f"zero{stage}") if stage in (1, 2, 3) else "replicated"
+
+
+def _precision(values: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:
+    """Bytes of a weight, and where float32 is stepped on: blocks of FSDP are float32, other weights have copies."""
+    rounds = bool(values.get("use_mp_opt") or values.get("fp16"))
+    if rounds and sharding == "fsdp":
+        return {"weight_bytes": 4, "narrow_compute": True}
+    return {"weight_bytes": 2 if rounds or values["bf16"] else 4, "master_copy": rounds}
+
+
+def _rollout_share(resolved: Resolved[Any], grid: ParallelDims) -> RolloutShare:
+    """Return a rollout's distribution by prompts; refuses batches that the start refuses."""
+    from rft.build.algorithm import algorithm_record
+    from rft_trainer.batches.batch_plan import plan_batches
+
+    values = resolved.values
+    names = ("rollout_batch_size", "n_samples_per_prompt", "train_batch_size", "micro_train_batch_size")
+    names += ("micro_rollout_batch_size", "max_epochs", "num_episodes")
+    groups = algorithm_record(resolved.settings).advantage.compares_groups
+    numbers = {name: int(values[name]) for name in names}
+    plan_batches(values["rollout_batch_size"], **numbers, world_size=grid.dp_size, group_estimator=groups)
+    prompts = BatchShare("rollout_batch_size", values["rollout_batch_size"], values["rollout_batch_size"])
+    share, _ = prompts.of(grid.world_size)  # every rank generates, also those that train on the same samples
+    scored = -(-values["rollout_batch_size"] * values["n_samples_per_prompt"] // grid.dp_size)
+    return RolloutShare(
+        num_prompts=values["rollout_batch_size"],
+        prompts_a_rank=share,
+        samples_a_prompt=values["n_samples_per_prompt"],
+        samples_a_rank=share * values["n_samples_per_prompt"],
+        num_forwards=-(-scored // values["micro_rollout_batch_size"]),
+        rows_a_forward=values["micro_rollout_batch_size"],
+    )
