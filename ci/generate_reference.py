@@ -6,11 +6,9 @@ docs/reference/COMMAND.md come whole from the settings dataclasses. In other pag
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import sys
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
@@ -22,15 +20,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from module_tables import module_table, room_list
 from names import CONCEPTS
 
-from rft.build.algorithm import words as choice_words
 from rft.settings import COMMANDS
 from rft_algos.algorithms.published import ALIASES as ALGORITHM_ALIASES
 from rft_algos.algorithms.published import PUBLISHED
 from rft_cli.config.command_line import ALIASES, OPPOSITES
 from rft_cli.config.errors import SettingsError
+from rft_cli.config.meanings import meanings
 from rft_cli.config.resolve import resolve
 from rft_cli.config.schema import Required, Setting, schema
 from rft_cli.config.values import allowed, as_text
+from rft_cli.pages.run_plan_algorithm import component_text
 from rft_core.errors import ExitCode
 from rft_dist.launch.environment import REPORTED, environment_report
 
@@ -77,26 +76,13 @@ def reference(command: str) -> str:
     table = schema(command)
     for group in fields(owner):
         kind = kinds[group.name]
-        told = meanings(kind)
+        texts = meanings(kind)
         lines += ["", f"## {group.name}", "", str(inspect.getdoc(kind)), ""]
         lines += ["| flag | takes | default | meaning |", "|---|---|---|---|"]
         for item in fields(kind):
             setting = table[item.name]
-            lines.append(f"| `--{item.name}` | {takes(setting)} | {default(setting)} | {told[item.name]} |")
+            lines.append(f"| `--{item.name}` | {takes(setting)} | {default(setting)} | {cell(texts[item.name])} |")
     return "\n".join(lines) + "\n"
-
-
-def meanings(kind: type) -> dict[str, str]:
-    """The text under each field of a dataclass and of those it extends."""
-    told: dict[str, str] = {}
-    for base in reversed(kind.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for node, following in zip(body.body, body.body[1:], strict=False):
-            is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and is_text:
-                told[node.target.id] = cell(" ".join(str(following.value.value).split()))  # type: ignore[attr-defined]
-    return told
 
 
 def takes(setting: Setting) -> str:
@@ -161,12 +147,12 @@ def algorithms() -> str:
         names = ", ".join(f"`{name}`" for name in (kind.name, *aliases.get(kind.name, ())))
         about = " ".join(str(inspect.getdoc(kind)).split())
         over_batch = ", normalised over the batch" if record.normalise_advantages else ""
-        correction = f", {choice_words(record.correction)}" if record.correction.is_active else ""
+        correction = f", {component_text(record.correction)}" if record.correction.is_active else ""
         parts = (
             names,
             cell(about),
-            choice_words(record.advantage) + over_batch,
-            choice_words(record.surrogate) + correction,
+            component_text(record.advantage) + over_batch,
+            component_text(record.surrogate) + correction,
             divergence,
             record.aggregation.replace("_", " "),
         )

@@ -70,7 +70,6 @@ ONLY_IN = {
     "tensorboard": "rft_trainer.sinks",
     "torch.utils.tensorboard": "rft_trainer.sinks",
     "rich": "rft_cli",
-    "tyro": "rft_cli",
     "pydantic": "rft_cli",
     "yaml": "rft_cli",
 }

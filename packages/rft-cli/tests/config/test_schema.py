@@ -6,12 +6,12 @@ import dataclasses
 from typing import Any, get_type_hints
 
 import pytest
-import tyro
 
 from rft import settings
 from rft.build.algorithm import algorithm_record
 from rft.settings import COMMANDS, EvalSettings, RlSettings, SftSettings
 from rft_algos.algorithms.published import Grpo
+from rft_cli.config.meanings import meanings
 from rft_cli.config.refused_flags import REFUSED_FLAGS
 from rft_cli.config.resolve import resolve
 from rft_cli.config.schema import REQUIRED, schema
@@ -42,7 +42,7 @@ def test_only_what_a_command_works_on_has_no_default(command: str) -> None:
 @pytest.mark.parametrize("kind", dict.fromkeys(GROUPS), ids=lambda kind: kind.__name__)
 def test_every_setting_explains_itself(kind: type[Any]) -> None:
     for item in dataclasses.fields(kind):
-        text = tyro._docstrings.get_field_docstring(kind, item.name, ())
+        text = meanings(kind).get(item.name)
         assert text, f"{kind.__name__}.{item.name}"
         assert text.strip().endswith("."), f"{kind.__name__}.{item.name}"
 

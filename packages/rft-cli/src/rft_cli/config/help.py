@@ -1,49 +1,77 @@
-"""The help of a command: every flag with its meaning, its unit and the value it has now, in groups."""
+"""The help of a command: every flag with its meaning, what it takes and the value it has now, in groups."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, get_type_hints
 
-import tyro
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.text import Text
 
+from rft.resolved import Origin
 from rft.settings import COMMANDS
-from rft_cli.config.resolve import merge
-from rft_cli.config.schema import REQUIRED
+from rft_cli.config.meanings import meanings
+from rft_cli.config.resolve import MergedSources, merge
+from rft_cli.config.schema import REQUIRED, Setting
+from rft_cli.config.values import as_text, limits
 
-_HOW = """
-
-Values come from the defaults, then from --config FILE_OR_RECIPE (YAML, the names of the flags as keys; rft-train
-recipes lists recipes), then from flags; the later wins. - and _ are alike. A switch is --x, --no-x, or --x with
-true, false, yes, no, 1 or 0. --print_config shows every value with its origin and starts nothing; --json_errors
+_HOW = """Values come from the defaults, then from --config FILE_OR_RECIPE (YAML, the names of the flags as keys; \
+rft-train recipes lists recipes), then from flags; the later wins. - and _ are alike. A switch is --x, --no-x, or --x \
+with true, false, yes, no, 1 or 0. --print_config shows every value with its origin and starts nothing; --json_errors \
 prints problems as one JSON line."""
+_PAGE_WIDTH = 100
+"""Longer lines are hard to read, however wide the terminal is."""
 
 
 def print_help(command: str, argv: Sequence[str] = ()) -> None:
     """Print the help of a command; a `--config` among the words changes the values that are shown."""
     owner: Any = COMMANDS[command]
-    try:
-        tyro.cli(
-            owner,
-            prog=f"rft-train {command}",
-            description=(owner.__doc__ or "") + _HOW,
-            args=["--help"],
-            default=_shown_values(command, argv),
-            config=(tyro.conf.OmitArgPrefixes,),
-            use_underscores=True,
-        )
-    except SystemExit:
-        return
-
-
-def _shown_values(command: str, argv: Sequence[str]) -> Any:
     merged = merge(command, [word for word in argv if word not in ("-h", "--help")])
-    owner = COMMANDS[command]
+    console = Console(highlight=False)
+    console = Console(highlight=False, width=min(console.width, _PAGE_WIDTH))
+    console.print(f"usage: rft-train {command} [-h] [OPTIONS]\n", markup=False)
+    console.print(f"{inspect.getdoc(owner)}\n\n{_HOW}\n", markup=False)
     kinds = get_type_hints(owner)
-    groups: dict[str, Any] = {}
     for group in fields(owner):
-        names = [item.name for item in fields(kinds[group.name])]
-        values = {name: tyro.MISSING if merged.values[name] is REQUIRED else merged.values[name] for name in names}
-        groups[group.name] = kinds[group.name](**values)
-    return owner(**groups)
+        console.print(_panel(group.name, kinds[group.name], merged))
+
+
+def _panel(name: str, kind: type, merged: MergedSources) -> Panel:
+    """Return one group of settings in a frame."""
+    texts = meanings(kind)
+    lines: list[RenderableType] = [Text(inspect.getdoc(kind) or "", "italic")]
+    for item in fields(kind):
+        setting = merged.schema[item.name]
+        lines.append(Text.assemble((_flags(setting), "bold"), " ", (_takes(setting), "cyan")))
+        value = _value(merged.values[item.name], merged.origins[item.name])
+        lines.append(Padding(Text.assemble(texts[item.name], " ", (value, "dim")), (0, 0, 0, 6)))
+    return Panel(Group(*lines), title=name, title_align="left", border_style="dim")
+
+
+def _flags(setting: Setting) -> str:
+    return f"--{setting.name}, --no_{setting.name}" if setting.is_switch else f"--{setting.name}"
+
+
+def _takes(setting: Setting) -> str:
+    """Return the kind of value and its bounds: the words to choose from, or STR, INT, FLOAT."""
+    if setting.is_switch:
+        return ""
+    word = "FLOAT FLOAT" if setting.is_pair else f"{{{','.join(setting.choices)}}}" if setting.choices else ""
+    word = word or setting.base.__name__.upper()
+    word = f"[{word}]" if "bare" in setting.metadata else word
+    word = f"{word}|none" if setting.may_be_none else word
+    bounds = limits(setting)
+    return f"{word} {bounds}" if bounds else word
+
+
+def _value(value: object, origin: Origin) -> str:
+    """Return the default, or another value with the file that gives it."""
+    if value is REQUIRED:
+        return "(required)"
+    text = f"(default: {as_text(value) or 'empty'})"
+    return text if origin.kind == "default" else f"{text} ({replace(origin, file=Path(origin.file).name)})"

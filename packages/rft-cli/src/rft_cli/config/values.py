@@ -82,12 +82,13 @@ def allowed(setting: Setting) -> str:
     if setting.base is str:
         return "text"
     noun = "a whole number" if setting.base is int else "two numbers" if setting.is_pair else "a number"
-    limits = _limits(setting)
-    text = f"{noun} {limits}" if limits else noun
+    bounds = limits(setting)
+    text = f"{noun} {bounds}" if bounds else noun
     return f"{text}, or none" if setting.may_be_none else text
 
 
-def _limits(setting: Setting) -> str:
+def limits(setting: Setting) -> str:
+    """Return the bounds of a number as text: `of at least 1`; empty without any."""
     words = {"minimum": "of at least", "above": "above", "maximum": "at most", "below": "below"}
     return " and ".join(f"{word} {setting.metadata[key]:g}" for key, word in words.items() if key in setting.metadata)
 

@@ -33,7 +33,6 @@ PACKAGES = (
     "torch",
     "transformers",
     "safetensors",
-    "tyro",
     "pydantic",
 )
 _ENVIRONMENT = (

@@ -12,11 +12,11 @@ def algorithm_lines(settings: RlSettings) -> list[str]:
     """Return the algorithm as lines of text: every component with its numbers, and its controllers."""
     record = algorithm_record(settings)
     constant = f" (by {record.max_tokens} tokens)" if record.max_tokens else ""
-    texts = [f"{record.name or type(record).__name__}: advantage {_component(record.advantage)}"]
-    texts.append(f"surrogate {_component(record.surrogate)}, {record.aggregation.replace('_', ' ')}" + constant)
+    texts = [f"{record.name or type(record).__name__}: advantage {component_text(record.advantage)}"]
+    texts.append(f"surrogate {component_text(record.surrogate)}, {record.aggregation.replace('_', ' ')}" + constant)
     if record.correction.is_active:
         texts.append(
-            f"off-policy correction {_component(record.correction)}; log-probs are computed again before a step"
+            f"off-policy correction {component_text(record.correction)}; log-probs are computed again before a step"
         )
     if record.needs_reference:
         texts.append(
@@ -47,7 +47,7 @@ def algorithm_lines(settings: RlSettings) -> list[str]:
     return texts
 
 
-def _component(choice: object) -> str:
+def component_text(choice: object) -> str:
     """Return a component with its numbers as text."""
     numbers = ", ".join(f"{f.name} {getattr(choice, f.name)}" for f in fields(choice))  # type: ignore[arg-type]
     return f"{type(choice).__name__}({numbers})" if numbers else type(choice).__name__
