@@ -17,7 +17,7 @@ from rft_engine.hf_engine import HfEngine
 from rft_engine.native.engine import NativeEngine
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.decode.hf_generate import HfGenerator
-from rft_models.families.registry import PACKED_FAMILIES
+from rft_models.families.registry import packed_families
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import make_policy
 
@@ -39,7 +39,7 @@ def tiny_policy(model_type: str) -> CausalPolicy:
             parameter.mul_(4.0 if parameter.dim() > 1 else 1.0)
     # what a published model brings along: none of it may reach a rollout
     model.generation_config = GenerationConfig(do_sample=True, temperature=0.5, top_k=3, repetition_penalty=1.5)
-    return make_policy(model.eval(), None, packed=model_type in PACKED_FAMILIES)
+    return make_policy(model.eval(), None, packed=model_type in packed_families())
 
 
 numbers = random.Random(5)

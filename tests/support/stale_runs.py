@@ -19,7 +19,7 @@ from rft_engine.completions import Completion
 from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_engine.native.copy_check import check_copy
 from rft_models.decode.weight_copy import GenerationCopy
-from rft_models.families.registry import PACKED_FAMILIES
+from rft_models.families.registry import packed_families
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import make_policy
 from rft_trainer.batches.prompt_ledger import Ledger
@@ -77,7 +77,7 @@ def tied_policy(family: str, seed: int) -> CausalPolicy:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-    return make_policy(model.eval(), None, packed=family in PACKED_FAMILIES)
+    return make_policy(model.eval(), None, packed=family in packed_families())
 
 
 class Replicas:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from rft_models.decode import cuda_graphs
 from rft_models.decode.fast_decoder import FastDecoder
-from rft_models.families.registry import FAST_DECODE_FAMILIES
+from rft_models.families.registry import fast_decode_families
 from rft_models.policy.load import make_policy
 
 Build = Callable[..., Any]
@@ -127,7 +127,7 @@ def twins(tiny_model: Build) -> Callable[..., Twins]:
     return make
 
 
-@pytest.mark.parametrize("model_type", sorted(FAST_DECODE_FAMILIES))
+@pytest.mark.parametrize("model_type", sorted(fast_decode_families()))
 def test_recorded_steps_equal_plain_ones_while_rows_come_and_go(model_type: str, twins: Any) -> None:
     both = twins(model_type)
     both.prefill([4, 9, 1], [2, 1, 3])

@@ -14,14 +14,14 @@ from rft_core.packed_tokens import PackedTokens
 from rft_models.decode import row_groups
 from rft_models.decode.fast_decoder import FastDecoder, decoder_for
 from rft_models.decode.hf_decoder import HfDecoder
-from rft_models.families.registry import FAST_DECODE_FAMILIES, PACKED_FAMILIES
+from rft_models.families.registry import fast_decode_families, packed_families
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import make_policy
 
 Build = Callable[..., Any]
 VOCAB = 61
-FAST = sorted(FAST_DECODE_FAMILIES)
-EVERY = [(FastDecoder, name) for name in FAST] + [(HfDecoder, name) for name in sorted({*PACKED_FAMILIES, "gpt2"})]
+FAST = sorted(fast_decode_families())
+EVERY = [(FastDecoder, name) for name in FAST] + [(HfDecoder, name) for name in sorted({*packed_families(), "gpt2"})]
 
 
 def logits_after(policy: CausalPolicy, tokens: list[int]) -> Tensor:
@@ -106,7 +106,7 @@ def rows_come_and_go(session: Session) -> None:
 
 @pytest.mark.parametrize(("kind", "model_type"), EVERY)
 def test_decoding_equals_the_training_forward(kind: type, model_type: str, tiny_model: Build) -> None:
-    policy = make_policy(tiny_model(model_type), None, packed=model_type in PACKED_FAMILIES)
+    policy = make_policy(tiny_model(model_type), None, packed=model_type in packed_families())
     rows_come_and_go(Session(policy, kind(policy)))
 
 
@@ -132,7 +132,7 @@ def test_rows_that_are_computed_in_blocks_equal_the_training_forward(
 
 @pytest.mark.parametrize(("kind", "model_type"), [(FastDecoder, "qwen2"), (HfDecoder, "gpt2")])
 def test_rows_that_are_not_there_or_do_not_fit_are_refused(kind: type, model_type: str, tiny_model: Build) -> None:
-    policy = make_policy(tiny_model(model_type), None, packed=model_type in PACKED_FAMILIES)
+    policy = make_policy(tiny_model(model_type), None, packed=model_type in packed_families())
     session = Session(policy, kind(policy), max_rows=3)
     session.prefill([2, 3], [1, 1])
     for rows in ([0, 2], [-1], [0, 0, 1, 1]):

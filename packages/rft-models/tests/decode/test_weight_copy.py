@@ -14,17 +14,17 @@ from rft_core.errors import PreflightError, ServiceError
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.decode.weight_copy import GenerationCopy, is_sharded, needs_copy
 from rft_models.families import patches
-from rft_models.families.registry import FAST_DECODE_FAMILIES, PACKED_FAMILIES
+from rft_models.families.registry import fast_decode_families, packed_families
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.freezing import FreezeRules, freeze
 from rft_models.policy.load import make_policy
 
 Build = Callable[..., Any]
-EVERY = sorted({*PACKED_FAMILIES, "gpt2"})
+EVERY = sorted({*packed_families(), "gpt2"})
 
 
 def policy_of(tiny_model: Build, model_type: str, **changes: Any) -> CausalPolicy:
-    return make_policy(tiny_model(model_type, **changes), None, packed=model_type in PACKED_FAMILIES)
+    return make_policy(tiny_model(model_type, **changes), None, packed=model_type in packed_families())
 
 
 def fill(twin: GenerationCopy, policy: CausalPolicy) -> None:
@@ -229,4 +229,4 @@ def test_the_fast_path_is_taken_where_the_policy_takes_it(tiny_model: Build) -> 
         fill(twin, policy)
         kind = type(decoder_for(policy).new_cache(1, 8))
         assert type(twin.new_cache(1, 8)) is kind, model_type
-        assert (kind.__name__ == "StaticCache") == (model_type in FAST_DECODE_FAMILIES)
+        assert (kind.__name__ == "StaticCache") == (model_type in fast_decode_families())

@@ -22,7 +22,7 @@ from rft_models.decode.cuda_graphs import CudaGraphs, GraphCapture, GraphedDecod
 from rft_models.decode.kv_cache import DecodeCache, StaticCache, check_room, keys_and_values_bytes
 from rft_models.decode.row_groups import group_rows
 from rft_models.families.patches import is_patched
-from rft_models.families.registry import FAST_DECODE_FAMILIES, STATIC_ROTARY
+from rft_models.families.registry import STATIC_ROTARY, fast_decode_families
 from rft_models.families.vision import text_family
 from rft_models.layers.fast_linear import FastLinear, linear
 from rft_models.lora.merge import base_layer, effective_weight, is_adapted
@@ -79,7 +79,7 @@ def decoder_for(policy: CausalPolicy, *, graphs: bool = True) -> DecodableModel:
 
 def _is_fast(policy: CausalPolicy) -> bool:
     config = policy.model.config.get_text_config(decoder=True)
-    if text_family(config.model_type) not in FAST_DECODE_FAMILIES or is_patched(policy.model):
+    if text_family(config.model_type) not in fast_decode_families() or is_patched(policy.model):
         return False
     backbone = policy.model.get_decoder()
     rotary = backbone.rotary_emb

@@ -1,1 +1,1 @@
-"""Registry of architectures and their paths: patches, vision families, custom families. Imports no other room."""
+"""Tables of text and vision architectures, a row each; patches and families of a user. Imports no other room."""

@@ -1,36 +1,41 @@
-"""Sets of architectures by path. Everything not named here takes the general path, exact and slower."""
+"""Table of text architectures: one row each. Everything not named here takes the general path, exact and slower."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-PACKED_FAMILIES = frozenset(
-    {
-        "cohere",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "granite",
-        "llama",
-        "mistral",
-        "mixtral",
-        "olmo2",
-        "phi3",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_moe",
-        "smollm3",
-    }
-)
-"""`model_type`s whose attention goes through transformers' attention interface with nothing but scaling,
-a sliding window and softcapping, and which mix tokens nowhere else. A test compares each with the padded forward."""
+from rft_models.families.vision import VISION_FAMILIES
 
-PACKED_VISION_FAMILIES = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
-"""The same of vision-language models; of LLaVA it is its text part's family that counts."""
 
-FAST_DECODE_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""`model_type`s that `FastDecoder` computes: pre-norm RMSNorm blocks, rotary positions, gated MLP."""
+@dataclass(frozen=True, slots=True)
+class TextFamily:
+    """One text architecture: the paths that are exact for it. Without a row it takes the general ones."""
+
+    packed: bool = True
+    """Whether its attention goes through transformers' attention interface with nothing but scaling, a sliding window
+    and softcapping, and tokens meet nowhere else. A test compares each with the padded forward."""
+    fast_decode: bool = False
+    """Whether `FastDecoder` computes its layers: pre-norm RMSNorm blocks, rotary positions, gated MLP."""
+
+
+TEXT_FAMILIES: dict[str, TextFamily] = {
+    "cohere": TextFamily(),
+    "gemma": TextFamily(),
+    "gemma2": TextFamily(),
+    "gemma3_text": TextFamily(),
+    "granite": TextFamily(),
+    "llama": TextFamily(fast_decode=True),
+    "mistral": TextFamily(fast_decode=True),
+    "mixtral": TextFamily(),
+    "olmo2": TextFamily(),
+    "phi3": TextFamily(),
+    "qwen2": TextFamily(fast_decode=True),
+    "qwen2_moe": TextFamily(),
+    "qwen3": TextFamily(fast_decode=True),
+    "qwen3_moe": TextFamily(),
+    "smollm3": TextFamily(),
+}
+"""By `model_type`."""
 
 STATIC_ROTARY = frozenset({"default", "linear", "llama3", "yarn"})
 """`rope_type`s whose frequencies do not depend on the length of the sequence."""
@@ -51,10 +56,20 @@ CUSTOM_FAMILIES: dict[str, CustomFamily] = {}
 """By `model_type`."""
 
 
+def packed_families() -> frozenset[str]:
+    """Return the `model_type`s of text architectures that run packed, those of the user apart."""
+    return frozenset(model_type for model_type, family in TEXT_FAMILIES.items() if family.packed)
+
+
+def fast_decode_families() -> frozenset[str]:
+    """Return the `model_type`s of text architectures that `FastDecoder` computes."""
+    return frozenset(model_type for model_type, family in TEXT_FAMILIES.items() if family.fast_decode)
+
+
 def packs(model_type: str) -> bool:
     """Return true where models of this type run packed."""
-    known = model_type in PACKED_FAMILIES or model_type in PACKED_VISION_FAMILIES
-    return known or (model_type in CUSTOM_FAMILIES and CUSTOM_FAMILIES[model_type].packed)
+    tables = (TEXT_FAMILIES, VISION_FAMILIES, CUSTOM_FAMILIES)
+    return any(model_type in table and table[model_type].packed for table in tables)
 
 
 def custom_classes() -> dict[str, str]:

@@ -1,38 +1,74 @@
-"""Registry of vision-language architectures, with what each needs of a packed row."""
+"""Table of vision-language architectures: one row each.
+
+A row needs a new file beside this one where images of the architecture become features in a way of their own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rft_core.errors import DataError
+from rft_models.families import llava, qwen_vl
+from rft_models.families.image_layout import ImageLayout
+from rft_models.families.llava import LlavaImages, TinyLlava
+from rft_models.families.qwen_vl import QwenImages, TinyQwenVl
+from rft_models.families.tiny_vision import TinyVision
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VisionFamily:
-    """Properties in which the vision-language architectures differ."""
+    """One vision-language architecture: what differs between it and others."""
 
     name: str
     """For people."""
     marker: str
     """Text of a prompt where an image stands, with one placeholder in it."""
-    three_axes: bool
-    """Positions are (frame, row, column) triples, as `mrope.positions_of` computes them; false: one number a token."""
+    layout: type[ImageLayout]
+    """How its images become features, and where these stand in a row."""
+    tiny: TinyVision
+    """Maker of small models of it."""
+    packed: bool = True
+    """Whether its decoder runs packed, see `registry.TextFamily`; false: it does where its text part's family does."""
+    text_types: Mapping[str, str] = field(default_factory=dict[str, str])
+    """`model_type` of its text part -> the text family whose layers it has."""
+    default_text_type: str = ""
+    """`model_type` of its text part where config.json does not name it."""
 
-
-_QWEN_MARKER = "<|vision_start|><|image_pad|><|vision_end|>"
 
 VISION_FAMILIES: dict[str, VisionFamily] = {
-    "qwen2_vl": VisionFamily("Qwen2-VL", _QWEN_MARKER, True),
-    "qwen2_5_vl": VisionFamily("Qwen2.5-VL", _QWEN_MARKER, True),
-    "qwen3_vl": VisionFamily("Qwen3-VL", _QWEN_MARKER, True),
-    "llava": VisionFamily("LLaVA", "<image>", False),
+    "qwen2_vl": VisionFamily(
+        name="Qwen2-VL",
+        marker=qwen_vl.MARKER,
+        layout=QwenImages,
+        tiny=TinyQwenVl("qwen2_vl", "Qwen2VLProcessor", "Qwen2VLVideoProcessor"),
+        text_types={"qwen2_vl_text": "qwen2"},
+    ),
+    "qwen2_5_vl": VisionFamily(
+        name="Qwen2.5-VL",
+        marker=qwen_vl.MARKER,
+        layout=QwenImages,
+        tiny=TinyQwenVl("qwen2_5_vl", "Qwen2_5_VLProcessor", "Qwen2VLVideoProcessor"),
+        text_types={"qwen2_5_vl_text": "qwen2"},
+    ),
+    "qwen3_vl": VisionFamily(
+        name="Qwen3-VL",
+        marker=qwen_vl.MARKER,
+        layout=QwenImages,
+        tiny=TinyQwenVl("qwen3_vl", "Qwen3VLProcessor", "Qwen3VLVideoProcessor"),
+        text_types={"qwen3_vl_text": "qwen3"},
+    ),
+    "llava": VisionFamily(
+        name="LLaVA",
+        marker=llava.MARKER,
+        layout=LlavaImages,
+        tiny=TinyLlava(),
+        packed=False,
+        default_text_type="llama",
+    ),
 }
 """By `model_type`. A test compares each with its own forward, one sequence at a time, gradients of the tower too."""
-
-VISION_TEXT_TYPES = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
-"""`model_type` of a vision-language model's text part -> the text family whose layers it has."""
 
 
 def is_vision(model_type: str) -> bool:
@@ -43,12 +79,14 @@ def is_vision(model_type: str) -> bool:
 def text_type(config: Mapping[str, Any]) -> str:
     """`model_type` of the decoder that a vision-language model's config.json describes; "" where it is plain."""
     text: Mapping[str, Any] = config.get("text_config") or {}
-    return str(text.get("model_type") or ("llama" if config.get("model_type") == "llava" else ""))
+    family = VISION_FAMILIES.get(str(config.get("model_type", "")))
+    return str(text.get("model_type") or (family.default_text_type if family is not None else ""))
 
 
 def text_family(model_type: str) -> str:
     """Return the text family of a decoder: of "qwen2_5_vl_text" it is "qwen2", of a plain one its own."""
-    return VISION_TEXT_TYPES.get(model_type, model_type)
+    layers = (family.text_types.get(model_type) for family in VISION_FAMILIES.values())
+    return next((name for name in layers if name is not None), model_type)
 
 
 def is_unknown_vision(config: Mapping[str, Any]) -> bool:

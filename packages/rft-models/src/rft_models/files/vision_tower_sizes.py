@@ -39,7 +39,6 @@ def tower_sizes(directory: str | Path) -> TowerSizes | None:
     config, parameters = _counted(path)
     vision = config.vision_config
     hidden = _first(vision, "embed_dim", "hidden_size")  # of Qwen2-VL hidden_size is the decoder's
-    merge = int(getattr(vision, "spatial_merge_size", 1)) if VISION_FAMILIES[kind].three_axes else 1
     ffn = int(getattr(vision, "intermediate_size", 0) or 0) or int(hidden * float(getattr(vision, "mlp_ratio", 4)))
     return TowerSizes(
         parameters=parameters,
@@ -47,7 +46,7 @@ def tower_sizes(directory: str | Path) -> TowerSizes | None:
         hidden=hidden,
         ffn=ffn,
         heads=_first(vision, "num_heads", "num_attention_heads"),
-        patches_per_token=merge**2,
+        patches_per_token=VISION_FAMILIES[kind].layout(config).patches_per_token,
     )
 
 

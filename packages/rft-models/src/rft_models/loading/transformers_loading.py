@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 
 from rft_core.errors import DataError, OptionsError
 from rft_models.attention.hf_interface import IMPLEMENTATION, register, switched
-from rft_models.families.registry import PACKED_FAMILIES, custom_classes, packs
+from rft_models.families.registry import custom_classes, packed_families, packs
 from rft_models.families.vision import is_unknown_vision, is_vision, unknown_family
 from rft_models.files.directories import no_progress_bars
 from rft_models.layers import gradient_checkpointing as checkpointing
@@ -97,7 +97,7 @@ def choose_packed(model_type: str, attention: Attention, path: Path, *, text_typ
     if attention == "packed" and not known:
         raise OptionsError(
             code="models.no_packed_attention",
-            what=f'attention "packed" for model_type {model_type!r}; known are {", ".join(sorted(PACKED_FAMILIES))}',
+            what=f'attention "packed" for model_type {model_type!r}; known are {", ".join(sorted(packed_families()))}',
             where=str(path),
             why="packing is exact only where nothing but the attention mixes tokens",
             do='attention "auto"',

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rft_models.vision.mrope import position_offset
 from rft_models.vision.packed_rows import Features, MediaInputs, RowInputs, check_whole, no_tower
 from rft_models.vision.tower import VisionTower
 
@@ -21,7 +20,7 @@ class MultimodalPrompts:
 
     row: RowInputs
     offsets_P: Tensor
-    """[P] int64 on the CPU: see `position_offset`."""
+    """[P] int64 on the CPU: see `ImageLayout.position_offset`."""
     places_F: Tensor | None = None
     features: Features | None = None
 
@@ -63,7 +62,8 @@ def prepare_multimodal(
     if tower is None:
         raise no_tower("this model")
     row = tower.row(media, lengths, token_ids_T, positions_T)
-    return MultimodalPrompts(row, torch.tensor([position_offset(one, tower.merge) for one in media]))
+    offsets = [0 if one is None else tower.layout.position_offset(one.placed) for one in media]
+    return MultimodalPrompts(row, torch.tensor(offsets))
 
 
 def generation_inputs(

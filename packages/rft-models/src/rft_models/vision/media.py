@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+from rft_models.families.image_layout import PlacedImage
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageInputs:
@@ -85,6 +87,12 @@ class Media:
     def digest(self) -> str:
         """Digest of all images in order, for hashes of the data."""
         return hashlib.sha256("".join(image.digest for image in self.images).encode()).hexdigest()
+
+    @property
+    def placed(self) -> tuple[PlacedImage, ...]:
+        """The images with their runs of placeholders, as layouts of images take them."""
+        pairs = zip(self.images, self.spans, strict=True)
+        return tuple(PlacedImage(first, number, image.grid) for image, (first, number) in pairs)
 
     def pil_images(self) -> list[Any]:
         """Decode the images for an engine that has an image processor of its own."""

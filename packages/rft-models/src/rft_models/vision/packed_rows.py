@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import DataError, PreflightError
+from rft_models.families.image_layout import ImageLayout
 from rft_models.vision.media import ImageInputs, Media
-from rft_models.vision.mrope import positions_of
 
 MediaInputs = Sequence[Media | None]
 """Of each segment of a row in order, what images its prompt has."""
@@ -100,7 +100,7 @@ def _parts(features: Features) -> list[Tensor]:
 
 
 def place(
-    mm_inputs: MediaInputs, lengths: Sequence[int], token_ids_T: Tensor, positions_T: Tensor, *, merge: int | None
+    mm_inputs: MediaInputs, lengths: Sequence[int], token_ids_T: Tensor, positions_T: Tensor, layout: ImageLayout
 ) -> Placement | None:
     """Lay the images of segments of these lengths into their row; None where no segment has any.
 
@@ -108,7 +108,7 @@ def place(
         mm_inputs: one a segment.
         lengths: tokens of each.
         token_ids_T, positions_T: the row.
-        merge: patches a side that become one feature, of a decoder with three axes; None: it has one.
+        layout: of the model.
 
     Raises:
         DataError: a segment ends before the last of its placeholders, something else stands at one, or an image
@@ -118,15 +118,14 @@ def place(
     if not any(mm_inputs):
         return None
     numbers = dict.fromkeys(image for media in mm_inputs if media is not None for image in media.images)
-    if merge is not None:
-        check_counts([_features_of(image, merge) for image in numbers], tuple(numbers))
+    check_counts([_features_of(image, layout) for image in numbers], tuple(numbers))
     behind = 0
     first_feature: dict[ImageInputs, int] = {}
     for image in numbers:
         first_feature[image] = behind
         behind += image.num_tokens
     source_T = torch.full((sum(lengths),), -1, dtype=torch.int64)
-    axes = positions_T.to("cpu").expand(3, -1).clone() if merge is not None else None
+    axes = positions_T.to("cpu").expand(3, -1).clone() if layout.three_axes else None
     begin = 0
     for media, length in zip(mm_inputs, lengths, strict=True):
         if media is not None:
@@ -134,8 +133,8 @@ def place(
             for image, (first, number) in zip(media.images, media.spans, strict=True):
                 start = begin + first
                 source_T[start : start + number] = torch.arange(number) + first_feature[image]
-            if axes is not None and merge is not None:
-                axes[:, begin : begin + length] = positions_of(length, media, merge)
+            if axes is not None:
+                axes[:, begin : begin + length] = layout.positions(length, media.placed)
         begin += length
     device = token_ids_T.device
     source_T = source_T.to(device)
@@ -156,9 +155,10 @@ def check_counts(counts: Sequence[int], images: Sequence[ImageInputs]) -> None:
             )
 
 
-def _features_of(image: ImageInputs, merge: int) -> int:
-    assert image.grid is not None, "a model with three axes has images with grids"
-    return image.grid[0] * (image.grid[1] // merge) * (image.grid[2] // merge)
+def _features_of(image: ImageInputs, layout: ImageLayout) -> int:
+    """Return the features that the grid of an image states; where it states none, those that the processor counted."""
+    stated = layout.num_features(image.grid)
+    return image.num_tokens if stated is None else stated
 
 
 def check_whole(media: Media, length: int, *, where: str = "prompt") -> None:

@@ -22,7 +22,7 @@ def pixel_range(rules: PixelRules, family: VisionFamily, image_processor: Any) -
         OptionsError: a range for a processor of one size, one below what a feature covers, or bounds that cross.
     """
     scales = rules.min_pixels is not None or (rules.max_pixels is not None and rules.oversize == "downscale")
-    if not family.three_axes:
+    if not family.layout.scales:
         if scales:
             raise _fixed_size(family)
         return None

@@ -18,7 +18,7 @@ class PlannedImages(HfProcessor):
     @property
     def scales(self) -> bool:
         """Return true where a cap on pixels changes the number of features; LLaVA scales all images to one size."""
-        return self.family.three_axes
+        return self.family.layout.scales
 
     @property
     def least_pixels(self) -> int:

@@ -23,12 +23,8 @@ class VisionTower:
         """`model` is the whole one, ...ForConditionalGeneration, or that without its output matrix, ...Model."""
         self._model = model
         self._inner = model if model.get_output_embeddings() is None else model.model
-        self._vision = model.config.vision_config
         self.image_token_id = int(model.config.image_token_id)
-        self.merge: int | None = None
-        """Patches a side that become one feature; None for a decoder whose positions have one axis."""
-        if VISION_FAMILIES[model.config.model_type].three_axes:
-            self.merge = int(self._vision.spatial_merge_size)
+        self.layout = VISION_FAMILIES[model.config.model_type].layout(model.config)
         self.runs_always = False
         """True where also rows without images run the tower: ranks that gather weights together must all use them."""
 
@@ -53,7 +49,7 @@ class VisionTower:
         """
         placed = None
         if mm_inputs is not None:
-            placed = place(mm_inputs, lengths, token_ids_T, positions_T, merge=self.merge)
+            placed = place(mm_inputs, lengths, token_ids_T, positions_T, self.layout)
         if placed is not None:
             features = self.features(placed.images)
             return RowInputs(token_ids_T, positions_T, placed.source_T, placed.positions_3T, features)
@@ -66,15 +62,8 @@ class VisionTower:
     def smallest(self, seed: int = 0) -> ImageInputs:
         """Noise of the smallest size that the tower takes, to try it on."""
         generator = torch.Generator().manual_seed(seed)
-        vision = self._vision
-        if self.merge is None:
-            side = int(vision.image_size)
-            pixels = torch.randn((3, side, side), generator=generator)
-            return ImageInputs.of(pixels, None, self._features_of_fixed(side))
-        grid = (1, self.merge, 2 * self.merge)
-        width = int(vision.in_channels) * int(vision.temporal_patch_size) * int(vision.patch_size) ** 2
-        pixels = torch.randn((grid[0] * grid[1] * grid[2], width), generator=generator)
-        return ImageInputs.of(pixels, grid, 2)
+        image = self.layout.smallest()
+        return ImageInputs.of(torch.randn(image.shape, generator=generator), image.grid, image.num_tokens)
 
     def probe(self, seed: int) -> Media:
         """One such image behind the first token of a segment."""
@@ -94,28 +83,12 @@ class VisionTower:
         `spans` are (row, first column, number of placeholders) of each image.
         """
         device, _ = self._device_and_dtype()
-        arguments = self._arguments(images)
-        if self.merge is not None:
-            kinds_BL = torch.zeros(shape, dtype=torch.int64, device=device)
-            for row, first, number in spans:
-                kinds_BL[row, first : first + number] = 1
-            arguments["mm_token_type_ids"] = kinds_BL
-        return arguments
+        return self._arguments(images) | self.layout.row_arguments(spans, shape, device)
 
     def _arguments(self, images: Sequence[ImageInputs]) -> dict[str, Any]:
         device, dtype = self._device_and_dtype()
         pixels = [image.pixel_values.to(device=device, dtype=dtype) for image in images]
-        if self.merge is None:
-            return {"pixel_values": torch.stack(pixels)}
-        grids = torch.tensor([image.grid for image in images], device=device)
-        return {"pixel_values": torch.cat(pixels), "image_grid_thw": grids}
-
-    def _features_of_fixed(self, side: int) -> int:
-        """Return the features of an image of the one size of a LLaVA model's tower."""
-        patches = (side // int(self._vision.patch_size)) ** 2
-        has_class_token = self._vision.model_type == "clip_vision_model"
-        dropped = self._model.config.vision_feature_select_strategy == "default"
-        return patches + int(has_class_token) - int(dropped)
+        return self.layout.arguments(pixels, [image.grid for image in images])
 
     def _device_and_dtype(self) -> tuple[torch.device, torch.dtype]:
         matrix = self._model.get_output_embeddings() or self._model.get_input_embeddings()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from rft_models.families.mrope import position_offset, positions_of
 from rft_models.policy.load import load_policy
 from rft_models.vision.media import ImageInputs, Media
-from rft_models.vision.mrope import position_offset, positions_of
 
 IMAGE = 99
 
@@ -29,13 +29,13 @@ def media_of(grids: list[tuple[int, int]], gaps: list[int]) -> tuple[list[int], 
 
 def test_the_example_by_hand() -> None:
     tokens, media = media_of([(2, 3)], [2, 1])
-    assert positions_of(len(tokens), media, 2).tolist() == [
+    assert positions_of(len(tokens), media.placed, 2).tolist() == [
         [0, 1, 2, 2, 2, 2, 2, 2, 5],
         [0, 1, 2, 2, 2, 3, 3, 3, 5],
         [0, 1, 2, 3, 4, 2, 3, 4, 5],
     ]
-    assert position_offset(media, 2) == 5 - 8
-    assert position_offset(media, None) == position_offset(None, 2) == 0
+    assert position_offset(media.placed, 2) == 5 - 8
+    assert position_offset((), 2) == 0
 
 
 @pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
@@ -53,5 +53,5 @@ def test_they_are_the_models_own(vision_directory: Callable[[str], Path], model_
             mm_token_type_ids=(ids == IMAGE).int(),
             image_grid_thw=torch.tensor([image.grid for image in media.images]),
         )
-        assert torch.equal(positions_of(len(tokens), media, 2), own[:, 0])
-        assert position_offset(media, 2) == int(delta)
+        assert torch.equal(positions_of(len(tokens), media.placed, 2), own[:, 0])
+        assert position_offset(media.placed, 2) == int(delta)

@@ -12,39 +12,44 @@ rows and columns. With an image of 2 x 3 features behind two text tokens:
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from rft_models.vision.media import Media
+from rft_models.families.image_layout import PlacedImage
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def positions_of(length: int, media: Media, merge: int) -> Tensor:
+def positions_of(length: int, images: Sequence[PlacedImage], merge: int) -> Tensor:
     """[3, L] int64 of the tokens of a segment; `merge` patches a side become one feature."""
+    import torch
+
     parts: list[Tensor] = []
     begin = next_position = 0
-    for image, (first, number) in zip(media.images, media.spans, strict=True):
+    for image in images:
         assert image.grid is not None, "a model with three axes has images with grids"
-        parts.append(_text(first - begin, next_position))
-        next_position += first - begin
+        parts.append(_text(image.first - begin, next_position))
+        next_position += image.first - begin
         frames, rows, columns = image.grid[0], image.grid[1] // merge, image.grid[2] // merge
         coordinates = torch.cartesian_prod(torch.arange(frames), torch.arange(rows), torch.arange(columns))
         parts.append(coordinates.view(-1, 3).T + next_position)
         next_position += max(rows, columns)
-        begin = first + number
+        begin = image.first + image.num_tokens
     parts.append(_text(length - begin, next_position))
     return torch.cat(parts, 1)
 
 
-def position_offset(media: Media | None, merge: int | None) -> int:
+def position_offset(images: Sequence[PlacedImage], merge: int) -> int:
     """Return position minus index of every token behind the images; 0 or below."""
-    if media is None or merge is None:
-        return 0
     shift = 0
-    for image in media.images:
+    for image in images:
         assert image.grid is not None
         shift += max(image.grid[1] // merge, image.grid[2] // merge) - image.num_tokens
     return shift
 
 
 def _text(length: int, first: int) -> Tensor:
+    import torch
+
     return (torch.arange(length) + first).expand(3, length)
