@@ -87,9 +87,19 @@ def test_a_rank_that_is_killed_right_after_the_ranks_met_is_named(
     assert not (runs / "run").exists()
 
 
-def test_a_rank_that_waits_for_ever_is_named_with_its_phase(server: ForkServer, task: TinyTask, runs: Path) -> None:
+def longest_step(run: Path) -> float:
+    """Seconds of the slowest step, on this machine as busy as it is."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return max(float(row["time/step"]) for row in rows)
+
+
+def test_a_rank_that_waits_for_ever_is_named_with_its_phase(
+    server: ForkServer, task: TinyTask, two_ranks: Path, runs: Path
+) -> None:
     run = runs / "run"
-    limits = ("--watchdog_seconds", "2", "--watchdog_first_seconds", "60")
+    # far above what a step takes here: the limit is then reached in the sleep, and in no phase that is only slow
+    limit = max(2.0, 8 * longest_step(two_ranks))
+    limits = ("--watchdog_seconds", f"{limit:.1f}", "--watchdog_first_seconds", f"{30 * limit:.1f}")
     asleep = [("sleep_rank_at", [1, "rl.rolled_out", 2, 600.0])]
     ended = server.run(*task.words("rl", run, *FLAGS, *limits), preludes=asleep, num_ranks=2)
     assert (ended.code, *ended.other_codes) == (PEER, PEER), ended.output[-3000:]
