@@ -63,7 +63,6 @@ SHARED_CLASSES: dict[str, int] = {
     "RowSums": 2,
     "SlabSums": 2,
     "Stage": 2,
-    "Wanted": 2,
     "WatchedProcess": 2,
 }
 """Public classes with one name and so many definitions; each is to get a name of its own."""

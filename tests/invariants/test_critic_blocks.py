@@ -30,7 +30,7 @@ CHANGES = {
 def critic(run: Path, place: int) -> dict[str, Tensor]:
     """The critic's whole weights in one of the run's checkpoints."""
     blocks = open_verified(checkpoints(run)[place]).blocks("critic")
-    return {name: blocks.whole(name) for name in blocks.table}
+    return {name: blocks.full_tensor(name) for name in blocks.table}
 
 
 def learned(run: Path) -> list[Tensor]:

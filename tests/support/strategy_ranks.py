@@ -150,16 +150,16 @@ def distributed(policy: CausalPolicy, case: Case, ranks: Collectives) -> tuple[A
             spread = FullyShardedModel(policy.model, policy.layers, ranks, device=CPU, mesh=group.data_mesh)
             policy.wrap_forward(spread.compute)
             optimizer = TensorShardedOptimizer(policy.trainable_parameters(), group, of_heads=plan.of_heads, **ADAM)
-            return optimizer, spread.whole_tensors, DataParallelRanks(ranks, group)
+            return optimizer, spread.full_tensors, DataParallelRanks(ranks, group)
         optimizer = TensorParallelOptimizer(policy.trainable_parameters(), group, of_heads=plan.of_heads, **ADAM)
-        return optimizer, cut[0].whole_tensors, DataParallelRanks(ranks, group)
+        return optimizer, cut[0].full_tensors, DataParallelRanks(ranks, group)
     sequence = SequenceGroup(ranks, case.sp_size)
     policy.enable_sequence_parallel(sequence, case.sp_mode)
     data = DataParallelRanks(ranks, sequence)
     if case.fsdp:
         spread = FullyShardedModel(policy.model, policy.layers, ranks, device=CPU, shard_size=case.shard_size)
         policy.wrap_forward(spread.compute)
-        return ShardedOptimizer(policy.trainable_parameters(), ranks, **ADAM), spread.whole_tensors, data
+        return ShardedOptimizer(policy.trainable_parameters(), ranks, **ADAM), spread.full_tensors, data
     return DataParallelOptimizer(policy.trainable_parameters(), ranks, **ADAM), policy.named_parameters, data
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from rft_core import fault_points
-from rft_dist.checkpoint_format.shards import Shard, whole
+from rft_dist.checkpoint_format.shards import Shard, full_shard
 from rft_dist.checkpoints.async_writer import BackgroundSaves, Copy
 from rft_dist.checkpoints.reader import Checkpoint
 from rft_dist.checkpoints.store import CheckpointInfo, CheckpointStore
@@ -140,7 +140,7 @@ class SmallRun:
         found: list[Shard] = []
         for name, tensor in self.tensors(step, salt)["optimizer"].items():
             if not tensor.ndim or not tensor.numel():
-                found += [whole(name, tensor)] if rank == 0 else []
+                found += [full_shard(name, tensor)] if rank == 0 else []
                 continue
             size = -(-tensor.shape[0] // num_ranks)
             piece = tensor[rank * size : (rank + 1) * size]
@@ -173,7 +173,7 @@ class SmallRun:
         assert (checkpoint.model_directory / "extra" / "notes.txt").read_text() == f"{step} {salt}"
         weights = checkpoint.model_blocks()
         assert set(weights.table) == {"weight", "bias"}
-        assert torch.equal(weights.whole("weight"), torch.full((5, 5), float(1000 * step + salt)))
+        assert torch.equal(weights.full_tensor("weight"), torch.full((5, 5), float(1000 * step + salt)))
         return step, salt
 
     def names(self) -> list[str]:

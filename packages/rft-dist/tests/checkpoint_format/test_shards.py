@@ -14,13 +14,13 @@ from torch import Tensor
 from rft_core.errors import CheckpointError
 from rft_dist.checkpoint_format.shards import (
     Shard,
-    Wanted,
+    ShardRequest,
     assign_by_bytes,
     flat_blocks,
     flat_offset,
     flat_requests,
     flat_shards,
-    whole,
+    full_shard,
 )
 from rft_dist.checkpoints.reader import Checkpoint
 from rft_dist.checkpoints.store import CheckpointStore
@@ -64,7 +64,7 @@ def blocks_of(cut: str, rank: int, world_size: int) -> list[Shard]:
         axis = {"rows": 0, "columns": tensor.ndim - 1}.get(cut, 0)
         if cut == "rank 0" or cut == "by bytes" or not tensor.ndim:
             owner = owners[name] if cut == "by bytes" else 0
-            found += [whole(name, tensor)] if rank == owner else []
+            found += [full_shard(name, tensor)] if rank == owner else []
         elif cut == "flat":
             size = -(-tensor.numel() // world_size)
             piece = tensor.reshape(-1)[rank * size : (rank + 1) * size]
@@ -85,10 +85,10 @@ class Sink:
         self.shards = blocks_of(cut, rank, world_size)
         self.got = 0
 
-    def wanted(self) -> list[Wanted]:
-        return [Wanted(s.name, s.global_shape, s.data.dtype, s.start, tuple(s.data.shape)) for s in self.shards]
+    def shard_requests(self) -> list[ShardRequest]:
+        return [ShardRequest(s.name, s.global_shape, s.data.dtype, s.start, tuple(s.data.shape)) for s in self.shards]
 
-    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+    def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
         (want,) = [s.data for s in self.shards if s.name == name and s.start == start]
         assert tensor.dtype == want.dtype
         assert tensor.shape == want.shape
@@ -207,23 +207,28 @@ def test_a_file_of_a_rank_tells_its_blocks_without_the_manifest(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (Wanted("absent", (2,), torch.float32, (0,), (2,)), "tensor absent: wanted float32 [2], the checkpoint has no"),
         (
-            Wanted("rows", (7, 4), torch.float32, (0, 0), (7, 4)),
+            ShardRequest("absent", (2,), torch.float32, (0,), (2,)),
+            "tensor absent: wanted float32 [2], the checkpoint has no",
+        ),
+        (
+            ShardRequest("rows", (7, 4), torch.float32, (0, 0), (7, 4)),
             "tensor rows: wanted float32 [7, 4], the checkpoint has float32 [7, 3]",
         ),
         (
-            Wanted("half", (9, 2), torch.float32, (0, 0), (1, 2)),
+            ShardRequest("half", (9, 2), torch.float32, (0, 0), (1, 2)),
             "tensor half: wanted float32 [9, 2], the checkpoint has bfloat16 [9, 2]",
         ),
     ],
 )
-def test_what_is_not_there_as_wanted_is_named_and_nothing_is_put(tmp_path: Path, wanted: Wanted, message: str) -> None:
+def test_what_is_not_there_as_wanted_is_named_and_nothing_is_put(
+    tmp_path: Path, wanted: ShardRequest, message: str
+) -> None:
     save_with(tmp_path, "rows", 2)
 
     class One(Sink):
-        def wanted(self) -> list[Wanted]:
-            return [*super().wanted(), wanted]
+        def shard_requests(self) -> list[ShardRequest]:
+            return [*super().shard_requests(), wanted]
 
     sink = One("flat", 0, 2)
     with pytest.raises(CheckpointError) as caught:
@@ -238,7 +243,7 @@ def broken(rank: int, kind: str) -> list[Shard]:
     if kind == "a gap":
         return [half] if rank == 0 else []
     if kind == "twice":
-        return [whole("w", tensor)]
+        return [full_shard("w", tensor)]
     if kind == "overlapping columns":
         return [Shard("w", (4, 3), (0, rank), tensor[:, rank : rank + 2])]
     if kind == "another shape":

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import RftError
-from rft_dist.checkpoint_format.shards import Shard, Wanted
+from rft_dist.checkpoint_format.shards import Shard, ShardRequest
 from rft_dist.checkpoints.async_writer import BackgroundSaves
 from rft_dist.checkpoints.rank_exchange import StoreExchange
 from rft_dist.checkpoints.store import CheckpointStore
@@ -36,11 +36,11 @@ class Columns:
         self.end = COLUMNS * (rank + 1) // world_size
         self.got: list[Tensor] = []
 
-    def wanted(self) -> list[Wanted]:
+    def shard_requests(self) -> list[ShardRequest]:
         shape = (ROWS, self.end - self.start)
-        return [Wanted("w", (ROWS, COLUMNS), torch.float32, (0, self.start), shape)]
+        return [ShardRequest("w", (ROWS, COLUMNS), torch.float32, (0, self.start), shape)]
 
-    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+    def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
         self.got.append(tensor)
 
 

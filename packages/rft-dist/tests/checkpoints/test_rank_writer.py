@@ -47,7 +47,7 @@ def test_ranks_save_together_and_load_other_blocks(tmp_path: Path, num_ranks: in
     want = torch.arange(60, dtype=torch.float32).view(10, 6) + 3000
     assert torch.equal(checkpoint.tensors("optimizer")["w"], want)
     weights = open_verified(folder / "step_000003").model_blocks()
-    assert {name: weights.whole(name).tolist() for name in weights.table} == {
+    assert {name: weights.full_tensor(name).tolist() for name in weights.table} == {
         f"w{rank}": [float(rank)] * 2 for rank in range(num_ranks)
     }
     index = json.loads((checkpoint.model_directory / "model.safetensors.index.json").read_text())

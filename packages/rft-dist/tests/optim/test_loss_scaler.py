@@ -56,7 +56,7 @@ def test_the_scale_halves_at_once_doubles_after_clean_steps_and_stays_a_power_of
     scaler = LossScaler(scale=8.0, growth_interval=3)
     scales = []
     for finite in (True, True, False, True, True, True, True, False, False):
-        scaler.judge(finite=finite)
+        scaler.update(finite=finite)
         scales.append(scaler.scale)
     assert scales == [8, 8, 4, 4, 4, 8, 8, 4, 2]
     assert scaler.skipped == 3
@@ -66,12 +66,12 @@ def test_the_scale_halves_at_once_doubles_after_clean_steps_and_stays_a_power_of
 
 def test_the_scale_has_a_ceiling_and_below_its_floor_the_run_ends_with_the_reason() -> None:
     high = LossScaler(scale=LARGEST, growth_interval=1)
-    high.judge(finite=True)
+    high.update(finite=True)
     assert high.scale == LARGEST
     low = LossScaler(scale=2.0)
-    low.judge(finite=False)
+    low.update(finite=False)
     with pytest.raises(NumericsError) as caught:
-        low.judge(finite=False)
+        low.update(finite=False)
     assert "at a loss scale of 1; 2 steps were skipped" in str(caught.value)
     assert "--use_mp_opt" in str(caught.value)
 

@@ -9,7 +9,14 @@ import pytest
 
 from rft_core.errors import PreflightError
 from rft_dist.launch.environment import ranks_from_environment
-from rft_dist.planning.parallel_dims import BatchShare, ParallelDims, SourcedNumber, Wanted, layouts, resolve_grid
+from rft_dist.planning.parallel_dims import (
+    BatchShare,
+    ParallelDims,
+    RequestedDims,
+    SourcedNumber,
+    layouts,
+    resolve_grid,
+)
 from rft_dist.preflight.process_checks import check_start
 
 NAMES = {"ranks": "--world_size", "nodes": "recipe.yaml:3", "per_node": "GPUS_PER_NODE (the environment)"}
@@ -17,9 +24,9 @@ NAMES |= {"devices": "CUDA devices that torch sees", "sp_size": "--sp_size", "tp
 SHARE = BatchShare("train_batch_size", 128, 8)
 
 
-def wanted(**numbers: int) -> Wanted:
+def wanted(**numbers: int) -> RequestedDims:
     given: dict[str, Any] = {name: SourcedNumber(value, NAMES[name]) for name, value in numbers.items()}
-    return Wanted(share=SHARE, launcher="plan", **given)
+    return RequestedDims(share=SHARE, launcher="plan", **given)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def sharded(ranks: Collectives, **options: Any) -> Built:
     model = Tiny()
     blocks = FullyShardedModel(model, list(model.layers), ranks, device=CPU, **options)
     optimizer = ShardedOptimizer(model.named_parameters(), ranks, **ADAM, ema_decay=DECAY)
-    return Built(model, optimizer, blocks.compute, blocks.whole_tensors, _in_place(model, optimizer))
+    return Built(model, optimizer, blocks.compute, blocks.full_tensors, _in_place(model, optimizer))
 
 
 def cut(ranks: Collectives) -> Built:
@@ -75,7 +75,7 @@ def cut(ranks: Collectives) -> Built:
     optimizer = TensorParallelOptimizer(
         model.named_parameters(), group, of_heads=tensor_ranks.Plan.of_heads, **ADAM, ema_decay=DECAY
     )
-    return Built(model, optimizer, directly, parts.whole_tensors, _in_place(model, optimizer))
+    return Built(model, optimizer, directly, parts.full_tensors, _in_place(model, optimizer))
 
 
 def zero(ranks: Collectives, *, stage: int, dtype: torch.dtype = torch.float32, persistent: int = 0) -> Built:
@@ -92,7 +92,7 @@ def zero(ranks: Collectives, *, stage: int, dtype: torch.dtype = torch.float32, 
     )
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     in_place = partial(swap_in_ema_zero, trained, spread.weights, spread.optimizer.state, ranks)
-    return Built(model, spread.optimizer, spread.compute, spread.whole_tensors, in_place, ranks.rank)
+    return Built(model, spread.optimizer, spread.compute, spread.full_tensors, in_place, ranks.rank)
 
 
 def _in_place(model: Any, optimizer: Any) -> Callable[[], AbstractContextManager[None]]:

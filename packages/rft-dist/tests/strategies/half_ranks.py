@@ -106,9 +106,9 @@ def case_resumed(ranks: Collectives) -> dict[str, Any]:
     for mine, theirs in zip(second[0].parameters(), first[0].parameters(), strict=True):
         local(mine.detach()).copy_(local(theirs.detach()))
     steps = {name: tensor for name, tensor in first[1].state_tensors().items() if name.startswith(("step/", KEY))}
-    for want in second[1].wanted():
+    for want in second[1].shard_requests():
         found = steps.get(want.name)
-        second[1].put(want.name, want.start, own[want.name, want.start] if found is None else found.clone())
+        second[1].write(want.name, want.start, own[want.name, want.start] if found is None else found.clone())
     told = run(first, [2], ranks) == run(second, [2], ranks)
     return {"told": told, "equal": equal(held(first), held(second)), "writes_scale": any(n == KEY for n, _ in own)}
 

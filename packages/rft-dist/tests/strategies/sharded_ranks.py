@@ -15,7 +15,7 @@ from rft_core.errors import OptionsError
 from rft_dist.collectives import Collectives
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.strategies.data_parallel import DataParallelOptimizer
-from rft_dist.strategies.dtensor_shards import fill_blocks, is_first_copy, is_sharded, local, start_of
+from rft_dist.strategies.dtensor_shards import is_first_copy, is_sharded, local, start_of
 from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
 
 torch.set_num_threads(1)
@@ -85,7 +85,7 @@ def case_sharded(ranks: Collectives, out: Path, name: str, **options) -> dict:
     sharded = FullyShardedModel(model, list(model.layers), ranks, device=CPU, **options)
     optimizer = ShardedOptimizer(model.named_parameters(), ranks, **ADAM)
     norms = train(model, optimizer, sharded.compute, ranks)
-    save_file({n: p.clone() for n, p in sharded.whole_tensors()}, out / f"{name}_{ranks.rank}.safetensors")
+    save_file({n: p.clone() for n, p in sharded.full_tensors()}, out / f"{name}_{ranks.rank}.safetensors")
     held = sum(local(parameter.detach()).numel() for parameter in model.parameters())
     blocks = {n: [list(start_of(p)), list(local(p.detach()).shape)] for n, p in model.named_parameters()}
     moments = sum(t.numel() for n, t in optimizer.state_tensors().items() if n.startswith("exp_avg/"))
@@ -113,20 +113,24 @@ def case_resumed(ranks: Collectives, out: Path) -> dict:
         optimizer.step(1e-2)
 
     one(0, model, sharded, optimizer)
-    weights = {name: tensor.clone() for name, tensor in sharded.whole_tensors()}
+    weights = {name: tensor.clone() for name, tensor in sharded.full_tensors()}
     state = {name: tensor.clone() for name, tensor in optimizer.state_tensors().items()}
     other = Tiny()
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
     other_sharded = FullyShardedModel(other, list(other.layers), ranks, device=CPU)
-    for name, whole in weights.items():
-        fill_blocks(other.named_parameters(), name, whole)
+    other_sharded.load_shards(
+        lambda name, start, shape: weights[name][
+            tuple(slice(first, first + size) for first, size in zip(start, shape, strict=True))
+        ],
+        CPU,
+    )
     other_optimizer = ShardedOptimizer(other.named_parameters(), ranks, **ADAM)
     other_optimizer.load_state_tensors(state)
     one(1, model, sharded, optimizer)
     one(1, other, other_sharded, other_optimizer)
-    pairs = zip(sharded.whole_tensors(), other_sharded.whole_tensors(), strict=True)
+    pairs = zip(sharded.full_tensors(), other_sharded.full_tensors(), strict=True)
     return {"equal": all(torch.equal(a, b) for (_, a), (_, b) in pairs)}
 
 
@@ -135,11 +139,11 @@ def case_not_finite(ranks: Collectives, out: Path) -> dict:
     model = Tiny()
     sharded = FullyShardedModel(model, list(model.layers), ranks, device=CPU)
     optimizer = ShardedOptimizer(model.named_parameters(), ranks, **ADAM)
-    before = {name: tensor.clone() for name, tensor in sharded.whole_tensors()}
+    before = {name: tensor.clone() for name, tensor in sharded.full_tensors()}
     tokens = share(0, ranks.rank, ranks.world_size)[0]
     optimizer.backward(sharded.compute(model.loss, tokens) * (float("nan") if ranks.rank == 1 else 1.0))
     refused = optimizer.step(1e-2)
-    same = all(torch.equal(before[name], tensor) for name, tensor in sharded.whole_tensors())
+    same = all(torch.equal(before[name], tensor) for name, tensor in sharded.full_tensors())
     optimizer.backward(sharded.compute(model.loss, tokens) * 1e25)
     return {"refused": not refused.applied, "unchanged": same, "large": optimizer.step(1e-2).applied}
 

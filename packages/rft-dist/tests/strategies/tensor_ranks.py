@@ -111,13 +111,13 @@ def case_parts(ranks: Collectives, out: Path, name: str, dtype: torch.dtype, **o
     cut = TensorParallelModel(model, Plan(), group)
     optimizer = TensorParallelOptimizer(model.named_parameters(), group, of_heads=Plan.of_heads, **ADAM, **options)
     norms = train(model, optimizer, group.data_rank, group.data_size)
-    weights = {name: tensor.float().clone() for name, tensor in cut.whole_tensors()}
+    weights = {name: tensor.float().clone() for name, tensor in cut.full_tensors()}
     save_file(weights, out / f"{name}_{ranks.rank}.safetensors")
     parameters = dict(model.named_parameters())
     return {
         "norms": norms,
         "total": total,
-        "held": sum(tensor.numel() for _, tensor in cut.held_tensors()),
+        "held": sum(tensor.numel() for _, tensor in cut.local_shards()),
         "memory": sum(local(p.detach()).untyped_storage().nbytes() for p in parameters.values()) // dtype.itemsize,
         "tied": model.head.weight is model.embedding.weight,
         "blocks": {n: [list(start_of(p)), list(local(p.detach()).shape)] for n, p in parameters.items()},
@@ -154,14 +154,14 @@ def case_spread(ranks: Collectives, out: Path) -> dict:
     group = TensorGroup(ranks, 2, CPU)
     model, spread, optimizer = spread_parts(group)
     norms = train_in_step(model, spread, optimizer, group)
-    weights = {name: tensor.clone() for name, tensor in spread.whole_tensors()}
+    weights = {name: tensor.clone() for name, tensor in spread.full_tensors()}
     save_file(weights, out / f"spread_{ranks.rank}.safetensors")
     shards = [*optimizer.shards()]
     save_file({f"{i}": s.data.clone() for i, s in enumerate(shards)}, out / f"spread_shards_{ranks.rank}.safetensors")
     return {
         "norms": norms,
         "total": sum(tensor.numel() for tensor in weights.values()),
-        "held": sum(tensor.numel() for _, tensor in spread.held_tensors()),
+        "held": sum(tensor.numel() for _, tensor in spread.local_shards()),
         "tied": model.head.weight is model.embedding.weight,
         "shards": [[s.name, list(s.global_shape), list(s.start)] for s in shards],
     }
@@ -176,11 +176,11 @@ def case_spread_resumed(ranks: Collectives) -> dict:
         for one, two in zip(model.parameters(), other.parameters(), strict=True):
             local(two).copy_(local(one))
     state = {name: tensor.clone() for name, tensor in optimizer.state_tensors().items()}
-    for wanted in restored.wanted():
-        restored.put(wanted.name, wanted.start, state[wanted.name])
+    for wanted in restored.shard_requests():
+        restored.write(wanted.name, wanted.start, state[wanted.name])
     train_in_step(model, spread, optimizer, group, range(2, 3))
     train_in_step(other, again, restored, group, range(2, 3))
-    pairs = zip(spread.whole_tensors(), again.whole_tensors(), strict=True)
+    pairs = zip(spread.full_tensors(), again.full_tensors(), strict=True)
     return {"equal": all([torch.equal(one, two) for (_, one), (_, two) in pairs])}
 
 
@@ -198,11 +198,11 @@ def case_resumed(ranks: Collectives) -> dict:
             local(other).copy_(local(one))
     given = {shard.name: shard for shard in optimizers[0].shards()}
     state = {name: tensor.clone() for name, tensor in optimizers[0].state_tensors().items()}
-    for wanted in optimizers[1].wanted():
-        optimizers[1].put(wanted.name, wanted.start, state[wanted.name])
+    for wanted in optimizers[1].shard_requests():
+        optimizers[1].write(wanted.name, wanted.start, state[wanted.name])
     for model, optimizer in zip(models, optimizers, strict=True):
         train(model, optimizer, group.data_rank, group.data_size, range(2, 3))
-    pairs = zip(cuts[0].whole_tensors(), cuts[1].whole_tensors(), strict=True)
+    pairs = zip(cuts[0].full_tensors(), cuts[1].full_tensors(), strict=True)
     return {"equal": all(torch.equal(one, other) for (_, one), (_, other) in pairs), "given": len(given)}
 
 
@@ -210,10 +210,10 @@ def case_not_finite(ranks: Collectives) -> dict:
     group, model = TensorGroup(ranks, 2, CPU), Model()
     cut = TensorParallelModel(model, Plan(), group)
     optimizer = TensorParallelOptimizer(model.named_parameters(), group, of_heads=Plan.of_heads, **ADAM)
-    before = {name: tensor.clone() for name, tensor in cut.whole_tensors()}
+    before = {name: tensor.clone() for name, tensor in cut.full_tensors()}
     optimizer.backward(model.loss(torch.arange(6)) * (float("nan") if group.data_rank == 0 else 1.0))
     refused = not optimizer.step(1e-2).applied
-    same = all(torch.equal(before[name], tensor) for name, tensor in cut.whole_tensors())
+    same = all(torch.equal(before[name], tensor) for name, tensor in cut.full_tensors())
     return {"refused": refused, "unchanged": same}
 
 

@@ -67,7 +67,7 @@ def test_parts_in_blocks_take_the_steps_of_whole_matrices(found: Found) -> None:
 
 def test_blocks_of_parts_cover_the_state_once_and_are_that_of_parts(found: Found) -> None:
     weights = found.weights("spread")
-    wholes = {name: torch.full(list(tensor.shape), torch.nan) for name, tensor in weights.items()}
+    full_shards = {name: torch.full(list(tensor.shape), torch.nan) for name, tensor in weights.items()}
     for rank, spread in enumerate(found.results("spread")):
         blocks = load_file(found.folder / f"spread_shards_{rank}.safetensors")
         for number, (key, shape, start) in enumerate(spread["shards"]):
@@ -77,10 +77,10 @@ def test_blocks_of_parts_cover_the_state_once_and_are_that_of_parts(found: Found
             block = blocks[f"{number}"]
             assert shape == list(weights[name].shape)
             box = tuple(slice(first, first + size) for first, size in zip(start, block.shape, strict=True))
-            assert bool(wholes[name][box].isnan().all()), "given twice"
-            wholes[name][box] = block
+            assert bool(full_shards[name][box].isnan().all()), "given twice"
+            full_shards[name][box] = block
     expected = load_file(found.folder / "whole_moments_0.safetensors")
-    assert distance(wholes, expected) < 1e-4
+    assert distance(full_shards, expected) < 1e-4
 
 
 def test_narrow_weights_are_stepped_on_in_float32(found: Found) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from rft_core.errors import CheckpointError
 from rft_dist.checkpoint_format.layout import STATE
 from rft_dist.checkpoint_format.safetensors_pieces import DTYPES
-from rft_dist.checkpoint_format.shards import Shard, ShardSink, Wanted, fits, flat_offset
+from rft_dist.checkpoint_format.shards import Shard, ShardRequest, ShardSink, fits, flat_offset
 
 BLOCKS = "blocks"
 """Key of a shard file's metadata: a JSON object, block key -> [name, global shape, start]."""
@@ -150,7 +150,7 @@ def _flat_range(shape: tuple[int, ...], block: Block) -> tuple[int, int] | None:
     return first, first + math.prod(block.shape)
 
 
-def _overlap(one: Block | Wanted, other: Block) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def _overlap(one: Block | ShardRequest, other: Block) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """(start, end) of what both hold, None where they hold nothing in common."""
     start = tuple(map(max, one.start, other.start))
     ends = [tuple(a + b for a, b in zip(box.start, box.shape, strict=True)) for box in (one, other)]
@@ -166,48 +166,48 @@ class BlockReader:
         self.table = table
         self._open: dict[str, Any] = {}
 
-    def read(self, wanted: Wanted) -> Tensor:
+    def read(self, request: ShardRequest) -> Tensor:
         """The block, assembled from those that hold parts of it. Raises CheckpointError naming what differs."""
-        entry = self._checked(wanted)
-        result = torch.empty(wanted.shape, dtype=wanted.dtype)
+        entry = self._checked(request)
+        result = torch.empty(request.shape, dtype=request.dtype)
         for block in entry.blocks:
-            common = _overlap(wanted, block)
+            common = _overlap(request, block)
             if common is None:
                 continue
             start, end = common
             source = tuple(slice(a - o, b - o) for a, b, o in zip(start, end, block.start, strict=True))
-            target = tuple(slice(a - o, b - o) for a, b, o in zip(start, end, wanted.start, strict=True))
+            target = tuple(slice(a - o, b - o) for a, b, o in zip(start, end, request.start, strict=True))
             result[target] = self._piece(block, source)
         return result
 
-    def whole(self, name: str) -> Tensor:
+    def full_tensor(self, name: str) -> Tensor:
         """A tensor in full."""
         entry = self.table[name]
-        return self.read(Wanted(name, entry.shape, DTYPES[entry.dtype], (0,) * len(entry.shape), entry.shape))
+        return self.read(ShardRequest(name, entry.shape, DTYPES[entry.dtype], (0,) * len(entry.shape), entry.shape))
 
-    def fill(self, sink: ShardSink) -> int:
+    def load(self, sink: ShardSink) -> int:
         """Give the sink every block that it wants, and their number. Nothing is put unless all of them are there."""
-        wanted = list(sink.wanted())
-        for each in wanted:  # all before the first is put: a sink is never filled in part
+        requests = list(sink.shard_requests())
+        for each in requests:  # all before the first is put: a sink is never filled in part
             self._checked(each)
-        for each in wanted:
-            sink.put(each.name, each.start, self.read(each))
-        return len(wanted)
+        for each in requests:
+            sink.write(each.name, each.start, self.read(each))
+        return len(requests)
 
-    def _checked(self, wanted: Wanted) -> StoredTensor:
-        entry = self.table.get(wanted.name)
-        want = f"{wanted.dtype} {list(wanted.global_shape)}".removeprefix("torch.")
+    def _checked(self, request: ShardRequest) -> StoredTensor:
+        entry = self.table.get(request.name)
+        want = f"{request.dtype} {list(request.global_shape)}".removeprefix("torch.")
         if entry is None:
-            raise self._differs(wanted, want, f"no such tensor among {len(self.table)}")
+            raise self._differs(request, want, f"no such tensor among {len(self.table)}")
         have = f"{DTYPES[entry.dtype]} {list(entry.shape)}".removeprefix("torch.")
         if have != want:
-            raise self._differs(wanted, want, have)
+            raise self._differs(request, want, have)
         return entry
 
-    def _differs(self, wanted: Wanted, want: str, have: str) -> CheckpointError:
+    def _differs(self, request: ShardRequest, want: str, have: str) -> CheckpointError:
         return CheckpointError(
             code="checkpoint.tensor_differs",
-            what=f"tensor {wanted.name}: wanted {want}, the checkpoint has {have}",
+            what=f"tensor {request.name}: wanted {want}, the checkpoint has {have}",
             where=str(self._directory),
             why="a state is continued only in tensors of the same name, shape and dtype",
             state="nothing was loaded",

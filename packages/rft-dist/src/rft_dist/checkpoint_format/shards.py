@@ -4,7 +4,7 @@ A tensor of global shape [R, C] that four ranks share by rows is four blocks [R/
 (0, 0), (R/4, 0), ...; one that every rank holds is given whole by one of them. A rank that holds a
 range of the flattened tensor instead (ZeRO's partitions) gives at most 2 D - 1 blocks for it
 (`flat_shards`), so that one form serves all: whoever loads asks for other blocks of the same
-tensors (`Wanted`) and does not need to know how they were cut when they were saved.
+tensors (`ShardRequest`) and does not need to know how they were cut when they were saved.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ShardRequest:
     """A block that a rank needs: `shape` elements from `start` on of a tensor of this global shape and dtype."""
 
     name: str
@@ -70,23 +70,28 @@ class ShardSource(Protocol):
 class ShardSink(Protocol):
     """A part of a run that is loaded block by block."""
 
-    def wanted(self) -> Sequence[Wanted]:
+    def shard_requests(self) -> Sequence[ShardRequest]:
         """The blocks that this rank needs, in any order, of any overlap."""
         ...
 
-    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
-        """Take the block of `name` at `start`, on the CPU, with the shape and dtype that were wanted."""
+    def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+        """Take the block of `name` at `start`, on the CPU, with the shape and dtype that were requested."""
         ...
 
 
-def whole(name: str, tensor: Tensor) -> Shard:
+def full_shard(name: str, tensor: Tensor) -> Shard:
     """The shard of a tensor that this rank holds in full."""
     return Shard(name, tuple(tensor.shape), (0,) * tensor.ndim, tensor.detach())
 
 
-def wholes(tensors: Mapping[str, Tensor]) -> list[Shard]:
+def shards_of(part: Mapping[str, Tensor] | Sequence[Shard]) -> list[Shard]:
+    """Return a component's shards: those given, or a full one of every tensor of a mapping."""
+    return full_shards(part) if isinstance(part, Mapping) else list(part)
+
+
+def full_shards(tensors: Mapping[str, Tensor]) -> list[Shard]:
     """A shard of every tensor, in the order of the mapping."""
-    return [whole(name, tensor) for name, tensor in tensors.items()]
+    return [full_shard(name, tensor) for name, tensor in tensors.items()]
 
 
 def flat_shards(name: str, global_shape: Sequence[int], offset: int, data: Tensor) -> list[Shard]:
@@ -103,10 +108,12 @@ def flat_shards(name: str, global_shape: Sequence[int], offset: int, data: Tenso
     return blocks
 
 
-def flat_requests(name: str, global_shape: Sequence[int], dtype: torch.dtype, offset: int, numel: int) -> list[Wanted]:
+def flat_requests(
+    name: str, global_shape: Sequence[int], dtype: torch.dtype, offset: int, numel: int
+) -> list[ShardRequest]:
     """Return the requests of a rank that holds elements `offset` to `offset + numel - 1` of the flattened tensor."""
     shape = tuple(global_shape)
-    return [Wanted(name, shape, dtype, start, extent) for start, extent in flat_blocks(shape, offset, numel)]
+    return [ShardRequest(name, shape, dtype, start, extent) for start, extent in flat_blocks(shape, offset, numel)]
 
 
 def flat_offset(global_shape: Sequence[int], start: Sequence[int]) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rft_core.fault_points import declare, fault_point
 from rft_dist.checkpoint_format.safetensors_pieces import num_tensor_bytes
-from rft_dist.checkpoint_format.shards import Shard, wholes
+from rft_dist.checkpoint_format.shards import Shard, shards_of
 from rft_dist.checkpoints.host_copies import RESERVE_BYTES, HostCopies, available_bytes
 from rft_dist.checkpoints.storage_errors import gib
 from rft_dist.checkpoints.store import CheckpointInfo, CheckpointStore, Tensors
@@ -74,7 +74,7 @@ class BackgroundSaves:
         the host's memory does not hold the copies the save is done at once, which is said once.
         """
         self.wait()
-        shards = {name: wholes(part) if isinstance(part, Mapping) else list(part) for name, part in tensors.items()}
+        shards = {name: shards_of(part) for name, part in tensors.items()}
         if not self._has_room(shards, model_tensors or {}):
             writer = snapshot(lambda _, tensor: tensor.detach()) if self._store.is_first else _nothing
             self._done = self._store.save(

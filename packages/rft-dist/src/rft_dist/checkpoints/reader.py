@@ -82,7 +82,7 @@ class Checkpoint:
         """The tensors of a component in full, whoever saved it; CheckpointError where it has none."""
         if component in self.manifest.sharded:
             reader = self.blocks(component)
-            return {name: reader.whole(name).to(device) for name in reader.table}
+            return {name: reader.full_tensor(name).to(device) for name in reader.table}
         path = self._file(component, ".safetensors")
         try:
             return load_file(path, device=device)
@@ -102,7 +102,7 @@ class Checkpoint:
         Only those are read. Raises CheckpointError, and puts nothing, where a tensor is missing or
         has another shape or dtype.
         """
-        return self._reading(self.blocks(component).fill, sink)
+        return self._reading(self.blocks(component).load, sink)
 
     def model_blocks(self) -> BlockReader:
         """The blocks of the model directory's own weights, by their names there."""
@@ -130,9 +130,9 @@ class Checkpoint:
         """Raise CheckpointError naming what is missing or unexpected, unless the saved set is `registered`."""
         require_equal_components(registered, self.manifest.components, where=str(self.path))
 
-    def _reading(self, fill: Callable[[ShardSink], int], sink: ShardSink) -> int:
+    def _reading(self, load: Callable[[ShardSink], int], sink: ShardSink) -> int:
         try:
-            return fill(sink)
+            return load(sink)
         except (OSError, SafetensorError) as error:
             raise _changed_since(self.path / STATE / "*.safetensors", str(error)) from error
 

@@ -17,7 +17,7 @@ from rft_core.errors import CheckpointError
 from rft_dist.checkpoint_format.file_operations import STAGE, sync_directory
 from rft_dist.checkpoint_format.layout import MODEL, pin_path, published, step_name
 from rft_dist.checkpoint_format.manifest import Manifest, ManifestFault
-from rft_dist.checkpoint_format.shards import Shard, wholes
+from rft_dist.checkpoint_format.shards import Shard, shards_of
 from rft_dist.checkpoints.rank_exchange import Exchange, collective_call
 from rft_dist.checkpoints.reader import (
     Checkpoint,
@@ -132,7 +132,7 @@ class CheckpointStore:
         give `model_tensors`, each writes those whole weights to a file of its own, and the model
         writer adds configuration and tokenizer only.
         """
-        shards = {name: wholes(part) if isinstance(part, Mapping) else list(part) for name, part in tensors.items()}
+        shards = {name: shards_of(part) for name, part in tensors.items()}
         announced = announce(step, shards, model_tensors)
         is_first = self.is_first
 

@@ -49,7 +49,7 @@ class LocalAdamW:
 
     def __init__(
         self,
-        held: Mapping[str, Tensor],
+        local: Mapping[str, Tensor],
         *,
         betas: tuple[float, float],
         epsilon: float,
@@ -61,7 +61,7 @@ class LocalAdamW:
         """Set up the moments, and master copies and averages where asked for.
 
         Args:
-            held: the tensors by name; they are changed in place.
+            local: the tensors by name; they are changed in place.
             betas, epsilon, weight_decay: of AdamW.
             master: keep a float32 copy of tensors of fewer bits, step on it and round it back: an update smaller than
                 the last bit of a weight is then not lost.
@@ -69,8 +69,8 @@ class LocalAdamW:
                 On a CPU everything is in host memory already.
             ema_decay: keep a moving average of what is stepped on, see `ema`; None = none.
         """
-        self.held = dict(held)
-        self._stepped = {name: _stepped(tensor, master, offload) for name, tensor in self.held.items()}
+        self.local = dict(local)
+        self._stepped = {name: _stepped(tensor, master, offload) for name, tensor in self.local.items()}
         self._optimizer = _adamw(self._stepped, betas, epsilon, weight_decay)
         self._average = MovingAverage(self._stepped, ema_decay) if ema_decay is not None else None
 
@@ -83,8 +83,8 @@ class LocalAdamW:
         self._optimizer.step()
         for name, parameter in self._stepped.items():
             parameter.grad = None
-            if not _shares_memory(parameter, self.held[name]):
-                self.held[name].detach().copy_(parameter.detach())
+            if not _shares_memory(parameter, self.local[name]):
+                self.local[name].detach().copy_(parameter.detach())
         if self._average is not None:
             self._average.update(self._stepped)
 
@@ -97,7 +97,7 @@ class LocalAdamW:
         for name, parameter in self._stepped.items():
             state = self._optimizer.state.get(parameter) or fresh_state(parameter)
             tensors |= {f"{kind}/{name}": state[kind].detach() for kind in STATES}
-            if parameter.dtype != self.held[name].dtype:
+            if parameter.dtype != self.local[name].dtype:
                 tensors[f"master/{name}"] = parameter.detach()
         return tensors | {f"{ema.KIND}/{name}": average for name, average in self._averages().items()}
 
@@ -132,8 +132,8 @@ class LocalAdamW:
     def round_weights(self) -> None:
         """Take the master copies anew from the held weights, after these were loaded."""
         for name, parameter in self._stepped.items():
-            if not _shares_memory(parameter, self.held[name]):
-                parameter.detach().copy_(self.held[name].detach())
+            if not _shares_memory(parameter, self.local[name]):
+                parameter.detach().copy_(self.local[name].detach())
         if self._average is not None:
             self._average.restart(self._stepped)
 

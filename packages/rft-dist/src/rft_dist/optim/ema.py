@@ -31,12 +31,12 @@ class MovingAverage:
         """The averages begin as the tensors are now; `decay` is in [0, 1)."""
         assert 0 <= decay < 1, f"decay {decay}"
         self._decay = decay
-        self._averages = {name: begun(tensor) for name, tensor in tensors.items()}
+        self._averages = {name: init(tensor) for name, tensor in tensors.items()}
 
     def update(self, tensors: Mapping[str, Tensor]) -> None:
         """Move every average towards its tensor."""
         for name, average in self._averages.items():
-            move(average, tensors[name], self._decay)
+            update(average, tensors[name], self._decay)
 
     def restart(self, tensors: Mapping[str, Tensor]) -> None:
         """Begin anew from the tensors as they are now."""
@@ -48,12 +48,12 @@ class MovingAverage:
         return dict(self._averages)
 
 
-def begun(tensor: Tensor) -> Tensor:
+def init(tensor: Tensor) -> Tensor:
     """The average of one tensor before any step: float32, or float64 for a tensor of that type."""
     dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
     return tensor.detach().to(dtype, copy=True)
 
 
-def move(average: Tensor, tensor: Tensor, decay: float) -> None:
+def update(average: Tensor, tensor: Tensor, decay: float) -> None:
     """a <- d a + (1 - d) w, in place."""
     average.lerp_(tensor.detach().to(average.dtype), 1.0 - decay)

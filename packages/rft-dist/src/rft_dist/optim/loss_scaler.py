@@ -33,7 +33,7 @@ class LossScaler:
         scaler = LossScaler()
         scaler.scaled(loss).backward()
         scaler.unscale([w.grad])
-        scaler.judge(finite=bool(w.grad.isfinite().all()))
+        scaler.update(finite=bool(w.grad.isfinite().all()))
     """
 
     scale: float = 2.0**16
@@ -60,7 +60,7 @@ class LossScaler:
         for gradient in gradients:
             gradient.mul_(1.0 / self.scale)
 
-    def judge(self, *, finite: bool) -> None:
+    def update(self, *, finite: bool) -> None:
         """Take notice of a step, which is the same on every rank.
 
         Raises:
@@ -99,7 +99,7 @@ class NoLossScaler:
     def unscale(self, gradients: Iterable[Tensor]) -> None:
         """Leave the gradients unchanged."""
 
-    def judge(self, *, finite: bool) -> None:
+    def update(self, *, finite: bool) -> None:
         """Ignore the outcome of the step."""
 
     def state_tensors(self) -> dict[str, Tensor]:

@@ -60,7 +60,7 @@ class BatchShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestedDims:
     """Requested dimensions of a rank grid; None where a number was not given."""
 
     ranks: SourcedNumber | None = None
@@ -110,34 +110,39 @@ class ParallelDims:
         return [f"{machines} x {self.ranks_per_node} = {ranks}: {grid}", *self.notes]
 
 
-def resolve_grid(wanted: Wanted) -> ParallelDims:
+def resolve_grid(requested: RequestedDims) -> ParallelDims:
     """The grid of these numbers; any two of ranks, nodes and ranks a node give the third.
 
     Raises:
         PreflightError: they contradict one another, the GPUs, or the parallel sizes; with all numbers, their
             origins and the nearest grids of the same global batch.
     """
-    for number in (wanted.ranks, wanted.nodes, wanted.per_node, wanted.sp_size, wanted.tp_size):
+    for number in (requested.ranks, requested.nodes, requested.per_node, requested.sp_size, requested.tp_size):
         if number is not None and number.value < 1:
-            raise _refusal(wanted, "launch.not_positive", f"{number} counts something: at least 1 is needed")
-    nodes, per_node = _completed(wanted)
-    _check_product(wanted, nodes, per_node)
-    _check_devices(wanted, nodes, per_node)
-    _check_parallel(wanted, nodes, per_node)
+            raise _refusal(requested, "launch.not_positive", f"{number} counts something: at least 1 is needed")
+    nodes, per_node = _completed(requested)
+    _check_product(requested, nodes, per_node)
+    _check_devices(requested, nodes, per_node)
+    _check_parallel(requested, nodes, per_node)
     return ParallelDims(
-        nodes, per_node, wanted.sp_size.value, wanted.tp_size.value, _origins(wanted), _notes(wanted, per_node)
+        nodes,
+        per_node,
+        requested.sp_size.value,
+        requested.tp_size.value,
+        _origins(requested),
+        _notes(requested, per_node),
     )
 
 
-def layouts(wanted: Wanted) -> list[tuple[int, int]]:
+def layouts(requested: RequestedDims) -> list[tuple[int, int]]:
     """(nodes, ranks a node) that can be run, those nearest to what was written first.
 
     Each keeps one or two of the written numbers. Nearest: least change in ranks, then in nodes.
     """
-    ranks, nodes, per_node = (n.value if n else None for n in (wanted.ranks, wanted.nodes, wanted.per_node))
-    limit = wanted.devices.value if wanted.devices else 0
-    tp_size = max(1, wanted.tp_size.value)
-    group = max(1, wanted.sp_size.value) * tp_size
+    ranks, nodes, per_node = (n.value if n else None for n in (requested.ranks, requested.nodes, requested.per_node))
+    limit = requested.devices.value if requested.devices else 0
+    tp_size = max(1, requested.tp_size.value)
+    group = max(1, requested.sp_size.value) * tp_size
     most = max(1, limit or per_node or (ranks or 1))
     found: set[tuple[int, int]] = set()
     for count in _node_counts(ranks, nodes, per_node, most):
@@ -166,74 +171,76 @@ def _is_valid(grid: tuple[int, int], limit: int, group: int, tp_size: int) -> bo
     return fits and (nodes * per_node) % group == 0 and per_node % tp_size == 0
 
 
-def _completed(wanted: Wanted) -> tuple[int, int]:
+def _completed(requested: RequestedDims) -> tuple[int, int]:
     """Nodes and ranks a node; what is not written follows from the rest."""
-    ranks, nodes, per_node = wanted.ranks, wanted.nodes, wanted.per_node
+    ranks, nodes, per_node = requested.ranks, requested.nodes, requested.per_node
     if nodes is not None and per_node is not None:
         return nodes.value, per_node.value
     if ranks is None:
         return (nodes.value if nodes else 1), (per_node.value if per_node else 1)
     if nodes is not None:
         if ranks.value % nodes.value:
-            raise _refusal(wanted, "launch.layout", f"{ranks.value} ranks cannot stand on {nodes.value} nodes evenly")
+            raise _refusal(
+                requested, "launch.layout", f"{ranks.value} ranks cannot stand on {nodes.value} nodes evenly"
+            )
         return nodes.value, ranks.value // nodes.value
-    size = per_node or wanted.devices
+    size = per_node or requested.devices
     if size is None or ranks.value <= size.value:
         return 1, ranks.value if per_node is None else per_node.value
     if size.value < 1 or ranks.value % size.value:
-        raise _refusal(wanted, "launch.layout", f"{ranks.value} ranks are no multiple of {size.value} a node")
+        raise _refusal(requested, "launch.layout", f"{ranks.value} ranks are no multiple of {size.value} a node")
     return ranks.value // size.value, size.value
 
 
-def _check_product(wanted: Wanted, nodes: int, per_node: int) -> None:
-    if wanted.ranks is not None and nodes * per_node != wanted.ranks.value:
-        message = f"{nodes} x {per_node} = {nodes * per_node} ranks, not {wanted.ranks.value}"
-        raise _refusal(wanted, "launch.layout", message)
+def _check_product(requested: RequestedDims, nodes: int, per_node: int) -> None:
+    if requested.ranks is not None and nodes * per_node != requested.ranks.value:
+        message = f"{nodes} x {per_node} = {nodes * per_node} ranks, not {requested.ranks.value}"
+        raise _refusal(requested, "launch.layout", message)
 
 
-def _check_devices(wanted: Wanted, nodes: int, per_node: int) -> None:
-    if wanted.devices is not None and per_node > wanted.devices.value:
-        message = f"{per_node} ranks a node on {wanted.devices.value} GPUs: every rank needs one of its own"
-        raise _refusal(wanted, "launch.too_few_devices", message)
+def _check_devices(requested: RequestedDims, nodes: int, per_node: int) -> None:
+    if requested.devices is not None and per_node > requested.devices.value:
+        message = f"{per_node} ranks a node on {requested.devices.value} GPUs: every rank needs one of its own"
+        raise _refusal(requested, "launch.too_few_devices", message)
 
 
-def _check_parallel(wanted: Wanted, nodes: int, per_node: int) -> None:
-    sp, tp = wanted.sp_size, wanted.tp_size
+def _check_parallel(requested: RequestedDims, nodes: int, per_node: int) -> None:
+    sp, tp = requested.sp_size, requested.tp_size
     if (nodes * per_node) % (sp.value * tp.value):
         message = f"{nodes * per_node} ranks are no multiple of sp_size {sp} x tp_size {tp} = {sp.value * tp.value}"
-        raise _refusal(wanted, "launch.parallel_sizes", message)
+        raise _refusal(requested, "launch.parallel_sizes", message)
     if per_node % tp.value:
         message = f"{per_node} ranks a node are no multiple of tp_size {tp}: a tensor group stays on one machine"
-        raise _refusal(wanted, "launch.parallel_sizes", message)
+        raise _refusal(requested, "launch.parallel_sizes", message)
 
 
-def _refusal(wanted: Wanted, code: str, message: str) -> PreflightError:
-    offered = layouts(wanted)[:3]
-    near = "; ".join(_described(wanted, grid) for grid in offered)
+def _refusal(requested: RequestedDims, code: str, message: str) -> PreflightError:
+    offered = layouts(requested)[:3]
+    near = "; ".join(_described(requested, grid) for grid in offered)
     return PreflightError(
         code=code,
-        what=f"{message}: {_numbers(wanted)}",
-        where=", ".join(dict.fromkeys(_origins(wanted).values())) or "command line",
+        what=f"{message}: {_numbers(requested)}",
+        where=", ".join(dict.fromkeys(_origins(requested).values())) or "command line",
         why="ranks = nodes x ranks a node, each on a GPU of its own where there are GPUs"
         + (f"; with the same global batch: {near}" if near else ""),
-        do=_command(wanted.launcher, offered[0]) if offered else "make the parallel sizes smaller",
+        do=_command(requested.launcher, offered[0]) if offered else "make the parallel sizes smaller",
     )
 
 
-def _numbers(wanted: Wanted) -> str:
+def _numbers(requested: RequestedDims) -> str:
     """Ranks, nodes and GPUs, each with its origin."""
-    per_node = [("ranks a node", wanted.per_node)] if wanted.per_node else []
-    rows = [("ranks", wanted.ranks), ("nodes", wanted.nodes), *per_node, ("GPUs a node", wanted.devices)]
+    per_node = [("ranks a node", requested.per_node)] if requested.per_node else []
+    rows = [("ranks", requested.ranks), ("nodes", requested.nodes), *per_node, ("GPUs a node", requested.devices)]
     return ", ".join(f"{name} = {number if number is not None else 'not given'}" for name, number in rows)
 
 
-def _described(wanted: Wanted, grid: tuple[int, int]) -> str:
+def _described(requested: RequestedDims, grid: tuple[int, int]) -> str:
     ranks = grid[0] * grid[1]
     message = f"{grid[0]} x {grid[1]} = {ranks} ranks"
-    if wanted.share is None:
+    if requested.share is None:
         return message
-    samples, accumulation = wanted.share.of(ranks // (wanted.sp_size.value * wanted.tp_size.value))
-    return f"{message} ({samples} of {wanted.share.size} samples each, in {accumulation} micro-batches)"
+    samples, accumulation = requested.share.of(ranks // (requested.sp_size.value * requested.tp_size.value))
+    return f"{message} ({samples} of {requested.share.size} samples each, in {accumulation} micro-batches)"
 
 
 def _command(launcher: Launcher, grid: tuple[int, int]) -> str:
@@ -247,13 +254,18 @@ def _command(launcher: Launcher, grid: tuple[int, int]) -> str:
     }[launcher]
 
 
-def _origins(wanted: Wanted) -> dict[str, str]:
-    rows = {"ranks": wanted.ranks, "nodes": wanted.nodes, "per_node": wanted.per_node, "devices": wanted.devices}
+def _origins(requested: RequestedDims) -> dict[str, str]:
+    rows = {
+        "ranks": requested.ranks,
+        "nodes": requested.nodes,
+        "per_node": requested.per_node,
+        "devices": requested.devices,
+    }
     return {name: number.origin for name, number in rows.items() if number is not None}
 
 
-def _notes(wanted: Wanted, per_node: int) -> tuple[str, ...]:
-    if wanted.devices is not None and per_node < wanted.devices.value:
-        idle = wanted.devices.value - per_node
-        return (f"{idle} of {wanted.devices.value} GPUs of a node stay idle ({wanted.devices.origin})",)
+def _notes(requested: RequestedDims, per_node: int) -> tuple[str, ...]:
+    if requested.devices is not None and per_node < requested.devices.value:
+        idle = requested.devices.value - per_node
+        return (f"{idle} of {requested.devices.value} GPUs of a node stay idle ({requested.devices.origin})",)
     return ()

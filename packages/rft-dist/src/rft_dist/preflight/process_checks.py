@@ -15,7 +15,14 @@ from pathlib import Path
 from rft_core.errors import PreflightError
 from rft_dist.launch.environment import SPAWNED, RankInfo, origin_of
 from rft_dist.launch.slurm import num_tasks_unused, task_of, tasks_per_node
-from rft_dist.planning.parallel_dims import BatchShare, Launcher, ParallelDims, SourcedNumber, Wanted, resolve_grid
+from rft_dist.planning.parallel_dims import (
+    BatchShare,
+    Launcher,
+    ParallelDims,
+    RequestedDims,
+    SourcedNumber,
+    resolve_grid,
+)
 from rft_dist.preflight.environment_variables import refuse_contradictions
 
 _ONE = SourcedNumber(1, "default")
@@ -41,17 +48,17 @@ def check_start(
         PreflightError: numbers or variables contradict one another, or the port is taken.
     """
     values = os.environ if environment is None else environment
-    wanted = wanted_of(ranks, values, num_devices=0 if shares_devices else num_devices, share=share)
-    grid = resolve_grid(replace(wanted, sp_size=sp_size, tp_size=tp_size))
+    requested = requested_dims(ranks, values, num_devices=0 if shares_devices else num_devices, share=share)
+    grid = resolve_grid(replace(requested, sp_size=sp_size, tp_size=tp_size))
     refuse_contradictions(values, ranks, grid, interfaces_here() if interfaces is None else interfaces)
     if ranks.world_size > 1 and ranks.rank == 0 and values.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         refuse_taken_port(ranks)
     return grid
 
 
-def wanted_of(
+def requested_dims(
     ranks: RankInfo, values: Mapping[str, str], *, num_devices: int = 0, share: BatchShare | None = None
-) -> Wanted:
+) -> RequestedDims:
     """Return the grid that the launcher's variables request."""
     launcher = launcher_of(values)
     per_node = _first(values, "LOCAL_WORLD_SIZE") if launcher in ("torchrun", "--nproc") else None
@@ -64,7 +71,7 @@ def wanted_of(
     written = _first(values, "GPUS_PER_NODE"), _first(values, "NUM_NODES")
     if ranks.world_size == 1 and launcher == "by hand":
         written = (None, None)  # a single process on a machine whose profile describes whole jobs
-    return Wanted(
+    return RequestedDims(
         ranks=SourcedNumber(ranks.world_size, ranks.origins["world_size"]),
         nodes=written[1] or nodes,
         per_node=written[0] or per_node,

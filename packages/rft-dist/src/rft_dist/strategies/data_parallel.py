@@ -121,7 +121,7 @@ class DataParallelOptimizer:
             self._adamw.update(gradients, learning_rate)
         for parameter in self._parameters.values():
             parameter.grad = None
-        self._scaler.judge(finite=applied)
+        self._scaler.update(finite=applied)
         return StepOutcome(norm, applied, scale)
 
     def state_tensors(self) -> dict[str, Tensor]:

@@ -68,18 +68,18 @@ def is_first_copy(tensor: Tensor, rank: int) -> bool:
     )
 
 
-def whole_tensors(named_tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+def full_tensors(named_tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """(name, whole tensor) one after another, so that one whole tensor is there at a time.
 
     Every rank must go through all of them in the same order: each is put together by an exchange.
     """
     for name, tensor in named_tensors:
         with torch.no_grad():  # not around the yield, where it would hold for whoever takes the tensor
-            full = whole_of(tensor) if isinstance(tensor, DTensor) else tensor
+            full = full_tensor(tensor) if isinstance(tensor, DTensor) else tensor
         yield name, full.detach()
 
 
-def whole_of(tensor: DTensor) -> Tensor:
+def full_tensor(tensor: DTensor) -> Tensor:
     """Gather the full tensor from its blocks; every rank of its mesh must call it.
 
     One dimension of the mesh after another, the first first: it cut last, see `_place`. torch's own way over several
@@ -100,14 +100,6 @@ def whole_of(tensor: DTensor) -> Tensor:
         block = DTensor.from_local(gathered, mesh, [Shard(cut)], run_check=False, shape=shape, stride=strides)
         gathered = block.full_tensor()
     return gathered
-
-
-def fill_blocks(named_tensors: Iterable[tuple[str, Tensor]], name: str, whole: Tensor) -> None:
-    """Copy this rank's part of a whole tensor into its block; nothing is exchanged."""
-    target = dict(named_tensors)[name]
-    block = local(target.detach())
-    slices = tuple(slice(first, first + size) for first, size in zip(start_of(target), block.shape, strict=True))
-    block.copy_(whole[slices])
 
 
 def is_sharded(tensor: Tensor) -> bool:

@@ -50,7 +50,7 @@ class Blocks(Protocol):
     """Weights or state that are given and taken block by block (`ZeroWeights`, `ZeroState`)."""
 
     def shards(self) -> Sequence[Shard]: ...
-    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None: ...
+    def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None: ...
 
 
 @contextmanager
@@ -72,14 +72,14 @@ def swap_in_ema_zero(
     try:
         for name, parameter in parameters.items():
             whole = _whole(shape_of(parameter), averages[name], parameter.device, ranks)
-            weights.put(name, (0,) * whole.ndim, whole)
+            weights.write(name, (0,) * whole.ndim, whole)
         yield
     finally:
         # weights first: putting them overwrites the float32 copies too, which are then put back exactly
         for block in kept:
-            weights.put(block.name, block.start, block.data)
+            weights.write(block.name, block.start, block.data)
         for name, start, data in masters:
-            state.put(name, start, data)
+            state.write(name, start, data)
 
 
 def _copies(name: str, parameter: nn.Parameter, rank: int) -> list[Shard]:

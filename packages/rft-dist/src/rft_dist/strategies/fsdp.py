@@ -29,12 +29,12 @@ from torch.distributed.fsdp import (
 )
 
 from rft_core.errors import OptionsError
-from rft_dist.checkpoint_format.shards import Shard, Wanted, whole, wholes
+from rft_dist.checkpoint_format.shards import Shard, ShardRequest, full_shard, full_shards
 from rft_dist.collectives import Collectives
 from rft_dist.launch.single_process import init_single_process_group
 from rft_dist.optim.adamw import LocalAdamW, StepOutcome, clip, is_optional, squared_norm, trained_parameters
 from rft_dist.optim.loss_scaler import KEY, LossScaler, NoLossScaler
-from rft_dist.strategies.dtensor_shards import is_first_copy, local, num_copies, start_of, whole_tensors
+from rft_dist.strategies.dtensor_shards import full_tensors, is_first_copy, local, num_copies, start_of
 
 _METHOD = "rft_compute"
 ReadBlock = Callable[[str, tuple[int, ...], tuple[int, ...]], Tensor]
@@ -107,7 +107,7 @@ class FullyShardedModel:
         return getattr(self.model, _METHOD)(function, *arguments, **options)
 
     @torch.no_grad()
-    def fill(self, read: ReadBlock, device: torch.device) -> None:
+    def load_shards(self, read: ReadBlock, device: torch.device) -> None:
         """Allocate and fill the blocks of a model made without memory ("meta"); nothing is exchanged.
 
         Args:
@@ -123,11 +123,11 @@ class FullyShardedModel:
             if block.numel():
                 block.copy_(read(name, start_of(parameter), tuple(block.shape)))
 
-    def whole_tensors(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
+    def full_tensors(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
         """(name, whole parameter) one by one, on every rank; `trained`: no frozen ones. See `dtensor_shards`."""
-        return whole_tensors((n, p) for n, p in self.model.named_parameters() if p.requires_grad or not trained)
+        return full_tensors((n, p) for n, p in self.model.named_parameters() if p.requires_grad or not trained)
 
-    def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def local_shards(self) -> Iterator[tuple[str, Tensor]]:
         """(name, this rank's block of the parameter), without an exchange."""
         for name, parameter in self.model.named_parameters():
             yield name, local(parameter.detach())
@@ -220,7 +220,7 @@ class ShardedOptimizer:
             self._adamw.update(gradients, learning_rate)
         for parameter in self._parameters.values():
             parameter.grad = None
-        self._scaler.judge(finite=applied)
+        self._scaler.update(finite=applied)
         return StepOutcome(norm, applied, scale)
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -244,24 +244,24 @@ class ShardedOptimizer:
             if kind != "step":
                 shards.append(Shard(key, tuple(parameter.shape), start, tensor.contiguous()))
             elif not any(start):
-                shards.append(whole(key, tensor))
-        return shards + (wholes(self._scaler.state_tensors()) if self._collectives.rank == 0 else [])
+                shards.append(full_shard(key, tensor))
+        return shards + (full_shards(self._scaler.state_tensors()) if self._collectives.rank == 0 else [])
 
-    def wanted(self) -> list[Wanted]:
+    def shard_requests(self) -> list[ShardRequest]:
         """The blocks of the state that this rank holds, those first that a checkpoint may lack."""
         requests = [
-            Wanted(key, tuple(tensor.shape), tensor.dtype, (0,) * tensor.ndim, tuple(tensor.shape))
+            ShardRequest(key, tuple(tensor.shape), tensor.dtype, (0,) * tensor.ndim, tuple(tensor.shape))
             for key, tensor in self._scaler.state_tensors().items()
         ]
         for key, tensor in self._adamw.state_tensors().items():
             kind, _, name = key.partition("/")
             parameter = self._parameters[name]
             shape, start = (tuple(parameter.shape), start_of(parameter)) if kind != "step" else ((), ())
-            requests.append(Wanted(key, shape, tensor.dtype, start, tuple(tensor.shape)))
+            requests.append(ShardRequest(key, shape, tensor.dtype, start, tuple(tensor.shape)))
         return sorted(requests, key=lambda each: not is_optional(each.name))
 
-    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
-        """Take one block, in the order of `wanted`; the state is loaded when all blocks that must come have come."""
+    def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+        """Take one block, in the order of `shard_requests`; load the state once all required ones have come."""
         del start
         self._arrived[name] = tensor
         needed = {key for key in self.state_tensors() if not is_optional(key)}

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from rft_dist.collectives import Collectives
 from rft_dist.optim.adamw import StepOutcome
 from rft_dist.strategies.data_parallel import verify_equal_weights
-from rft_dist.strategies.dtensor_shards import local, start_of, whole_tensors
+from rft_dist.strategies.dtensor_shards import full_tensors, local, start_of
 from rft_dist.strategies.fsdp import ShardedOptimizer
 from rft_dist.strategies.process_groups import SubGroup
 
@@ -120,11 +120,11 @@ class TensorParallelModel:
         _cut_vocabulary(model, plan.vocabulary, group)
         _keep_own_memory(model)
 
-    def whole_tensors(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
+    def full_tensors(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
         """(name, whole parameter) one by one, on every rank; `trained`: no frozen ones. See `dtensor_shards`."""
-        return whole_tensors((n, p) for n, p in self.model.named_parameters() if p.requires_grad or not trained)
+        return full_tensors((n, p) for n, p in self.model.named_parameters() if p.requires_grad or not trained)
 
-    def held_tensors(self) -> Iterator[tuple[str, Tensor]]:
+    def local_shards(self) -> Iterator[tuple[str, Tensor]]:
         """(name, this rank's part of the parameter), without an exchange."""
         for name, parameter in self.model.named_parameters():
             yield name, local(parameter.detach())

@@ -51,16 +51,16 @@ def launch(world_size: int, out: Path, *arguments: str) -> Found:
 
 def put_together(found: Found, name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """(whole tensors, how often each of their elements was given) of the blocks of all ranks."""
-    wholes: dict[str, Tensor] = {}
+    full_shards: dict[str, Tensor] = {}
     times: dict[str, Tensor] = {}
     for rank in range(found.world_size):
         blocks = load_file(found.folder / f"{name}_shards_{rank}.safetensors")
         for i, place in enumerate(json.loads((found.folder / f"{name}_shards_{rank}.json").read_text())):
             block, own = blocks[f"{i}"], place["name"]
             box = tuple(slice(first, first + size) for first, size in zip(place["start"], block.shape, strict=True))
-            wholes.setdefault(own, torch.zeros(place["shape"], dtype=block.dtype))[box] = block
+            full_shards.setdefault(own, torch.zeros(place["shape"], dtype=block.dtype))[box] = block
             times.setdefault(own, torch.zeros(place["shape"], dtype=torch.int64))[box] += 1
-    return wholes, times
+    return full_shards, times
 
 
 def put_all_together(found: Found) -> str:
@@ -149,15 +149,15 @@ def test_each_rank_holds_its_share(found: Found, stage: str) -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_blocks_cover_weights_and_state_once_and_are_those_of_replicas(found: Found, stage: str) -> None:
-    wholes, times = put_together(found, stage)
+    full_shards, times = put_together(found, stage)
     expected = load_file(found.folder / "replicated_0.safetensors")
-    assert sorted(wholes) == sorted(expected)
+    assert sorted(full_shards) == sorted(expected)
     for name, count in times.items():
         assert torch.equal(count, torch.ones_like(count)), name
-        assert wholes[name].dtype == expected[name].dtype
-    assert distance(wholes, expected) < 1e-4
+        assert full_shards[name].dtype == expected[name].dtype
+    assert distance(full_shards, expected) < 1e-4
     for name, whole in found.weights(stage).items():
-        assert torch.equal(wholes[name], whole)
+        assert torch.equal(full_shards[name], whole)
 
 
 @pytest.mark.parametrize("stage", STAGES)

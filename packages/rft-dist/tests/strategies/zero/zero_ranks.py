@@ -97,11 +97,11 @@ def case_zero(ranks: Collectives, out: Path, name: str, num: int = 3, recompute:
         with torch.no_grad():  # a forward between the steps, as a rollout or an evaluation makes
             zero.compute(model.sum_of_losses, share(step, 0, 1)[:1], False)
     norms.append(zero.optimizer.step(RATE).gradient_norm)
-    weights = {n: tensor.clone() for n, tensor in zero.whole_tensors()}
+    weights = {n: tensor.clone() for n, tensor in zero.full_tensors()}
     save_file(weights, out / f"{name}_{ranks.rank}.safetensors")
     save_shards(zero, out / f"{name}_shards_{ranks.rank}")
     moments = sum(t.numel() for n, t in zero.optimizer.state_tensors().items() if n.startswith("exp_avg/"))
-    held = zero.weights.held()
+    held = zero.weights.num_local()
     zero.close()
     return {"norms": norms, "held": held, "moments": moments, "total": total}
 
@@ -120,7 +120,7 @@ def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def equal(first: ZeroModel, second: ZeroModel) -> bool:
     """Weights, and this rank's state."""
-    pairs = zip(first.whole_tensors(), second.whole_tensors(), strict=True)
+    pairs = zip(first.full_tensors(), second.full_tensors(), strict=True)
     states = first.optimizer.state_tensors(), second.optimizer.state_tensors()
     same_state = all(torch.equal(states[0][name], states[1][name]) for name in states[0] | states[1])
     return all([torch.equal(a, b) for (_, a), (_, b) in pairs]) and same_state
@@ -130,7 +130,7 @@ def case_resumed(ranks: Collectives, dtype: torch.dtype = torch.float32, **optio
     """A step, all state into a new model, a step more: equal to two in a row. Once by ranges, once block by block."""
     model, zero = zero_model(ranks, Model().to(dtype), **options)
     train_step(0, model, zero.optimizer, zero.compute, ranks, 2)
-    weights = {name: tensor.clone() for name, tensor in zero.whole_tensors()}
+    weights = {name: tensor.clone() for name, tensor in zero.full_tensors()}
     state = copies(zero.optimizer.state_tensors())
     blocks = {(s.name, s.start): s.data.clone() for s in zero.optimizer.state_shards()}
     steps = next(tensor for name, tensor in state.items() if name.startswith("step/"))
@@ -147,9 +147,9 @@ def case_resumed(ranks: Collectives, dtype: torch.dtype = torch.float32, **optio
         if way == "ranges":
             again.optimizer.load_state_tensors(state)
         else:
-            for want in again.optimizer.state.wanted():
+            for want in again.optimizer.state.shard_requests():
                 counted = want.name.startswith("step/")  # of all parameters, those of other ranks too
-                again.optimizer.state.put(want.name, want.start, steps if counted else blocks[want.name, want.start])
+                again.optimizer.state.write(want.name, want.start, steps if counted else blocks[want.name, want.start])
         train_step(1, other, again.optimizer, again.compute, ranks, 2)
         found[way] = equal(zero, again)
         again.close()
@@ -163,14 +163,14 @@ def case_from_fsdp(ranks: Collectives, **options) -> dict:
     sharded = FullyShardedModel(model, list(model.layers), ranks, device=CPU)
     optimizer = ShardedOptimizer(model.named_parameters(), ranks, **ADAM)
     train_step(0, model, optimizer, sharded.compute, ranks, 2)
-    wholes = {name: tensor.clone() for name, tensor in sharded.whole_tensors()}
-    wholes |= whole_moments(model, optimizer, ranks)
+    full = {name: tensor.clone() for name, tensor in sharded.full_tensors()}
+    full |= whole_moments(model, optimizer, ranks)
     train_step(1, model, optimizer, sharded.compute, ranks, 2)
     other, zero = zero_model(ranks, **options)
-    zero.weights.load(wholes.__getitem__)
-    zero.optimizer.load_state(wholes.get)
+    zero.weights.load(full.__getitem__)
+    zero.optimizer.load_state(full.get)
     train_step(1, other, zero.optimizer, zero.compute, ranks, 2)
-    return {"distance": distance(dict(zero.whole_tensors()), dict(sharded.whole_tensors()))}
+    return {"distance": distance(dict(zero.full_tensors()), dict(sharded.full_tensors()))}
 
 
 def whole_moments(model: Model, optimizer: ShardedOptimizer, ranks: Collectives) -> dict[str, Tensor]:
@@ -199,21 +199,21 @@ def distance(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
 
 def case_resharded(ranks: Collectives, source: Path, **options) -> dict:
     """What another number of ranks saved after three steps, put together, and the next step from it."""
-    wholes = load_file(source)
+    full = load_file(source)
     model, zero = zero_model(ranks, **options)
-    zero.weights.load(wholes.__getitem__)
-    zero.optimizer.load_state(wholes.get)
-    loaded = all(torch.equal(tensor, wholes[n]) for n, tensor in zero.whole_tensors())
+    zero.weights.load(full.__getitem__)
+    zero.optimizer.load_state(full.get)
+    loaded = all(torch.equal(tensor, full[n]) for n, tensor in zero.full_tensors())
     model_2 = Model()
     replica = DataParallelOptimizer(model_2.named_parameters(), ranks, **ADAM)
     with torch.no_grad():
         for n, parameter in model_2.named_parameters():
-            parameter.copy_(wholes[n])
-    replica.load_state_tensors({n: wholes[n] for n in replica.state_tensors()})
+            parameter.copy_(full[n])
+    replica.load_state_tensors({n: full[n] for n in replica.state_tensors()})
     train_step(2, model_2, replica, directly, ranks, 2)
     train_step(2, model, zero.optimizer, zero.compute, ranks, 2)
     expected = {n: p.detach() for n, p in model_2.named_parameters()}
-    return {"loaded": loaded, "distance": distance(dict(zero.whole_tensors()), expected)}
+    return {"loaded": loaded, "distance": distance(dict(zero.full_tensors()), expected)}
 
 
 def case_not_finite(ranks: Collectives, dtype: torch.dtype = torch.float32, **options) -> dict:
@@ -236,7 +236,7 @@ def case_bfloat16(ranks: Collectives, **options) -> dict:
     """Steps too small for the last bit of a weight add up in the float32 copies."""
     start = Model().to(torch.bfloat16)
     model, zero = zero_model(ranks, start, **options)
-    first = {n: t.clone() for n, t in zero.whole_tensors()}
+    first = {n: t.clone() for n, t in zero.full_tensors()}
     before = copies(zero.optimizer.state_tensors())
     for step in range(2):
         for rows, use_extra in micro_batches(step, ranks, 2):
@@ -245,9 +245,9 @@ def case_bfloat16(ranks: Collectives, **options) -> dict:
     after = zero.optimizer.state_tensors()
     masters = [n for n in after if n.startswith("master/")]
     moved = [float((after[n] - before[n]).abs().max()) for n in masters if "extra" not in n]
-    kept = sum(int((first[n] == t).sum()) for n, t in zero.whole_tensors()) / sum(t.numel() for t in first.values())
+    kept = sum(int((first[n] == t).sum()) for n, t in zero.full_tensors()) / sum(t.numel() for t in first.values())
     return {
-        "dtypes": sorted({str(t.dtype) for _, t in zero.whole_tensors()} | {str(after[n].dtype) for n in masters}),
+        "dtypes": sorted({str(t.dtype) for _, t in zero.full_tensors()} | {str(after[n].dtype) for n in masters}),
         "moved": [min(moved), max(moved)],
         "kept": kept,
     }
@@ -265,9 +265,9 @@ def case_frozen_narrow(ranks: Collectives, **options) -> dict:
     for step in range(NUM_STEPS):
         found = train_step(step, model, zero.optimizer, zero.compute, ranks, 3)
         norms.append([found.gradient_norm, train_step(step, models[1], replica, directly, ranks, 3).gradient_norm])
-    whole = {name: tensor.clone() for name, tensor in zero.whole_tensors()}
+    whole = {name: tensor.clone() for name, tensor in zero.full_tensors()}
     expected = {name: parameter.detach() for name, parameter in models[1].named_parameters()}
-    trained = {name for name, _ in zero.whole_tensors(trained=True)}
+    trained = {name for name, _ in zero.full_tensors(trained=True)}
     return {
         "norms": norms,
         "frozen": str(whole["frozen.weight"].dtype),
@@ -289,7 +289,7 @@ def case_bfloat16_close(ranks: Collectives, **options) -> dict:
     for step in range(NUM_STEPS):
         train_step(step, model, zero.optimizer, zero.compute, ranks, 3)
         train_step(step, other, replica, directly, ranks, 3)
-    first = {n: t.float() for n, t in zero.whole_tensors()}
+    first = {n: t.float() for n, t in zero.full_tensors()}
     return {"distance": distance(first, {n: p.detach().float() for n, p in other.named_parameters()})}
 
 
@@ -302,12 +302,15 @@ def case_float16(ranks: Collectives, **options) -> dict:
 
 def case_steps_differ(ranks: Collectives, **options) -> dict:
     _, zero = zero_model(ranks, **options)
-    wholes: dict[str, Tensor] = {}
+    full: dict[str, Tensor] = {}
     for name, parameter in Model().named_parameters():
-        wholes |= {f"exp_avg/{name}": torch.zeros_like(parameter), f"exp_avg_sq/{name}": torch.zeros_like(parameter)}
-        wholes[f"step/{name}"] = torch.tensor(5.0 if name == "extra.weight" else 3.0)
+        full |= {
+            f"exp_avg/{name}": torch.zeros_like(parameter),
+            f"exp_avg_sq/{name}": torch.zeros_like(parameter),
+        }
+        full[f"step/{name}"] = torch.tensor(5.0 if name == "extra.weight" else 3.0)
     caught = []
-    for read in (wholes.get, {**wholes, "exp_avg/embedding.weight": torch.zeros(1)}.get):
+    for read in (full.get, {**full, "exp_avg/embedding.weight": torch.zeros(1)}.get):
         try:
             zero.optimizer.state.load(read)
         except CheckpointError as error:

@@ -37,12 +37,14 @@ class TensorsWithEma:
         self.table = stored.table
         self._stored, self._averages, self._keys, self._own, self._model = stored, averages, keys, own, model
 
-    def whole(self, name: str) -> Tensor:
+    def full_tensor(self, name: str) -> Tensor:
         """A tensor in full."""
         own = self._own.get(name)
         if own is None:
-            return self._stored.whole(name)
-        return dict(to_checkpoint_names(self._model, lambda: [(own, self._averages.whole(self._keys[own]))])())[name]
+            return self._stored.full_tensor(name)
+        return dict(to_checkpoint_names(self._model, lambda: [(own, self._averages.full_tensor(self._keys[own]))])())[
+            name
+        ]
 
 
 def take_averages(policy: CausalPolicy, checkpoint: Checkpoint, stored: BlockReader) -> TensorsWithEma:
@@ -60,7 +62,7 @@ def take_averages(policy: CausalPolicy, checkpoint: Checkpoint, stored: BlockRea
         raise _no_averages(checkpoint, unknown)
     with torch.no_grad():
         for name, key in names.items():
-            parameters[name].copy_(reader.whole(key))
+            parameters[name].copy_(reader.full_tensor(key))
     return TensorsWithEma(stored, reader, names, own, policy.model)
 
 
@@ -159,4 +161,4 @@ def _take_averages(policy: CausalPolicy, checkpoint: Checkpoint) -> None:
             do=f"rft-train export {checkpoint.path} DIR (the adapters themselves), or train with --enable_ema",
         )
     for name, key in names.items():
-        parameters[name].copy_(reader.whole(key))
+        parameters[name].copy_(reader.full_tensor(key))

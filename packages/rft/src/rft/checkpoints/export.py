@@ -77,8 +77,8 @@ def _compare_weights(stored: BlockReader | TensorsWithEma, written: BlockReader,
         difference = sorted(set(stored.table) ^ set(written.table))
         raise _differs(f"{len(difference)} tensors are in one only, the first {difference[0]}", where)
     for name in sorted(stored.table):
-        have = written.whole(name)
-        want = stored.whole(name).to(have.dtype)
+        have = written.full_tensor(name)
+        want = stored.full_tensor(name).to(have.dtype)
         if not _same_bytes(want, have):
             raise _differs(f"tensor {name} {list(have.shape)} {have.dtype} does not have the bytes it was given", where)
 
@@ -89,7 +89,7 @@ def _hash_of(written: BlockReader) -> str:
     for name in sorted(written.table):
         entry = written.table[name]
         digest.update(f"{name}|{entry.dtype}|{list(entry.shape)}|".encode())
-        digest.update(tensor_bytes(written.whole(name)))
+        digest.update(tensor_bytes(written.full_tensor(name)))
     return digest.hexdigest()
 
 

@@ -13,7 +13,7 @@ from rft.checkpoints.writer import ResumePoint
 from rft.parallel.optimizer_restore import restore_optimizer
 from rft.process.machine import Machine
 from rft_core.packed_tokens import PackedTokens
-from rft_dist.checkpoint_format.shards import Shard, Wanted
+from rft_dist.checkpoint_format.shards import Shard, ShardRequest
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_dist.strategies.data_parallel import DataParallelOptimizer
 from rft_models.critic.causal_critic import CausalCritic
@@ -150,18 +150,20 @@ class CriticBlocks:
             if is_first_copy(parameters[name], self.rank)
         ]
 
-    def wanted(self) -> Sequence[Wanted]:
+    def shard_requests(self) -> Sequence[ShardRequest]:
         """The blocks that this rank holds."""
         from rft_dist.strategies.dtensor_shards import start_of
 
         parameters = dict(self.critic.named_parameters())
         return [
-            Wanted(name, tuple(parameters[name].shape), block.dtype, start_of(parameters[name]), tuple(block.shape))
+            ShardRequest(
+                name, tuple(parameters[name].shape), block.dtype, start_of(parameters[name]), tuple(block.shape)
+            )
             for name, block in self.state_tensors().items()
         ]
 
     @torch.no_grad()
-    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+    def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
         """Copy a block that was read into this rank's shard."""
         del start
         self.state_tensors()[name].copy_(tensor)

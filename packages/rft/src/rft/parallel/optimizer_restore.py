@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from rft.checkpoints.writer import ResumePoint
-from rft_dist.checkpoint_format.shards import ShardSink, Wanted
+from rft_dist.checkpoint_format.shards import ShardRequest, ShardSink
 from rft_dist.optim.adamw import is_optional
 
 
@@ -17,7 +17,7 @@ def restore_optimizer(optimizer: Any, restored: ResumePoint | None, component: s
     """Load an optimizer's saved state, in shards where it takes them; without a checkpoint it is unchanged."""
     if restored is None:
         return
-    if not hasattr(optimizer, "wanted"):
+    if not hasattr(optimizer, "shard_requests"):
         optimizer.load_state_tensors(restored.checkpoint.tensors(component))
         return
     saved = restored.checkpoint.blocks(component).table.keys()
@@ -31,10 +31,10 @@ class _WhatIsThere:
     sink: ShardSink
     saved: Collection[str]
 
-    def wanted(self) -> Sequence[Wanted]:
+    def shard_requests(self) -> Sequence[ShardRequest]:
         """Return the requests of the sink, without optional tensors that were not saved."""
-        return [each for each in self.sink.wanted() if each.name in self.saved or not is_optional(each.name)]
+        return [each for each in self.sink.shard_requests() if each.name in self.saved or not is_optional(each.name)]
 
-    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+    def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
         """Write a block to the sink (`ShardSink`)."""
-        self.sink.put(name, start, tensor)
+        self.sink.write(name, start, tensor)

@@ -23,7 +23,7 @@ from rft.parallel.shared_samples import (
 )
 from rft.process.machine import Machine
 from rft_core.packed_tokens import PackedTokens
-from rft_dist.checkpoint_format.shards import Shard, Wanted, assign_by_bytes
+from rft_dist.checkpoint_format.shards import Shard, ShardRequest, assign_by_bytes
 from rft_dist.collectives import Collectives
 from rft_dist.optim.loss_scaler import LossScaler
 from rft_dist.settings import AdamSettings, StrategySettings
@@ -167,7 +167,7 @@ def _shard(policy: CausalPolicy, strategy: StrategySettings, machine: Machine, m
     policy.wrap_forward(sharded.compute)
     if policy.pending_weights is not None:
         device, files = torch.device(machine.device), policy.pending_weights
-        sharded.fill(files.block, device)
+        sharded.load_shards(files.block, device)
         files.close()
         # the files are closed: every block is in memory
         policy.pending_weights = None
@@ -185,7 +185,7 @@ def _fully_sharded(
         return sharded_parts(policy, sharing.tensor_group, partial(_shard, policy, strategy, machine), options)
     sharded = _shard(policy, strategy, machine)
     optimizer = ShardedOptimizer(policy.trainable_parameters(), machine.collectives, **options)
-    return optimizer, sharded.whole_tensors, sharded.held_tensors
+    return optimizer, sharded.full_tensors, sharded.local_shards
 
 
 def _scaler(strategy: StrategySettings) -> LossScaler | None:
@@ -211,7 +211,7 @@ def _zero(
     )
     policy.wrap_forward(zero.compute)
     optimizer = _ZeroOptimizer(zero.optimizer, zero.optimizer.state, zero.weights)
-    return optimizer, zero.whole_tensors, lambda: ((shard.name, shard.data) for shard in zero.weights.shards())
+    return optimizer, zero.full_tensors, lambda: ((shard.name, shard.data) for shard in zero.weights.shards())
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,13 +242,13 @@ class _ZeroOptimizer:
         """Return the shards of the state (`ShardSource`)."""
         return self.state.shards()
 
-    def wanted(self) -> Sequence[Wanted]:
+    def shard_requests(self) -> Sequence[ShardRequest]:
         """Return the shards to read (`ShardSink`)."""
-        return self.state.wanted()
+        return self.state.shard_requests()
 
-    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+    def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
         """Write a block into the state (`ShardSink`)."""
-        self.state.put(name, start, tensor)
+        self.state.write(name, start, tensor)
 
 
 @dataclass(frozen=True, slots=True)

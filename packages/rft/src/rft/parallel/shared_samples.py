@@ -63,7 +63,7 @@ def shard_matrices(policy: CausalPolicy, group: TensorGroup) -> tuple[NamedTenso
         group,
         shares_head=bool(plan.vocabulary),
     )
-    return made[0].whole_tensors, made[0].held_tensors, plan.of_heads
+    return made[0].full_tensors, made[0].local_shards, plan.of_heads
 
 
 def tensor_parallel(
@@ -86,7 +86,7 @@ def sharded_parts(
     _, _, of_heads = shard_matrices(policy, group)
     sharded = shard(group.data_mesh)
     optimizer = TensorShardedOptimizer(policy.trainable_parameters(), group, of_heads=of_heads, **options)
-    return optimizer, sharded.whole_tensors, sharded.held_tensors
+    return optimizer, sharded.full_tensors, sharded.local_shards
 
 
 def shard_reference(policy: CausalPolicy, strategy: StrategySettings, machine: Machine) -> TensorGroup:

@@ -24,7 +24,7 @@ from rft_dist.planning.memory_estimate import (
     host_peak,
     peak_bytes,
 )
-from rft_dist.planning.parallel_dims import BatchShare, ParallelDims, SourcedNumber, Wanted, resolve_grid
+from rft_dist.planning.parallel_dims import BatchShare, ParallelDims, RequestedDims, SourcedNumber, resolve_grid
 from rft_models.files.divisibility import refuse_uneven_model
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _with_images(
 
 def _wanted(
     request: PlanRequest, values: Mapping[str, Any], origins: Mapping[str, Any], environment: Mapping[str, str]
-) -> Wanted:
+) -> RequestedDims:
     """The numbers of flags; where there are none those of NUM_NODES and GPUS_PER_NODE."""
     flags = {name: SourcedNumber(value, f"--{name}") for name, value in request.numbers.items()}
 
@@ -158,7 +158,7 @@ def _wanted(
         for name in ("sp_size", "tp_size")
         if values.get(name)
     }
-    return Wanted(
+    return RequestedDims(
         ranks=flags.get("world_size"),
         nodes=flags.get("nodes") or variable("NUM_NODES"),
         per_node=nproc or per_node,

@@ -130,7 +130,7 @@ class ZeroModel:
         with local_rank(self._engine.device):
             return self._engine(function, *arguments, **options)
 
-    def whole_tensors(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
+    def full_tensors(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
         """(name, whole parameter) one after another, so that one whole parameter is there at a time.
 
         Every rank must go through all of them in the same order: each is put together by an exchange (stage 3).

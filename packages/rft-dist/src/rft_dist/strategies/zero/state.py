@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from rft_core.errors import CheckpointError
 from rft_dist.checkpoint_format.shards import (
     Shard,
-    Wanted,
+    ShardRequest,
     assign_by_bytes,
     flat_offset,
     flat_requests,
     flat_shards,
-    whole,
+    full_shard,
 )
 from rft_dist.collectives import Collectives
 from rft_dist.optim import ema
@@ -47,7 +47,7 @@ class ZeroWeights:
         sizes = {n: p.numel() for n, p in self._parameters.items() if not (hasattr(p, "ds_tensor") or p.requires_grad)}
         self._owners = assign_by_bytes(sizes, collectives.world_size)
 
-    def held(self) -> int:
+    def num_local(self) -> int:
         """Elements of weights that this rank keeps between two computations."""
         return sum(own_weights(parameter, self._rank)[1].numel() for parameter in self._parameters.values())
 
@@ -65,15 +65,15 @@ class ZeroWeights:
                 blocks += flat_shards(name, shape_of(parameter), offset, flat)
         return blocks
 
-    def wanted(self) -> list[Wanted]:
+    def shard_requests(self) -> list[ShardRequest]:
         """Return requests for the weights of this rank: a range of each at stage 3, else all of them."""
-        blocks: list[Wanted] = []
+        blocks: list[ShardRequest] = []
         for name, parameter in self._parameters.items():
             offset, flat = own_weights(parameter, self._rank)
             blocks += flat_requests(name, shape_of(parameter), parameter.dtype, offset, flat.numel())
         return blocks
 
-    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+    def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
         """Take a block, also into the float32 copy that is stepped on."""
         parameter = self._parameters[name]
         offset, flat = own_weights(parameter, self._rank)
@@ -89,7 +89,7 @@ class ZeroWeights:
         for name, parameter in self._parameters.items():
             full = read(name)
             assert tuple(full.shape) == shape_of(parameter), f"{name}: {list(full.shape)}"
-            self.put(name, (0,) * full.ndim, full)
+            self.write(name, (0,) * full.ndim, full)
 
 
 class ZeroState:
@@ -111,13 +111,13 @@ class ZeroState:
         self._steps: dict[bool, tuple[str, float]] = {}
         if ema_decay is not None:
             for flat, state in flat_states(optimizer):
-                state[ema.KIND] = ema.begun(flat)
+                state[ema.KIND] = ema.init(flat)
 
     def average(self) -> None:
         """Move the averages, after a step that was applied; nothing where there are none."""
         if self._ema_decay is not None:
             for flat, state in flat_states(self._optimizer):
-                ema.move(state[ema.KIND], flat, self._ema_decay)
+                ema.update(state[ema.KIND], flat, self._ema_decay)
 
     def tensors(self) -> dict[str, Tensor]:
         """This rank's ranges, flat, under the names of what they are ranges of; live, not copies."""
@@ -154,21 +154,21 @@ class ZeroState:
         for name, tensor in self.tensors().items():
             kind, _, parameter = name.partition("/")
             if kind == _SCALER:
-                blocks += [whole(name, tensor)] if self._rank == 0 else []
+                blocks += [full_shard(name, tensor)] if self._rank == 0 else []
                 continue
             part = self._parts[parameter]
             if kind != "step":
                 blocks += flat_shards(name, part.shape, part.offset, tensor)
             elif part.offset == 0:
-                blocks.append(whole(name, tensor))
+                blocks.append(full_shard(name, tensor))
         return blocks
 
-    def wanted(self) -> list[Wanted]:
+    def shard_requests(self) -> list[ShardRequest]:
         """The blocks of the ranges that this rank steps on, and all counts of steps."""
         self._steps = {}
-        return list(self._wanted())
+        return list(self._requests())
 
-    def put(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+    def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
         """Copy one block of the state into the range that this rank holds.
 
         Raises:
@@ -210,19 +210,19 @@ class ZeroState:
             shape = () if kind == "step" else shape_of(parameter)
             if found is None or tuple(found.shape) != shape:
                 raise _not_found(name, shape, found)
-            self.put(name, (0,) * found.ndim, found)
+            self.write(name, (0,) * found.ndim, found)
         if self._scaler is not None and (found := read(_SCALER)) is not None:
             self._set_scaler(found)
 
-    def _wanted(self) -> Iterator[Wanted]:
+    def _requests(self) -> Iterator[ShardRequest]:
         kinds = (*self._kinds, "master") if self._has_master else self._kinds
         for name, part in self._parts.items():
             for kind in kinds:
                 yield from flat_requests(f"{kind}/{name}", part.shape, torch.float32, part.offset, part.numel)
         for name in self._weights:  # also those of which this rank holds nothing
-            yield Wanted(f"step/{name}", (), torch.float32, (), ())
+            yield ShardRequest(f"step/{name}", (), torch.float32, (), ())
         if self._scaler is not None:
-            yield Wanted(_SCALER, (len(_SCALER_FIELDS),), torch.float64, (0,), (len(_SCALER_FIELDS),))
+            yield ShardRequest(_SCALER, (len(_SCALER_FIELDS),), torch.float64, (0,), (len(_SCALER_FIELDS),))
 
     def _compare_steps(self, name: str, step: float) -> None:
         """Every rank compares all counts, so that all of them refuse or none."""
