@@ -111,12 +111,30 @@ def remove_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make new names in a directory durable."""
-    handle = os.open(path, os.O_RDONLY)
+    """Put the names that a directory holds on the disk: a name lasts after the `fsync` of its directory alone."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def write_all(handle: int, data: bytes | memoryview) -> None:
+    """Write all bytes to an open file, in as many calls as the system needs."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+@contextmanager
+def errors_with_path(path: Path) -> Generator[None]:
+    """Add the path to errors of `write` and `fsync`, which have none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 class LineAppender:
@@ -140,7 +158,7 @@ class LineAppender:
             start = os.fstat(handle).st_size
             try:
                 fault_point(_APPEND)
-                _write_all(handle, line)
+                write_all(handle, line)
                 fault_point(_APPENDED)
             except OSError:
                 with contextlib.suppress(OSError):
@@ -173,12 +191,6 @@ class LineAppender:
             else:
                 _cut_torn_line(self._handle)
         return self._handle
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(handle, view) :]
 
 
 def _cut_torn_line(handle: int, block: int = 65536) -> None:

@@ -8,6 +8,7 @@ mocked, so what is tested is the code that runs in production.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import TracebackType
 
 _hook: Callable[[str], None] | None = None
 _declared: dict[str, str] = {}
@@ -18,6 +19,27 @@ def declare(name: str, meaning: str) -> str:
     assert name not in _declared, f"fault point {name!r} is declared twice"
     _declared[name] = meaning
     return name
+
+
+class Operation:
+    """A context between two fault points: the instants before and after what it encloses.
+
+    The point after is passed only where nothing was raised.
+    """
+
+    def __init__(self, name: str, meaning: str) -> None:
+        """Declare "<name>.before" and "<name>.after"; `meaning` completes "about to ..."."""
+        self.before = declare(f"{name}.before", f"about to {meaning}")
+        self.after = declare(f"{name}.after", f"finished: {meaning}")
+
+    def __enter__(self) -> None:
+        fault_point(self.before)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            fault_point(self.after)
 
 
 def declared() -> dict[str, str]:

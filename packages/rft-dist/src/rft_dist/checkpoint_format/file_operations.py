@@ -12,13 +12,13 @@ import hashlib
 import os
 import stat
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
-from rft_core.fault_points import declare, fault_point
+from rft_core import durable_files
+from rft_core.durable_files import errors_with_path, write_all
+from rft_core.fault_points import Operation
 
 BLOCK_BYTES = 2**20
 """Each block of this size has its own CRC-32 in the manifest, so that damage is located."""
@@ -26,38 +26,25 @@ BLOCK_BYTES = 2**20
 _CHUNK_BYTES = 8 * BLOCK_BYTES
 
 
-class Operation:
-    """A context that marks the instants before and after what it encloses."""
-
-    def __init__(self, name: str, meaning: str) -> None:
-        self.before = declare(f"checkpoint.{name}.before", f"about to {meaning}")
-        self.after = declare(f"checkpoint.{name}.after", f"finished: {meaning}")
-
-    def __enter__(self) -> None:
-        fault_point(self.before)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            fault_point(self.after)
+def _operation(name: str, meaning: str) -> Operation:
+    return Operation(f"checkpoint.{name}", meaning)
 
 
-SPACE = Operation("space", "look at the free space")
-STAGE = Operation("mkdir", "create the folder, a staging directory or one inside it")
-FILE_OPEN = Operation("file.open", "create a file")
-FILE_WRITE = Operation("file.write", "write a piece of a file")
-FILE_SYNC = Operation("file.sync", "flush a file to the disk")
-DIRECTORY_SYNC = Operation("directory.sync", "flush the names in a directory to the disk")
-MODEL_WRITE = Operation("model.write", "let the model write its directory")
-DISPLACE = Operation("displace", "move an earlier checkpoint of the same step aside")
-PUBLISH = Operation("publish", "rename the staging directory to its final name")
-VERIFY = Operation("verify", "read the published checkpoint back")
-RESTORE = Operation("restore", "give a displaced checkpoint its name back")
-QUARANTINE = Operation("quarantine", "move a damaged checkpoint aside")
-RETIRE = Operation("retire", "rename a checkpoint that is to be removed")
-UNLINK = Operation("unlink", "remove a file of a retired or staged directory")
-REMOVE_DIRECTORY = Operation("rmdir", "remove an emptied directory")
+SPACE = _operation("space", "look at the free space")
+STAGE = _operation("mkdir", "create the folder, a staging directory or one inside it")
+FILE_OPEN = _operation("file.open", "create a file")
+FILE_WRITE = _operation("file.write", "write a piece of a file")
+FILE_SYNC = _operation("file.sync", "flush a file to the disk")
+DIRECTORY_SYNC = _operation("directory.sync", "flush the names in a directory to the disk")
+MODEL_WRITE = _operation("model.write", "let the model write its directory")
+DISPLACE = _operation("displace", "move an earlier checkpoint of the same step aside")
+PUBLISH = _operation("publish", "rename the staging directory to its final name")
+VERIFY = _operation("verify", "read the published checkpoint back")
+RESTORE = _operation("restore", "give a displaced checkpoint its name back")
+QUARANTINE = _operation("quarantine", "move a damaged checkpoint aside")
+RETIRE = _operation("retire", "rename a checkpoint that is to be removed")
+UNLINK = _operation("unlink", "remove a file of a retired or staged directory")
+REMOVE_DIRECTORY = _operation("rmdir", "remove an emptied directory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +94,14 @@ def write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> Digest:
     """Create `path` with the pieces one after another, hashed on the way, flushed to the disk."""
     hasher = _Hasher()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with _naming(path):
+    with errors_with_path(path):
         with FILE_OPEN:
             descriptor = os.open(path, flags, 0o666)
         try:
             for piece in pieces:
                 for chunk in _chunks(memoryview(piece)):
                     with FILE_WRITE:
-                        _write_all(descriptor, chunk)
+                        write_all(descriptor, chunk)
                     hasher.update(chunk)
             with FILE_SYNC:
                 os.fsync(descriptor)
@@ -130,7 +117,7 @@ def digest_file(path: Path, *, sync: bool = False) -> Digest:
     Symbolic links and everything else that is no regular file raise OSError.
     """
     hasher = _Hasher()
-    with _naming(path):
+    with errors_with_path(path):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -148,12 +135,8 @@ def digest_file(path: Path, *, sync: bool = False) -> Digest:
 
 def sync_directory(path: Path) -> None:
     """Put the names that `path` holds on the disk."""
-    with _naming(path), DIRECTORY_SYNC:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    with errors_with_path(path), DIRECTORY_SYNC:
+        durable_files.sync_directory(path)
 
 
 def rename(operation: Operation, source: Path, target: Path) -> None:
@@ -179,26 +162,9 @@ def remove_tree(path: Path) -> None:
         path.rmdir()
 
 
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Add the path to errors of `write` and `fsync`, which have none."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
-        raise
-
-
 def _chunks(view: memoryview) -> Iterable[memoryview]:
     for start in range(0, len(view), _CHUNK_BYTES):
         yield view[start : start + _CHUNK_BYTES]
-
-
-def _write_all(descriptor: int, chunk: memoryview) -> None:
-    while len(chunk):
-        written = os.write(descriptor, chunk)
-        chunk = chunk[written:]
 
 
 def _forget_cached(descriptor: int) -> None:
