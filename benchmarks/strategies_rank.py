@@ -17,12 +17,14 @@ from torch import Tensor
 
 from rft.build.shared_parts import trainable_policy
 from rft.parallel.parallelize import ParallelModel, parallelize
+from rft.parallel.shardable import ShardablePolicy
 from rft.process.machine import Machine
 from rft_core.packed_tokens import PackedTokens
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_dist.strategies.dtensor_shards import local
 from rft_dist.testing.live_bytes import LiveBytes
+from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.settings import AdapterSettings, ModelSettings
 from rft_models.tokenization.tokenizer import load_tokenizer
 
@@ -96,18 +98,18 @@ def _measure(case: Case, source: Path, machine: Machine, steps: int) -> dict[str
     return told | {"loading": loading, "norm": norm, "milliseconds": statistics.median(times)}
 
 
-def _spread(case: Case, source: Path, machine: Machine) -> ParallelModel:
+def _spread(case: Case, source: Path, machine: Machine) -> ParallelModel[CausalPolicy]:
     """As `rft-train` does."""
     settings = ModelSettings(pretrain=str(source), **case.model)
     strategy = StrategySettings(**case.strategy)
     policy = trainable_policy(settings, strategy, source, machine, load_tokenizer(source), AdapterSettings())
-    return parallelize(policy, strategy, AdamSettings(), machine, None)
+    return parallelize(ShardablePolicy(policy), strategy, AdamSettings(), machine, None)
 
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def _own_batches(spread: ParallelModel, device: str) -> list[Batch]:
+def _own_batches(spread: ParallelModel[CausalPolicy], device: str) -> list[Batch]:
     """This rank's micro-batches; all ranks together have the same ones in every case."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(2, VOCABULARY, (NUM_MICRO_BATCHES, ROWS * LENGTH), generator=generator)
@@ -118,18 +120,18 @@ def _own_batches(spread: ParallelModel, device: str) -> list[Batch]:
     return [tuple(part.to(device) for part in (row, places, segments, wanted)) for row in own]  # pyright: ignore[reportReturnType]
 
 
-def _loss(spread: ParallelModel, batch: Batch) -> Tensor:
-    logprobs_T, _ = spread.policy.token_logprobs(PackedTokens(*batch))
+def _loss(spread: ParallelModel[CausalPolicy], batch: Batch) -> Tensor:
+    logprobs_T, _ = spread.model.token_logprobs(PackedTokens(*batch))
     return -logprobs_T.sum() / (NUM_MICRO_BATCHES * ROWS * LENGTH)
 
 
-def _step(spread: ParallelModel, batches: list[Batch]) -> float:
+def _step(spread: ParallelModel[CausalPolicy], batches: list[Batch]) -> float:
     for number, batch in enumerate(batches, start=1):
         spread.optimizer.backward(_loss(spread, batch), last=number == len(batches))
     return float(spread.optimizer.step(RATE).gradient_norm)
 
 
-def _bytes_of_a_step(spread: ParallelModel, batches: list[Batch], live: LiveBytes) -> dict[str, float]:
+def _bytes_of_a_step(spread: ParallelModel[CausalPolicy], batches: list[Batch], live: LiveBytes) -> dict[str, float]:
     """What stays, what a forward keeps, what the backward passes leave, and the most at once."""
     resident = live.now
     parameters = _held(spread, live)
@@ -152,10 +154,10 @@ def _bytes_of_a_step(spread: ParallelModel, batches: list[Batch], live: LiveByte
     }
 
 
-def _held(spread: ParallelModel, live: LiveBytes) -> int:
+def _held(spread: ParallelModel[CausalPolicy], live: LiveBytes) -> int:
     """Bytes of the weights that this rank keeps between two steps, on the device that is counted."""
     parts: list[Tensor] = []
-    for _, parameter in spread.policy.named_parameters():
+    for _, parameter in spread.model.named_parameters():
         parts.append(getattr(parameter, "ds_tensor", local(parameter.detach())))
     return sum(part.numel() * part.element_size() for part in parts if part.device.type == live.device_type)
 

@@ -10,8 +10,9 @@ from torch.distributed.tensor import DTensor
 
 from rft_core.packed_tokens import PackedTokens
 from rft_dist.collectives import Collectives
+from rft_dist.strategies.process_groups import TensorGroup
 from rft_dist.strategies.sequence_parallel import SequenceGroup
-from rft_dist.strategies.tensor_parallel import TensorGroup, TensorParallelModel
+from rft_dist.strategies.tensor_parallel import TensorParallelModel
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import make_policy
 from rft_models.policy.tensor_parallel_plan import apply_tensor_parallel, tensor_plan

@@ -17,12 +17,15 @@ from torch import Tensor
 from rft.build.shared_parts import trainable_policy
 from rft.checkpoints.writer import ResumePoint, StoreWriter
 from rft.parallel.parallelize import ParallelModel, parallelize
+from rft.parallel.policy_weights import checkpoint_parts
+from rft.parallel.shardable import ShardablePolicy
 from rft.process.machine import Machine
 from rft_dist.checkpoints.reader import Checkpoint, open_verified
 from rft_dist.checkpoints.store import CheckpointStore
 from rft_dist.collectives import SingleProcess
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings
+from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.settings import AdapterSettings, ModelSettings
 from rft_models.vision.processor import load_vision_codec
 from support.image_ranks import loss_of, segments_of
@@ -42,21 +45,23 @@ def one_process() -> Machine:
     return Machine("cpu", ranks_from_environment({}), SingleProcess())
 
 
-def open_spread(source: Path, machine: Machine, restored: ResumePoint | None, **strategy: Any) -> ParallelModel:
+def open_spread(
+    source: Path, machine: Machine, restored: ResumePoint | None, **strategy: Any
+) -> ParallelModel[CausalPolicy]:
     """The policy of a directory, or of a checkpoint with its optimizer, laid out."""
     settings, chosen = ModelSettings(pretrain=str(source)), StrategySettings(enable_ema=True, **strategy)
     place = source if restored is None else restored.model_directory
     policy = trainable_policy(settings, chosen, place, machine, load_vision_codec(source), AdapterSettings())
-    return parallelize(policy, chosen, AdamSettings(), machine, restored)
+    return parallelize(ShardablePolicy(policy), chosen, AdamSettings(), machine, restored)
 
 
-def take_a_step(spread: ParallelModel) -> None:
+def take_a_step(spread: ParallelModel[CausalPolicy]) -> None:
     """On rows with an image and one without."""
-    spread.optimizer.backward(-loss_of(spread.policy, segments_of(spread.policy, 0)) / 20, last=True)
+    spread.optimizer.backward(-loss_of(spread.model, segments_of(spread.model, 0)) / 20, last=True)
     spread.optimizer.step(1e-2)
 
 
-def save(spread: ParallelModel, machine: Machine, folder: Path) -> Path:
+def save(spread: ParallelModel[CausalPolicy], machine: Machine, folder: Path) -> Path:
     """A checkpoint of what is held now; all ranks call it."""
     optimizer: Any = spread.optimizer
     parts = optimizer.shards() if hasattr(optimizer, "shards") else optimizer.state_tensors()
@@ -65,7 +70,9 @@ def save(spread: ParallelModel, machine: Machine, folder: Path) -> Path:
         {},
         machine.collectives,
     )
-    writer.save(1, tensors={"optimizer": parts}, records={}, policy=spread.savable, metadata={})
+    writer.save(
+        1, tensors={"optimizer": parts}, records={}, policy=checkpoint_parts(spread, machine.collectives), metadata={}
+    )
     return folder / "step_000001"
 
 
@@ -86,7 +93,7 @@ def equal_steps(source: Path, machine: Machine) -> dict[str, bool]:
     for meta_init in (False, True):
         spread = open_spread(source, machine, None, fsdp=True, meta_init=meta_init)
         before = held(spread)
-        loss = loss_of(spread.policy, segments_of(spread.policy, machine.ranks.rank))  # one rank has images
+        loss = loss_of(spread.model, segments_of(spread.model, machine.ranks.rank))  # one rank has images
         spread.optimizer.backward(-loss / 20, last=True)
         norm = spread.optimizer.step(1e-2).gradient_norm
         found.append((before, float(loss.detach()), norm, held(spread)))

@@ -17,12 +17,15 @@ from torch import Tensor
 from rft.build.lora import adapt
 from rft.build.shared_parts import trainable_policy
 from rft.parallel.parallelize import ParallelModel, parallelize
+from rft.parallel.policy_weights import engine_adapters, engine_weights
+from rft.parallel.shardable import ShardablePolicy
 from rft.process.machine import Machine
 from rft_core.packed_tokens import PackedTokens
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_models.lora import files
 from rft_models.lora.adapters import BaseModelView
+from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_models.settings import AdapterKind, AdapterSettings, ModelSettings
 
@@ -60,7 +63,7 @@ CASES: dict[str, Case] = {
 }
 
 
-def lay_out(source: Path, machine: Machine, case: Case, saved: Path | None = None) -> ParallelModel:
+def lay_out(source: Path, machine: Machine, case: Case, saved: Path | None = None) -> ParallelModel[CausalPolicy]:
     """A policy with adapters on the ranks; `saved`: their values."""
     model, strategy = ModelSettings(pretrain=str(source), **case.model), StrategySettings(**case.strategy)
     settings = AdapterSettings(lora_rank=3, lora_type=case.kind)
@@ -70,7 +73,7 @@ def lay_out(source: Path, machine: Machine, case: Case, saved: Path | None = Non
     if saved is not None:
         assert policy.adapters is not None
         files.load(policy.adapters, saved)
-    return parallelize(policy, strategy, ADAM, machine, None)
+    return parallelize(ShardablePolicy(policy), strategy, ADAM, machine, None)
 
 
 def row(number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -78,32 +81,32 @@ def row(number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return tokens, torch.arange(LENGTH), torch.zeros_like(tokens), torch.ones(LENGTH, dtype=torch.bool)
 
 
-def step(spread: ParallelModel, number: int) -> float:
+def step(spread: ParallelModel[CausalPolicy], number: int) -> float:
     """Of four rows, shared out over the ranks that do not compute together."""
     mine = list(range(ROWS))[spread.data.rank :: spread.data.world_size]
     for place in mine:
-        logprobs_T, _ = spread.policy.token_logprobs(PackedTokens(*row(ROWS * number + place)))
+        logprobs_T, _ = spread.model.token_logprobs(PackedTokens(*row(ROWS * number + place)))
         spread.optimizer.backward(-logprobs_T.sum() / 40, last=place == mine[-1])
     return float(spread.optimizer.step(RATE).gradient_norm)
 
 
-def adapters_of(spread: ParallelModel) -> dict[str, Tensor]:
+def adapters_of(spread: ParallelModel[CausalPolicy]) -> dict[str, Tensor]:
     """Whole, under the names of files."""
-    adapters = spread.policy.adapters
+    adapters = spread.model.adapters
     assert adapters is not None
-    alone = spread.whole_adapters or adapters.named_parameters
+    alone = engine_adapters(spread) or adapters.named_parameters
     return {name: tensor.detach().clone() for name, tensor in adapters.tensors(alone()).items()}
 
 
-def served(spread: ParallelModel) -> dict[str, Tensor]:
+def served(spread: ParallelModel[CausalPolicy]) -> dict[str, Tensor]:
     """What an engine gets."""
-    given = spread.whole_weights or spread.policy.merged_parameters
+    given = engine_weights(spread) or spread.model.merged_parameters
     return {name: tensor.detach().clone() for name, tensor in given()}
 
 
 def run(source: Path, machine: Machine, case: Case, out: Path, name: str) -> dict[str, Any]:
     spread, rank = lay_out(source, machine, case), machine.ranks.rank
-    policy = spread.policy
+    policy = spread.model
     norms = [step(spread, number) for number in range(2)]
     before = adapters_of(spread)
     folder = out / f"{name}_{rank}"

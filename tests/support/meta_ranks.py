@@ -14,12 +14,14 @@ from torch import Tensor
 
 from rft.build.shared_parts import trainable_policy
 from rft.parallel.parallelize import ParallelModel, parallelize
+from rft.parallel.shardable import ShardablePolicy
 from rft.process.machine import Machine
 from rft_core.packed_tokens import PackedTokens
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_dist.strategies.dtensor_shards import local
 from rft_dist.testing.live_bytes import LiveBytes
+from rft_models.model.causal_policy import CausalPolicy
 from rft_models.settings import AdapterSettings, ModelSettings
 
 torch.set_num_threads(1)
@@ -30,27 +32,27 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def lay_out(source: Path, machine: Machine, **strategy: Any) -> tuple[ParallelModel, int]:
+def lay_out(source: Path, machine: Machine, **strategy: Any) -> tuple[ParallelModel[CausalPolicy], int]:
     """A policy on the ranks, and the most bytes that were alive on the way there."""
     settings, chosen = ModelSettings(pretrain=str(source)), StrategySettings(fsdp=True, **strategy)
     codec: Any = object()
     with LiveBytes(whole=True) as live:
         policy = trainable_policy(settings, chosen, source, machine, codec, AdapterSettings())
-        spread = parallelize(policy, chosen, AdamSettings(), machine, None)
+        spread = parallelize(ShardablePolicy(policy), chosen, AdamSettings(), machine, None)
         del policy
     return spread, live.peak
 
 
-def held(spread: ParallelModel) -> dict[str, Tensor]:
-    model = spread.policy.model
+def held(spread: ParallelModel[CausalPolicy]) -> dict[str, Tensor]:
+    model = spread.model.model
     found = {name: local(parameter.detach()).clone() for name, parameter in model.named_parameters()}
     return found | {f"buffer {name}": buffer.clone() for name, buffer in model.named_buffers()}
 
 
-def step(spread: ParallelModel, rank: int) -> tuple[Tensor, float]:
+def step(spread: ParallelModel[CausalPolicy], rank: int) -> tuple[Tensor, float]:
     tokens = torch.randint(0, 40, (12,), generator=torch.Generator().manual_seed(rank))
     places, segments = torch.arange(6).repeat(2), torch.arange(2).repeat_interleave(6)
-    logprobs_T, _ = spread.policy.token_logprobs(
+    logprobs_T, _ = spread.model.token_logprobs(
         PackedTokens(tokens, places, segments, torch.ones(12, dtype=torch.bool))
     )
     spread.optimizer.backward(-logprobs_T.sum() / 20, last=True)
@@ -71,13 +73,13 @@ def case(source: Path, machine: Machine, **strategy: Any) -> dict[str, Any]:
     blocks, peak = lay_out(source, machine, meta_init=True, **strategy)
     same = equal(before, held(blocks))
     again_T, again = step(blocks, rank)
-    config = blocks.policy.model.generation_config
+    config = blocks.model.model.generation_config
     return {
         "same": same,
         "same_forward": bool(torch.equal(logprobs_T, again_T)),
         "same_norm": norm == again,
         "same_after": equal(after, held(blocks)),
-        "tied": len({id(p) for p in blocks.policy.model.parameters()}) == len(list(blocks.policy.model.parameters())),
+        "tied": len({id(p) for p in blocks.model.model.parameters()}) == len(list(blocks.model.model.parameters())),
         "peak": peak,
         "whole_peak": whole_peak,
         "eos": config.eos_token_id,

@@ -23,9 +23,9 @@ from rft_dist.launch.process_group import ranks_from_environment, start_process_
 from rft_dist.settings import SequenceMode
 from rft_dist.strategies.data_parallel import DataParallelOptimizer
 from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
-from rft_dist.strategies.process_groups import DataParallelRanks
+from rft_dist.strategies.process_groups import DataParallelRanks, TensorGroup
 from rft_dist.strategies.sequence_parallel import SequenceGroup
-from rft_dist.strategies.tensor_parallel import TensorGroup, TensorParallelModel, TensorParallelOptimizer
+from rft_dist.strategies.tensor_parallel import TensorParallelModel, TensorParallelOptimizer
 from rft_dist.strategies.tensor_parallel_fsdp import TensorShardedOptimizer
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy

@@ -21,9 +21,10 @@ from rft_dist.collectives import Collectives
 from rft_dist.launch.process_group import ranks_from_environment, start_process_group, stop_process_group
 from rft_dist.strategies.data_parallel import DataParallelOptimizer
 from rft_dist.strategies.dtensor_shards import local
-from rft_dist.strategies.ema_swap import swap_in_ema, swap_in_ema_zero
+from rft_dist.strategies.ema_swap import swap_in_ema
 from rft_dist.strategies.fsdp import FullyShardedModel, ShardedOptimizer
-from rft_dist.strategies.tensor_parallel import TensorGroup, TensorParallelModel, TensorParallelOptimizer
+from rft_dist.strategies.process_groups import TensorGroup
+from rft_dist.strategies.tensor_parallel import TensorParallelModel, TensorParallelOptimizer
 from rft_dist.strategies.zero.flat_ranges import own_weights
 from rft_dist.strategies.zero.optimizer import ZeroModel
 
@@ -90,9 +91,8 @@ def zero(ranks: Collectives, *, stage: int, dtype: torch.dtype = torch.float32, 
         ema_decay=DECAY,
         **ADAM,  # type: ignore[arg-type]
     )
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    in_place = partial(swap_in_ema_zero, trained, spread.weights, spread.optimizer.state, ranks)
-    return Built(model, spread.optimizer, spread.compute, spread.full_tensors, in_place, ranks.rank)
+    swap = spread.optimizer.swap_in_ema
+    return Built(model, spread.optimizer, spread.compute, spread.full_tensors, swap, ranks.rank)
 
 
 def _in_place(model: Any, optimizer: Any) -> Callable[[], AbstractContextManager[None]]:

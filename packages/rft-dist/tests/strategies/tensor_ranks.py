@@ -20,7 +20,8 @@ from rft_dist.launch.process_group import ranks_from_environment, start_process_
 from rft_dist.strategies.data_parallel import DataParallelOptimizer
 from rft_dist.strategies.dtensor_shards import is_first_copy, local, num_copies, start_of
 from rft_dist.strategies.fsdp import FullyShardedModel
-from rft_dist.strategies.tensor_parallel import TensorGroup, TensorParallelModel, TensorParallelOptimizer
+from rft_dist.strategies.process_groups import TensorGroup
+from rft_dist.strategies.tensor_parallel import TensorParallelModel, TensorParallelOptimizer
 from rft_dist.strategies.tensor_parallel_fsdp import TensorShardedOptimizer
 
 torch.set_num_threads(1)

@@ -6,8 +6,7 @@ Three-line fakes that satisfy these are in `rft_trainer.testing.bigram`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -140,11 +139,13 @@ class RoutedPolicy(Policy, Protocol):
         ...
 
 
-class SavablePolicy(Policy, Protocol):
-    """A policy that can be written as a complete Hugging Face directory."""
+class SavablePolicy(Protocol):
+    """The weights that a checkpoint writer saves; what else a writer needs of them is its own protocol."""
 
-    def save_pretrained(self, directory: Path) -> None: ...
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]: ...
+
+
+PolicyT_contra = TypeVar("PolicyT_contra", bound=SavablePolicy, contravariant=True)
 
 
 class Critic(Protocol):
@@ -200,7 +201,7 @@ class ResponseDecoder(Protocol):
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]: ...
 
 
-class CheckpointWriter(Protocol):
+class CheckpointWriter(Protocol[PolicyT_contra]):
     """Atomic checkpoint writer: a kill at any instant leaves the old or the new checkpoint; called on every rank."""
 
     def save(
@@ -209,7 +210,7 @@ class CheckpointWriter(Protocol):
         *,
         tensors: Mapping[str, object],
         records: Mapping[str, object],
-        policy: SavablePolicy,
+        policy: PolicyT_contra,
         metadata: Mapping[str, object],
     ) -> None:
         """Save the state as it is now; it may be written after the call returns."""

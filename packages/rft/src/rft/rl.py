@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from rft.build.algorithm import algorithm_record
-from rft.build.algorithm_parts import PolicyWithCritic, annotator, build_critic, credit_assigner, old_policy
+from rft.build.algorithm_parts import (
+    BuiltCritic,
+    PolicyWithCritic,
+    annotator,
+    build_critic,
+    credit_assigner,
+    old_policy,
+)
 from rft.build.async_rollouts import close_engines, refuse_what_cannot_run_ahead, rollout_queue
 from rft.build.engines import choose_engine, engine_check, make_engine
 from rft.build.environment import ChosenEnvironment, enter_environment, opened_data
@@ -34,15 +41,19 @@ from rft.build.shared_parts import (
 )
 from rft.checkpoints.ema_weights import averaged_evaluator
 from rft.checkpoints.initial_weights import engine_weights_directory, load_initial_weights
+from rft.checkpoints.parts import CheckpointParts, FullWeights
 from rft.checkpoints.writer import ResumePoint
 from rft.front_end import SILENT, FrontEnd
-from rft.parallel.parallelize import ParallelModel, held_dtype, is_sharded, parallelize, parallelize_reference
+from rft.parallel.parallelize import ParallelModel, held_dtype, is_sharded, parallelize
+from rft.parallel.policy_weights import checkpoint_parts, engine_adapters, engine_weights, fused_policy
+from rft.parallel.shardable import ShardablePolicy
 from rft.process.launching import Preflight
 from rft.process.machine import Machine, open_machine
 from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun, choose_path, execute, make_sinks, metadata, start, trained_run
 from rft.settings import RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
+from rft_dist.strategies.registry import choose_strategy
 from rft_models.lora.adapters import BaseModelView
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_reference
@@ -69,12 +80,11 @@ from rft_trainer.update.optimizer_step import MicroBatching, Updater
 from rft_trainer.update.policy_objective import PolicyObjective
 
 
-def _reference(settings: RlSettings, machine: Machine, spread: ParallelModel) -> LogprobScorer:
+def _reference(settings: RlSettings, machine: Machine, spread: ParallelModel[CausalPolicy]) -> LogprobScorer:
     """Make the scorer under the reference model, which is the run's start: with adapters the policy without them."""
-    if spread.policy.adapters is not None:
-        started: Any = BaseModelView(spread.policy)
+    if spread.model.adapters is not None:
+        started: Any = BaseModelView(spread.model)
         return annotator(settings, machine, started, spread.data, in_step=spread.in_step)
-    data = spread.data
     load = load_reference_on_meta if settings.strategy.meta_init else load_reference
     policy = load(
         settings.model.pretrain,
@@ -84,15 +94,15 @@ def _reference(settings: RlSettings, machine: Machine, spread: ParallelModel) ->
         head_chunk_size=head_chunk_size(settings.model),
     )
     load_initial_weights(policy, settings.checkpoint, show=False)
-    policy = parallelize_reference(policy, settings.strategy, machine)
-    together = data if settings.strategy.tp_size > 1 else None  # a group computes every sample together
-    return annotator(settings, machine, policy, together, in_step=is_sharded(settings.strategy))
+    strategy = choose_strategy(settings.strategy).reference(settings.strategy)
+    reference = parallelize(ShardablePolicy(policy), strategy, None, machine)
+    return annotator(settings, machine, policy, reference.data, in_step=is_sharded(settings.strategy))
 
 
 def _updater(
     settings: RlSettings,
     machine: Machine,
-    spread: ParallelModel,
+    spread: ParallelModel[CausalPolicy],
     record: PolicyAlgorithm,
     credit: AdvantageEstimator,
     num_updates: int,
@@ -100,7 +110,7 @@ def _updater(
     """Make the optimizer steps of the algorithm's objective."""
     peak = settings.optimizer.actor_learning_rate
     return Updater(
-        spread.policy,
+        spread.model,
         spread.optimizer,
         PolicyObjective(record, credit.coefficients),
         spread.data,
@@ -109,8 +119,8 @@ def _updater(
         temperature=settings.sampling.temperature,
         device=machine.device,
         pin_memory=settings.data.dataloader_pin_memory,
-        balanced=balanced_forward(settings.model, spread.policy, machine),
-        fused=spread.fused,
+        balanced=balanced_forward(settings.model, spread.model, machine),
+        fused=fused_policy(spread),
         in_step=spread.in_step,
     )
 
@@ -135,7 +145,7 @@ def build_rl(
     reward = ThreadSafeReward(reward) if settings.ahead.max_staleness else reward
     refuse_what_cannot_run_ahead(settings, record)  # before any model is loaded
     policy, source = _policy(settings, machine, codec, restored)
-    spread = parallelize(policy, settings.strategy, settings.optimizer, machine, restored)
+    spread = parallelize(ShardablePolicy(policy), settings.strategy, settings.optimizer, machine, restored)
     longest_response, longest = response_limits(settings, data.longest_prompt)
     longest = environment.room(settings.model.pretrain, longest, longest_response) if environment else longest
     engine, sleeps = _engine(settings, machine, directory, spread, source, longest, restored)
@@ -151,7 +161,7 @@ def build_rl(
         directory,
         settings.checkpoint,
         metadata,
-        PolicyWithCritic(policy, critic.critic) if critic and settings.critic.save_value_network else spread.savable,
+        _saved_weights(settings, machine, spread, critic),
         spread.optimizer,
         {"progress": progress, "ledger": ledger, "credit": credit, **({"rollouts_ahead": queue} if queue else {})},
         machine,
@@ -193,6 +203,15 @@ def build_rl(
     )
 
 
+def _saved_weights(
+    settings: RlSettings, machine: Machine, spread: ParallelModel[CausalPolicy], critic: BuiltCritic | None
+) -> CheckpointParts:
+    """Return what the model directory of a checkpoint holds: the policy, and the critic beside it where asked."""
+    if critic and settings.critic.save_value_network:
+        return FullWeights(PolicyWithCritic(spread.model, critic.critic))
+    return checkpoint_parts(spread, machine.collectives)
+
+
 def _ledger(settings: RlSettings, data: RlData) -> Ledger:
     """Return the ledger of prompts, before its first reservation."""
     training = data.training
@@ -218,7 +237,7 @@ def _engine(
     settings: RlSettings,
     machine: Machine,
     directory: RunDirectory,
-    spread: ParallelModel,
+    spread: ParallelModel[CausalPolicy],
     source: str | Path,
     longest: int,
     restored: ResumePoint | None,
@@ -232,25 +251,25 @@ def _engine(
         replicas = make_replicas(
             settings,
             machine,
-            spread.policy,
+            spread.model,
             source,
             longest,
             directory.path / "logs",
-            weights=spread.whole_weights or spread.policy.named_parameters,
-            in_blocks=spread.whole_weights is not None,
+            weights=engine_weights(spread) or spread.model.named_parameters,
+            in_blocks=spread.shards_weights,
             dtype=spread.compute_dtype,
         )
         return replicas, sleeps and chosen.shares_weights and not settings.ahead.max_staleness
     engine = make_engine(
         settings.engine,
         machine,
-        spread.policy,
+        spread.model,
         source,
         longest,
         sleeps=sleeps,
         log_path=directory.path / "logs" / f"engine-{machine.ranks.rank}.log",
-        weights=spread.whole_weights,
-        adapters=spread.whole_adapters,
+        weights=engine_weights(spread),
+        adapters=engine_adapters(spread),
         dtype=spread.compute_dtype,
     )
     return engine, sleeps

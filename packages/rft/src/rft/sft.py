@@ -21,6 +21,8 @@ from rft.checkpoints.initial_weights import engine_weights_directory, load_initi
 from rft.checkpoints.writer import ResumePoint
 from rft.front_end import SILENT, FrontEnd
 from rft.parallel.parallelize import ParallelModel, parallelize
+from rft.parallel.policy_weights import checkpoint_parts, fused_policy
+from rft.parallel.shardable import ShardablePolicy
 from rft.process.launching import Preflight
 from rft.process.machine import Machine, open_machine
 from rft.resolved import Resolved
@@ -107,7 +109,7 @@ def build_sft(
         load_initial_weights(policy, settings.checkpoint, show=machine.is_first)
         source = engine_weights_directory(settings.checkpoint, source, shares_weights=True)
     adapt(policy, settings.adapter, settings.model, restored, base=source, seed=settings.run.seed)
-    spread = parallelize(policy, settings.strategy, settings.optimizer, machine, restored)
+    spread = parallelize(ShardablePolicy(policy), settings.strategy, settings.optimizer, machine, restored)
     progress, early_stop = Progress(), EarlyStop(chosen.patience, chosen.min_improvement, chosen.target_loss)
     best = _best_weights(chosen, policy, restored)
     ledger = make_ledger(data.mixture, data.training.data_hash, len(data.samples), chosen.max_epochs, settings.run.seed)
@@ -115,7 +117,7 @@ def build_sft(
         directory,
         settings.checkpoint,
         metadata,
-        spread.savable,
+        checkpoint_parts(spread, machine.collectives),
         spread.optimizer,
         {"progress": progress, "ledger": ledger, "early_stop": early_stop},
         machine,
@@ -161,11 +163,11 @@ def build_sft(
     )
 
 
-def _updater(settings: SftSettings, machine: Machine, spread: ParallelModel, num_steps: int) -> Updater:
+def _updater(settings: SftSettings, machine: Machine, spread: ParallelModel[CausalPolicy], num_steps: int) -> Updater:
     """Make the optimizer steps of the likelihood objective."""
     chosen = settings.training
     return Updater(
-        spread.policy,
+        spread.model,
         spread.optimizer,
         TokenLikelihood(),
         spread.data,
@@ -173,12 +175,12 @@ def _updater(settings: SftSettings, machine: Machine, spread: ParallelModel, num
             chosen.micro_train_batch_size, chosen.max_tokens_per_micro_batch, chosen.packing_samples
         ),
         learning_rate=counting(
-            spread.policy, learning_rate_schedule(settings.optimizer, chosen.learning_rate, num_steps)
+            spread.model, learning_rate_schedule(settings.optimizer, chosen.learning_rate, num_steps)
         ),
         device=machine.device,
         pin_memory=settings.data.dataloader_pin_memory,
-        balanced=balanced_forward(settings.model, spread.policy, machine),
-        fused=spread.fused,
+        balanced=balanced_forward(settings.model, spread.model, machine),
+        fused=fused_policy(spread),
         in_step=spread.in_step,
     )
 

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from rft.parallel.parallelize import ParallelModel, held_dtype, parallelize
+from rft.parallel.shardable import ShardablePolicy
 from rft.process.machine import Machine
 from rft_dist.collectives import SingleProcess
 from rft_dist.launch.environment import ranks_from_environment
 from rft_dist.settings import AdamSettings, StrategySettings
 from rft_dist.strategies.zero import optimizer as zero
+from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
 from rft_models.tiny_models.text import build_character_model
 
@@ -27,16 +29,16 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def parallel(directory: Path, *, bf16: bool = False, **strategy: Any) -> ParallelModel:
+def parallel(directory: Path, *, bf16: bool = False, **strategy: Any) -> ParallelModel[CausalPolicy]:
     settings = StrategySettings(**strategy)
     policy = load_policy(directory, dtype=held_dtype(settings, bf16=bf16)).train()
     machine = Machine("cpu", ranks_from_environment({}), SingleProcess())
-    return parallelize(policy, settings, ADAM, machine, None)
+    return parallelize(ShardablePolicy(policy), settings, ADAM, machine, None)
 
 
-def step(model: ParallelModel, learning_rate: float) -> None:
+def step(model: ParallelModel[CausalPolicy], learning_rate: float) -> None:
     """One step by a gradient of 1 at every weight."""
-    loss = torch.stack([parameter.float().sum() for _, parameter in model.policy.trainable_parameters()]).sum()
+    loss = torch.stack([parameter.float().sum() for _, parameter in model.model.trainable_parameters()]).sum()
     model.optimizer.backward(loss, last=True)
     model.optimizer.step(learning_rate)
 
@@ -44,18 +46,18 @@ def step(model: ParallelModel, learning_rate: float) -> None:
 @pytest.mark.parametrize(("flag", "dtype"), [("use_mp_opt", torch.bfloat16), ("fp16", torch.float16)])
 def test_weights_of_fewer_bits_are_stepped_on_in_float32_copies(directory: Path, flag: str, dtype: torch.dtype) -> None:
     model = parallel(directory, **{flag: True})
-    assert model.compute_dtype == model.policy.dtype == dtype
-    before = {name: parameter.detach().clone() for name, parameter in model.policy.trainable_parameters()}
+    assert model.compute_dtype == model.model.dtype == dtype
+    before = {name: parameter.detach().clone() for name, parameter in model.model.trainable_parameters()}
     for _ in range(3):
         step(model, 1e-6)  # far below the last bit of a norm's gain, which is 1
     state = model.optimizer.state_tensors()
-    for name, weight in model.policy.trainable_parameters():
+    for name, weight in model.model.trainable_parameters():
         copy = state[f"master/{name}"]
         assert copy.dtype == torch.float32
         assert torch.equal(copy.to(dtype), weight.detach()), "the weight is the copy, rounded"
         assert state[f"exp_avg/{name}"].dtype == torch.float32
     gain = next(name for name in before if "norm" in name)
-    assert torch.equal(dict(model.policy.trainable_parameters())[gain].detach(), before[gain])
+    assert torch.equal(dict(model.model.trainable_parameters())[gain].detach(), before[gain])
     assert float((state[f"master/{gain}"] - before[gain].float()).abs().min()) > 1e-6, "no step was lost"
 
 

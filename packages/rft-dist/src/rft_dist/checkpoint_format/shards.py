@@ -10,7 +10,7 @@ tensors (`ShardRequest`) and does not need to know how they were cut when they w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,6 +76,23 @@ class ShardSink(Protocol):
 
     def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
         """Take the block of `name` at `start`, on the CPU, with the shape and dtype that were requested."""
+        ...
+
+
+class StoredComponent(Protocol):
+    """A component of a checkpoint, which a part of a run is restored from."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of its tensors."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All its tensors in full, on the CPU."""
+        ...
+
+    def load(self, sink: ShardSink) -> None:
+        """Write the shards that the sink requests; CheckpointError, and nothing is written, where one differs."""
         ...
 
 

@@ -104,6 +104,10 @@ class Checkpoint:
         """
         return self._reading(self.blocks(component).load, sink)
 
+    def component(self, name: str) -> StoredTensors:
+        """The tensors of a component, for the part of a run that is restored from it."""
+        return StoredTensors(self, name)
+
     def model_blocks(self) -> BlockReader:
         """The blocks of the model directory's own weights, by their names there."""
         files = [entry.path for entry in self.manifest.files]
@@ -150,6 +154,27 @@ class Checkpoint:
                 do=f"resume with the version of the program that saved it: {self.manifest.metadata.get('versions')}",
             )
         return self.path / name
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensors:
+    """The tensors of one component of a checkpoint (`StoredComponent`)."""
+
+    checkpoint: Checkpoint
+    component: str
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of the tensors; CheckpointError where the checkpoint has none of this component."""
+        return self.checkpoint.blocks(self.component).table.keys()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors in full, see `Checkpoint.tensors`."""
+        return self.checkpoint.tensors(self.component)
+
+    def load(self, sink: ShardSink) -> None:
+        """Write the shards that the sink requests, see `Checkpoint.load`."""
+        self.checkpoint.load(self.component, sink)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -32,9 +33,14 @@ from torch.nn import Parameter
 
 from rft_core.errors import PeerError
 from rft_dist.checkpoint_format.safetensors_pieces import tensor_bytes
+from rft_dist.checkpoint_format.shards import StoredComponent
 from rft_dist.collectives import Collectives
-from rft_dist.optim.adamw import LocalAdamW, StepOutcome, clip, total_norm, trained_parameters
-from rft_dist.optim.loss_scaler import KEY, LossScaler, NoLossScaler
+from rft_dist.optim.adamw import total_norm, trained_parameters
+from rft_dist.strategies.dtensor_shards import ShardedWeights
+from rft_dist.strategies.optimizer import AdamWOptimizer, AdamWOptions
+from rft_dist.strategies.process_groups import DataParallelRanks
+from rft_dist.strategies.protocols import DataRanks, DistributedModel, ShardableModel, StrategyContext, narrow_dtype
+from rft_dist.strategies.sequence_parallel import SequenceGroup
 
 _BUCKET_BYTES = 64 * 2**20
 
@@ -45,7 +51,31 @@ class _Bucket:
     names: tuple[str, ...]
 
 
-class DataParallelOptimizer:
+def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedModel:
+    """Leave a model's weights as they are on every rank, and make the optimizer that keeps them equal."""
+    data = share_sequences(model, context)
+    optimizer = None
+    if context.adam is not None:
+        optimizer = DataParallelOptimizer(
+            model.trainable_parameters(),
+            context.collectives,
+            **context.adamw_options(master=narrow_dtype(context.settings) is not None),
+        )
+    weights = ShardedWeights(model.named_parameters, context.collectives.rank)
+    return DistributedModel(data=data, weights=weights, optimizer=optimizer)
+
+
+def share_sequences(model: ShardableModel, context: StrategyContext) -> DataRanks:
+    """Compute every sequence on a group of `sp_size` ranks; return the ranks that batches are divided among."""
+    settings = context.settings
+    if settings.sp_size == 1:
+        return context.collectives
+    group = SequenceGroup(context.collectives, settings.sp_size)
+    model.enable_sequence_parallel(group, settings.sp_mode)
+    return DataParallelRanks(context.collectives, group)
+
+
+class DataParallelOptimizer(AdamWOptimizer):
     """AdamW over parameters of which every rank holds a full copy.
 
     Example::
@@ -56,8 +86,8 @@ class DataParallelOptimizer:
             optimizer.backward(loss_of(batch))
         outcome = optimizer.step(learning_rate=1e-6)
 
-    Parameters that require no gradient are left out. Raises OptionsError where none requires one,
-    and PeerError where the parameters differ between the ranks.
+    Nothing is exchanged before `step`, also not by the last micro-batch. Parameters that require no gradient are
+    left out. Raises OptionsError where none requires one, and PeerError where the parameters differ between the ranks.
     """
 
     def __init__(
@@ -65,77 +95,22 @@ class DataParallelOptimizer:
         named_parameters: Iterable[tuple[str, Parameter]],
         collectives: Collectives,
         *,
-        betas: tuple[float, float],
-        epsilon: float,
-        weight_decay: float,
-        max_norm: float,
         bucket_bytes: int = _BUCKET_BYTES,
-        master: bool = False,
-        offload: bool = False,
-        ema_decay: float | None = None,
-        scaler: LossScaler | None = None,
+        **options: Unpack[AdamWOptions],
     ) -> None:
-        """`master`, `offload` and `ema_decay` as in `LocalAdamW`; `scaler`: what float16 losses are scaled by."""
-        self._parameters = trained_parameters(named_parameters)
-        self._collectives = collectives
-        self._max_norm = max_norm
-        self._scaler = scaler or NoLossScaler()
+        """`bucket_bytes`: gradients are exchanged in runs of at most so many; `options` as of `AdamWOptimizer`."""
+        parameters = trained_parameters(named_parameters)
+        verify_equal_weights(parameters.items(), collectives)
+        super().__init__(parameters.items(), collectives, lambda parameter: parameter, **options)
+        master = options.get("master", False)
         self._buckets = _cut_into_buckets(self._parameters, bucket_bytes)
-        verify_equal_weights(self._parameters.items(), collectives)
-        self._adamw = LocalAdamW(
-            self._parameters,
-            betas=betas,
-            epsilon=epsilon,
-            weight_decay=weight_decay,
-            master=master,
-            offload=offload,
-            ema_decay=ema_decay,
-        )
         self._sums: dict[str, Tensor] = {}
         self._dtypes = {name: _sum_dtype(parameter, master) for name, parameter in self._parameters.items()}
         self._sum_in_float32()
 
-    def backward(self, loss: Tensor, *, last: bool = False) -> None:
-        """Add the gradients of one micro-batch; nothing is exchanged, also by the last."""
-        self._scaler.scaled(loss).backward()
-
-    def step(self, learning_rate: float) -> StepOutcome:
-        """Sum the gradients over ranks, clip, update; gradients are cleared either way.
-
-        Every rank must call it, also one that had no micro-batch. A parameter that no micro-batch
-        of any rank touched has gradient zero: its moments decay. Where the norm is not finite on
-        any rank, no rank updates. `learning_rate` is finite and at least 0.
-
-        Raises:
-            NumericsError: float16 overflows at the smallest loss scale.
-        """
-        assert 0 <= learning_rate < math.inf, f"learning rate {learning_rate}"
-        gradients = self._own_gradients()
-        self._sum_over_ranks(gradients)
-        scale = self._scaler.scale
-        self._scaler.unscale(gradients.values())
-        norm = total_norm(list(gradients.values()))
-        applied = self._finite_everywhere(norm)
-        if applied:
-            clip(gradients.values(), norm, self._max_norm)
-            self._adamw.update(gradients, learning_rate)
-        for parameter in self._parameters.values():
-            parameter.grad = None
-        self._scaler.update(finite=applied)
-        return StepOutcome(norm, applied, scale)
-
-    def state_tensors(self) -> dict[str, Tensor]:
-        """Return the `LocalAdamW` state of every trained parameter, and "loss_scale" where there is a scaler."""
-        return self._adamw.state_tensors() | self._scaler.state_tensors()
-
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what `state_tensors` gave, bit for bit; the next step equals the uninterrupted one.
-
-        Raises CheckpointError, and changes nothing, for missing or unexpected names, another
-        shape or another dtype. A scale that is missing begins anew; one that is not needed is left.
-        """
-        self._adamw.load_state_tensors({name: tensor for name, tensor in tensors.items() if name != KEY})
-        self._scaler.load_state_tensors(tensors)
+    def restore(self, stored: StoredComponent) -> None:
+        """Read the state in full on every rank."""
+        self.load_state_tensors(stored.tensors())
 
     def weights_hash(self) -> str:
         """SHA-256 of the trained parameters (`weights_hash`)."""
@@ -158,7 +133,15 @@ class DataParallelOptimizer:
         else:
             self._sums[name] = gradient.float()
 
-    def _own_gradients(self) -> dict[str, Tensor]:
+    def _summed_gradients(self) -> dict[str, Tensor]:
+        gradients = self._local_gradients()
+        self._sum_over_ranks(gradients)
+        return gradients
+
+    def _gradient_norm(self, gradients: Mapping[str, Tensor]) -> float:
+        return total_norm(list(gradients.values()))
+
+    def _local_gradients(self) -> dict[str, Tensor]:
         """Return the gradient sums of this rank's micro-batches; zeros where none touched a parameter."""
         sums, self._sums = self._sums, {}
         gradients: dict[str, Tensor] = {}
@@ -180,7 +163,7 @@ class DataParallelOptimizer:
             for gradient, piece in zip(own, flat.split([gradient.numel() for gradient in own]), strict=True):
                 gradient.copy_(piece.view(gradient.shape))
 
-    def _finite_everywhere(self, norm: float) -> bool:
+    def _is_finite(self, norm: float) -> bool:
         # The sums are equal on all ranks, and so is the norm; the exchange covers a rank whose
         # memory or arithmetic is at fault, since ranks that disagree here never agree again.
         refused = torch.tensor([0 if math.isfinite(norm) else 1], dtype=torch.int64)

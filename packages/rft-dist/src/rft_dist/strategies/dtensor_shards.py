@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from rft_dist.checkpoint_format.shards import Shard as CheckpointShard
+from rft_dist.checkpoint_format.shards import ShardRequest
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -105,3 +108,47 @@ def full_tensor(tensor: DTensor) -> Tensor:
 def is_sharded(tensor: Tensor) -> bool:
     """Return whether this rank holds less than the full tensor."""
     return isinstance(tensor, DTensor) and any(not isinstance(kind, Replicate) for kind in tensor.placements)
+
+
+class ShardedWeights:
+    """The parameters of a model as the ranks keep them: distributed tensors, or the same full ones on every rank."""
+
+    def __init__(self, named_parameters: Callable[[], Iterable[tuple[str, nn.Parameter]]], rank: int) -> None:
+        """`named_parameters` is asked anew at every use, as they may be replaced."""
+        self._named_parameters = named_parameters
+        self._rank = rank
+
+    def full_tensors(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """(name, full parameter) one by one, on every rank, see `full_tensors`; `trained`: no frozen ones."""
+        return full_tensors((n, p) for n, p in self._named_parameters() if p.requires_grad or not trained)
+
+    def local_shards(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, this rank's shard of the parameter, sharing its memory), without an exchange."""
+        for name, parameter in self._named_parameters():
+            yield name, local(parameter.detach())
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return this rank's shards by name; none of some parameters, where there are more ranks than rows."""
+        return {name: tensor for name, tensor in self.local_shards() if tensor.numel()}
+
+    def shard_requests(self) -> list[ShardRequest]:
+        """Return requests for this rank's shards."""
+        return [
+            ShardRequest(name, tuple(parameter.shape), shard.dtype, start_of(parameter), tuple(shard.shape))
+            for name, parameter in self._named_parameters()
+            if (shard := local(parameter.detach())).numel()
+        ]
+
+    @torch.no_grad()
+    def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+        """Copy a tensor that was read into this rank's shard (`ShardSink`)."""
+        del start
+        local(dict(self._named_parameters())[name].detach()).copy_(tensor)
+
+    def shards(self) -> list[CheckpointShard]:
+        """Return the shards that this rank saves; one that several ranks keep comes from the lowest of them."""
+        return [
+            CheckpointShard(name, tuple(parameter.shape), start_of(parameter), shard.contiguous())
+            for name, parameter in self._named_parameters()
+            if (shard := local(parameter.detach())).numel() and is_first_copy(parameter, self._rank)
+        ]

@@ -46,7 +46,7 @@ def swap_in_ema(parameters: Mapping[str, Tensor], state: Callable[[], Mapping[st
             blocks[name].copy_(block)
 
 
-class Blocks(Protocol):
+class ShardStore(Protocol):
     """Weights or state that are given and taken block by block (`ZeroWeights`, `ZeroState`)."""
 
     def shards(self) -> Sequence[Shard]: ...
@@ -55,7 +55,7 @@ class Blocks(Protocol):
 
 @contextmanager
 def swap_in_ema_zero(
-    parameters: Mapping[str, nn.Parameter], weights: Blocks, state: Blocks, ranks: Collectives
+    parameters: Mapping[str, nn.Parameter], weights: ShardStore, state: ShardStore, ranks: Collectives
 ) -> Generator[None]:
     """Swap EMA weights in as `swap_in_ema` does, under DeepSpeed, which steps on ranges of flattened tensors.
 

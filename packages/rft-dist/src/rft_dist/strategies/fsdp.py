@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -29,19 +29,53 @@ from torch.distributed.fsdp import (
 )
 
 from rft_core.errors import OptionsError
-from rft_dist.checkpoint_format.shards import Shard, ShardRequest, full_shard, full_shards
+from rft_dist.checkpoint_format.shards import Shard, ShardRequest, StoredComponent, full_shard, full_shards
 from rft_dist.collectives import Collectives
 from rft_dist.launch.single_process import init_single_process_group
-from rft_dist.optim.adamw import LocalAdamW, StepOutcome, clip, is_optional, squared_norm, trained_parameters
-from rft_dist.optim.loss_scaler import KEY, LossScaler, NoLossScaler
-from rft_dist.strategies.dtensor_shards import full_tensors, is_first_copy, local, num_copies, start_of
+from rft_dist.optim.adamw import is_optional, squared_norm
+from rft_dist.strategies.data_parallel import share_sequences
+from rft_dist.strategies.dtensor_shards import ShardedWeights, is_first_copy, local, num_copies, start_of
+from rft_dist.strategies.optimizer import AdamWOptimizer, AdamWOptions, restore_shards
+from rft_dist.strategies.protocols import (
+    DistributedModel,
+    ReadBlock,
+    ShardableModel,
+    StrategyContext,
+    narrow_dtype,
+)
 
 _METHOD = "rft_compute"
-ReadBlock = Callable[[str, tuple[int, ...], tuple[int, ...]], Tensor]
-"""Name, index of the first element, shape -> that block of a whole tensor."""
 
 
-class FullyShardedModel:
+def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedModel:
+    """Shard a model's weights over the ranks, and make the optimizer of its shards."""
+    data = share_sequences(model, context)
+    sharded = shard_weights(model, context)
+    optimizer = None
+    if context.adam is not None:
+        optimizer = ShardedOptimizer(model.trainable_parameters(), context.collectives, **context.adamw_options())
+    return DistributedModel(data=data, weights=sharded, optimizer=optimizer)
+
+
+def shard_weights(model: ShardableModel, context: StrategyContext, mesh: DeviceMesh | None = None) -> FullyShardedModel:
+    """Shard a model's weights, and run its forward with them gathered; `mesh` as of `FullyShardedModel`."""
+    compute_dtype = narrow_dtype(context.settings)
+    sharded = FullyShardedModel(
+        model.module,
+        model.layers,
+        context.collectives,
+        device=context.device,
+        shard_size=context.settings.shard_size,
+        compute_dtype=compute_dtype,
+        cpu_offload=context.settings.fsdp_cpu_offload,
+        mesh=mesh,
+    )
+    model.wrap_forward(sharded.compute)
+    model.load_pending(lambda read: sharded.load_shards(read, context.device), context.device, compute_dtype)
+    return sharded
+
+
+class FullyShardedModel(ShardedWeights):
     """A module whose weights are sharded over the ranks (FSDP2), in place.
 
     Example::
@@ -79,6 +113,7 @@ class FullyShardedModel:
         Raises:
             OptionsError: `shard_size` does not divide the number of ranks.
         """
+        super().__init__(model.named_parameters, collectives.rank)
         self.model = model
         self._cpu_offload = cpu_offload
         options: dict[str, Any] = {
@@ -123,15 +158,6 @@ class FullyShardedModel:
             if block.numel():
                 block.copy_(read(name, start_of(parameter), tuple(block.shape)))
 
-    def full_tensors(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole parameter) one by one, on every rank; `trained`: no frozen ones. See `dtensor_shards`."""
-        return full_tensors((n, p) for n, p in self.model.named_parameters() if p.requires_grad or not trained)
-
-    def local_shards(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, this rank's block of the parameter), without an exchange."""
-        for name, parameter in self.model.named_parameters():
-            yield name, local(parameter.detach())
-
 
 def _call(_: nn.Module, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     return function(*arguments, **options)
@@ -159,78 +185,26 @@ def _reduce_dtype(compute_dtype: torch.dtype | None) -> torch.dtype | None:
     return None if compute_dtype is None else torch.float32
 
 
-class ShardedOptimizer:
-    """AdamW over blocks: each rank steps on what it holds, with the norm of the whole gradient.
+class ShardedOptimizer(AdamWOptimizer):
+    """AdamW over shards: each rank steps on those that it keeps, with the norm of the full gradient.
 
-    The same equations as `DataParallelOptimizer`; gradients arrive summed from the backward pass.
+    The same equations as `DataParallelOptimizer`; gradients arrive summed from the backward pass: every rank must call
+    `backward` as often. What is kept between two micro-batches is a shard, not the full gradient.
     """
 
     def __init__(
         self,
         named_parameters: Iterable[tuple[str, nn.Parameter]],
         collectives: Collectives,
-        *,
-        betas: tuple[float, float],
-        epsilon: float,
-        weight_decay: float,
-        max_norm: float,
-        master: bool = False,
-        offload: bool = False,
-        ema_decay: float | None = None,
-        scaler: LossScaler | None = None,
+        **options: Unpack[AdamWOptions],
     ) -> None:
-        """`master`, `offload` and `ema_decay` as in `LocalAdamW`; `scaler`: what float16 losses are scaled by."""
-        self._parameters = trained_parameters(named_parameters)
-        self._collectives = collectives
-        self._max_norm = max_norm
-        self._scaler = scaler or NoLossScaler()
+        """Set up moments for this rank's shards; `options` as of `AdamWOptimizer`."""
+        super().__init__(named_parameters, collectives, local, **options)
         self._arrived: dict[str, Tensor] = {}
-        self._blocks = {name: local(parameter.detach()) for name, parameter in self._parameters.items()}
-        self._adamw = LocalAdamW(
-            {name: block for name, block in self._blocks.items() if block.numel()},
-            betas=betas,
-            epsilon=epsilon,
-            weight_decay=weight_decay,
-            master=master,
-            offload=offload,
-            ema_decay=ema_decay,
-        )
 
-    def backward(self, loss: Tensor, *, last: bool = False) -> None:
-        """Add the gradients of one micro-batch, summed over the ranks; every rank must call it as often.
-
-        They are summed at once, also before the `last`: what is kept between two of them is a block, not the whole.
-        """
-        self._scaler.scaled(loss).backward()
-
-    def step(self, learning_rate: float) -> StepOutcome:
-        """Clip by the norm over all ranks, update, clear the gradients; all ranks or none.
-
-        Raises:
-            NumericsError: float16 overflows at the smallest loss scale.
-        """
-        assert 0 <= learning_rate < math.inf, f"learning rate {learning_rate}"
-        gradients = {name: self._gradient(name) for name in self._blocks}
-        scale = self._scaler.scale
-        self._scaler.unscale(gradients.values())
-        norm = self._norm(gradients)
-        applied = math.isfinite(norm)  # of a sum that has the same bits on every rank
-        if applied:
-            clip(gradients.values(), norm, self._max_norm)
-            self._adamw.update(gradients, learning_rate)
-        for parameter in self._parameters.values():
-            parameter.grad = None
-        self._scaler.update(finite=applied)
-        return StepOutcome(norm, applied, scale)
-
-    def state_tensors(self) -> dict[str, Tensor]:
-        """This rank's blocks of what `LocalAdamW` keeps, and "loss_scale" where there is a scaler."""
-        return self._adamw.state_tensors() | self._scaler.state_tensors()
-
-    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back blocks that `state_tensors` gave on this rank."""
-        self._adamw.load_state_tensors({name: tensor for name, tensor in tensors.items() if name != KEY})
-        self._scaler.load_state_tensors(tensors)
+    def restore(self, stored: StoredComponent) -> None:
+        """Read this rank's shards of the state; averages and a loss scale that were not saved begin anew."""
+        restore_shards(self, stored)
 
     def shards(self) -> list[Shard]:
         """Return this rank's blocks of the state; a block that several ranks hold comes from the lowest of them."""
@@ -269,12 +243,18 @@ class ShardedOptimizer:
             self.load_state_tensors(self._arrived)
             self._arrived = {}
 
+    def _summed_gradients(self) -> dict[str, Tensor]:
+        return {name: self._gradient(name) for name in self._local}
+
     def _gradient(self, name: str) -> Tensor:
         gradient = self._parameters[name].grad
-        return torch.zeros_like(self._blocks[name]) if gradient is None else local(gradient)
+        return torch.zeros_like(self._local[name]) if gradient is None else local(gradient)
 
-    def _norm(self, gradients: Mapping[str, Tensor]) -> float:
-        """L2 norm of the whole gradient: blocks that several ranks hold count once."""
+    def _is_finite(self, norm: float) -> bool:
+        return math.isfinite(norm)  # of a sum that has the same bits on every rank
+
+    def _gradient_norm(self, gradients: Mapping[str, Tensor]) -> float:
+        # shards that several ranks hold count once
         squares = torch.zeros((), dtype=torch.float64)
         for name, gradient in gradients.items():
             own = squared_norm(gradient)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from rft_core.errors import OptionsError
 from rft_dist.collectives import Collectives
@@ -69,6 +70,44 @@ class SubGroup:
         if self.size > 1:
             dist.all_reduce(added, op=operation, group=self._group)
         return added
+
+
+class TensorGroup(SubGroup):
+    """The ranks that hold the parts of one copy, see `SubGroup`."""
+
+    def __init__(self, collectives: Collectives, size: int, device: torch.device) -> None:
+        """Every rank must call it, with the same size.
+
+        Raises:
+            OptionsError: the size does not divide the number of ranks.
+        """
+        self._device = device
+        self._meshes: DeviceMesh | None = None
+        self.everyone = collectives
+        super().__init__(collectives, size, flag="tp_size", code="tensor.tp_size", what="matrices")
+
+    def _made(self, world_size: int) -> Any:
+        shape = (world_size // self.size, self.size)
+        self._meshes = init_device_mesh(self._device.type, shape, mesh_dim_names=("data", "tensor"))
+        return self._meshes["tensor"].get_group()
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The device mesh of this group."""
+        assert self._meshes is not None, "a group of one has no mesh"
+        return self._meshes["tensor"]
+
+    @property
+    def data_mesh(self) -> DeviceMesh:
+        """The device mesh of the ranks that hold the same parts, which may be sharded further (`FullyShardedModel`)."""
+        assert self._meshes is not None, "a group of one has no mesh"
+        return self._meshes["data"]
+
+    def sum_over_copies(self, tensor: Tensor) -> None:
+        """Sum a contiguous tensor in place over the ranks that hold the same parts."""
+        if self.data_size > 1:
+            assert self._meshes is not None
+            dist.all_reduce(tensor, group=self._meshes["data"].get_group())
 
 
 class _Merge(torch.autograd.Function):

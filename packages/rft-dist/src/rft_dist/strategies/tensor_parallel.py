@@ -14,90 +14,49 @@ from __future__ import annotations
 
 import types
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Unpack
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor import Shard as CutBy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional as F
 
 from rft_dist.collectives import Collectives
-from rft_dist.optim.adamw import StepOutcome
 from rft_dist.strategies.data_parallel import verify_equal_weights
-from rft_dist.strategies.dtensor_shards import full_tensors, local, start_of
+from rft_dist.strategies.dtensor_shards import ShardedWeights, local, start_of
 from rft_dist.strategies.fsdp import ShardedOptimizer
-from rft_dist.strategies.process_groups import SubGroup
+from rft_dist.strategies.optimizer import AdamWOptions
+from rft_dist.strategies.process_groups import DataParallelRanks, TensorGroup
+from rft_dist.strategies.protocols import DistributedModel, ShardableModel, StrategyContext, TensorPlan, narrow_dtype
 
 _BUCKET_BYTES = 64 * 2**20
 
 
-class TensorPlan(Protocol):
-    """Tensor-parallel plan: which layers are cut, by their names in the model."""
-
-    @property
-    def by_outputs(self) -> Sequence[str]:
-        """Linear layers of which each rank computes a part of the outputs."""
-        ...
-
-    @property
-    def by_inputs(self) -> Sequence[str]:
-        """Linear layers that take such parts; their outputs are summed."""
-        ...
-
-    @property
-    def of_heads(self) -> Sequence[str]:
-        """Parameters that are whole on every rank and see its heads alone."""
-        ...
-
-    @property
-    def vocabulary(self) -> Sequence[str]:
-        """The embedding, and the output layer where that is another matrix; none: they stay whole."""
-        ...
+def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedModel:
+    """Cut a model's matrices over groups of ranks, and make the optimizer of this rank's parts."""
+    group = TensorGroup(context.collectives, context.settings.tp_size, context.device)
+    cut, plan = cut_matrices(model, group)
+    optimizer = None
+    if context.adam is not None:
+        optimizer = TensorParallelOptimizer(
+            model.trainable_parameters(),
+            group,
+            of_heads=plan.of_heads,
+            **context.adamw_options(master=narrow_dtype(context.settings) is not None),
+        )
+    return DistributedModel(data=DataParallelRanks(context.collectives, group), weights=cut, optimizer=optimizer)
 
 
-class TensorGroup(SubGroup):
-    """The ranks that hold the parts of one copy, see `SubGroup`."""
-
-    def __init__(self, collectives: Collectives, size: int, device: torch.device) -> None:
-        """Every rank must call it, with the same size.
-
-        Raises:
-            OptionsError: the size does not divide the number of ranks.
-        """
-        self._device = device
-        self._meshes: DeviceMesh | None = None
-        self.everyone = collectives
-        super().__init__(collectives, size, flag="tp_size", code="tensor.tp_size", what="matrices")
-
-    def _made(self, world_size: int) -> Any:
-        shape = (world_size // self.size, self.size)
-        self._meshes = init_device_mesh(self._device.type, shape, mesh_dim_names=("data", "tensor"))
-        return self._meshes["tensor"].get_group()
-
-    @property
-    def mesh(self) -> DeviceMesh:
-        """The device mesh of this group."""
-        assert self._meshes is not None, "a group of one has no mesh"
-        return self._meshes["tensor"]
-
-    @property
-    def data_mesh(self) -> DeviceMesh:
-        """The device mesh of the ranks that hold the same parts, which may be sharded further (`FullyShardedModel`)."""
-        assert self._meshes is not None, "a group of one has no mesh"
-        return self._meshes["data"]
-
-    def sum_over_copies(self, tensor: Tensor) -> None:
-        """Sum a contiguous tensor in place over the ranks that hold the same parts."""
-        if self.data_size > 1:
-            assert self._meshes is not None
-            dist.all_reduce(tensor, group=self._meshes["data"].get_group())
+def cut_matrices(model: ShardableModel, group: TensorGroup) -> tuple[TensorParallelModel, TensorPlan]:
+    """Cut a model's matrices over the group, and return the plan that says how."""
+    cut: list[TensorParallelModel] = []
+    plan = model.enable_tensor_parallel(group, lambda plan: cut.append(TensorParallelModel(model.module, plan, group)))
+    return cut[0], plan
 
 
-class TensorParallelModel:
+class TensorParallelModel(ShardedWeights):
     """A module whose matrices are cut over a group of ranks, in place.
 
     Example::
@@ -112,6 +71,7 @@ class TensorParallelModel:
         Raises:
             PeerError: the weights differ between the ranks.
         """
+        super().__init__(model.named_parameters, group.everyone.rank)
         self.model = model
         verify_equal_weights(model.named_parameters(), group.everyone)
         styles: dict[str, Any] = {name: ColwiseParallel() for name in plan.by_outputs}
@@ -119,15 +79,6 @@ class TensorParallelModel:
         parallelize_module(model, group.mesh, styles, src_data_rank=None)
         _cut_vocabulary(model, plan.vocabulary, group)
         _keep_own_memory(model)
-
-    def full_tensors(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """(name, whole parameter) one by one, on every rank; `trained`: no frozen ones. See `dtensor_shards`."""
-        return full_tensors((n, p) for n, p in self.model.named_parameters() if p.requires_grad or not trained)
-
-    def local_shards(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, this rank's part of the parameter), without an exchange."""
-        for name, parameter in self.model.named_parameters():
-            yield name, local(parameter.detach())
 
 
 def _cut_vocabulary(model: nn.Module, names: Sequence[str], group: TensorGroup) -> None:
@@ -179,7 +130,8 @@ class TensorParallelOptimizer(ShardedOptimizer):
     """AdamW over parts: each rank steps on what it holds, with the norm of the whole gradient.
 
     Gradients are summed over the data-parallel copies once a step, after the last micro-batch. What is whole on every
-    rank has one sum over all ranks, so that it has the same bits on all of them.
+    rank has one sum over all ranks, so that it has the same bits on all of them. All ranks of a group call `backward`
+    equally often, other groups as often as they need.
     """
 
     def __init__(
@@ -188,31 +140,25 @@ class TensorParallelOptimizer(ShardedOptimizer):
         group: TensorGroup,
         *,
         of_heads: Collection[str] = (),
-        master: bool = False,
-        **options: Any,
+        **options: Unpack[AdamWOptions],
     ) -> None:
         """`of_heads` as in `TensorPlan`, the others as in `ShardedOptimizer`.
 
         With `master`, gradients of fewer bits than float32 are added up in it, micro-batch after micro-batch.
         """
-        super().__init__(named_parameters, group.everyone, master=master, **options)
+        super().__init__(named_parameters, group.everyone, **options)
         self._group, self._of_heads = group, frozenset(of_heads)
         self._sums: dict[str, Tensor] = {}
-        if master:
+        if options.get("master"):
             for name, parameter in self._parameters.items():
                 if parameter.dtype in (torch.bfloat16, torch.float16):
                     parameter.register_post_accumulate_grad_hook(self._taking(name))
 
-    def backward(self, loss: Tensor, *, last: bool = False) -> None:
-        """Add the gradients of one micro-batch; all ranks of a group call it as often, other groups as they need."""
-        super().backward(loss, last=last)
-
-    def step(self, learning_rate: float) -> StepOutcome:
-        """Sum the gradients over the ranks, clip, update, clear; all ranks or none."""
+    def _summed_gradients(self) -> dict[str, Tensor]:
         self._sum_over_ranks()
-        outcome = super().step(learning_rate)
+        gradients = super()._summed_gradients()
         self._sums = {}
-        return outcome
+        return gradients
 
     def _taking(self, name: str) -> Any:
         def take(parameter: Tensor) -> None:

@@ -9,14 +9,29 @@ sums gradients (`FullyShardedModel` on `TensorGroup.data_mesh`). Bytes of a rank
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Unpack
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rft_dist.optim.adamw import StepOutcome
-from rft_dist.strategies.fsdp import ShardedOptimizer
-from rft_dist.strategies.tensor_parallel import TensorGroup, buckets, unflatten_buckets
+from rft_dist.strategies.fsdp import ShardedOptimizer, shard_weights
+from rft_dist.strategies.optimizer import AdamWOptions
+from rft_dist.strategies.process_groups import DataParallelRanks, TensorGroup
+from rft_dist.strategies.protocols import DistributedModel, ShardableModel, StrategyContext
+from rft_dist.strategies.tensor_parallel import buckets, cut_matrices, unflatten_buckets
+
+
+def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedModel:
+    """Cut a model's matrices over groups of ranks, and shard each part over the ranks that hold the same one."""
+    group = TensorGroup(context.collectives, context.settings.tp_size, context.device)
+    _, plan = cut_matrices(model, group)
+    sharded = shard_weights(model, context, group.data_mesh)
+    optimizer = None
+    if context.adam is not None:
+        optimizer = TensorShardedOptimizer(
+            model.trainable_parameters(), group, of_heads=plan.of_heads, **context.adamw_options()
+        )
+    return DistributedModel(data=DataParallelRanks(context.collectives, group), weights=sharded, optimizer=optimizer)
 
 
 class TensorShardedOptimizer(ShardedOptimizer):
@@ -33,24 +48,23 @@ class TensorShardedOptimizer(ShardedOptimizer):
         group: TensorGroup,
         *,
         of_heads: Collection[str] = (),
-        **options: Any,
+        **options: Unpack[AdamWOptions],
     ) -> None:
         """`of_heads` as in `TensorPlan`, the others as in `ShardedOptimizer`."""
         super().__init__(named_parameters, group.everyone, **options)
         self._group, self._of_heads = group, frozenset(of_heads)
         self._sums: dict[str, Tensor] = {}
 
-    def step(self, learning_rate: float) -> StepOutcome:
-        """Sum what every rank of a row has, clip, update, clear; all ranks or none."""
+    def _summed_gradients(self) -> dict[str, Tensor]:
         full = [name for name, parameter in self._parameters.items() if not _is_in_parts(parameter)]
         for name in full:
             gradient = self._gradient(name)
             self._sums[name] = gradient if name in self._of_heads else gradient.div_(self._group.size)
         for flat, parts in buckets([self._sums[name] for name in full]):
             unflatten_buckets(self._group.sum(flat), parts)
-        outcome = super().step(learning_rate)
+        gradients = super()._summed_gradients()
         self._sums = {}
-        return outcome
+        return gradients
 
     def _gradient(self, name: str) -> Tensor:
         return self._sums[name] if name in self._sums else super()._gradient(name)

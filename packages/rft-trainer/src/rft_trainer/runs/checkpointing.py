@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TypeVar
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from rft_trainer.protocols import CheckpointWriter, Collectives, Optimizer, Sava
 from rft_trainer.runs.stop_signals import agree
 from rft_trainer.update.nonfinite_checks import refuse_non_finite_weights
 
+PolicyT = TypeVar("PolicyT", bound=SavablePolicy)
 _LOG = logging.getLogger(__name__)
 
 
@@ -84,8 +85,8 @@ class Saver:
 
     def __init__(
         self,
-        writer: CheckpointWriter,
-        policy: SavablePolicy,
+        writer: CheckpointWriter[PolicyT],
+        policy: PolicyT,
         optimizer: Optimizer,
         parts: Mapping[str, Stateful],
         collectives: Collectives,
@@ -97,8 +98,8 @@ class Saver:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._resume_command = resume_command
-        self._writer = writer
-        self._policy = policy
+        self._writer: CheckpointWriter[Any] = writer
+        self._policy: SavablePolicy = policy
         self._parts = parts
         self._tensor_parts = {"optimizer": optimizer, **(tensor_parts or {})}
         self._collectives = collectives

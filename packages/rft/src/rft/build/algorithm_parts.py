@@ -13,7 +13,8 @@ from torch import Tensor
 from rft.build.lora import adapt_critic
 from rft.build.models import checkpointing_of
 from rft.checkpoints.writer import ResumePoint
-from rft.parallel.critic import ParallelCritic, parallelize_critic
+from rft.parallel.parallelize import ParallelModel, parallelize
+from rft.parallel.shardable import ShardableCritic, WrappedCritic
 from rft.process.machine import Machine
 from rft.reward_names import weights_of
 from rft.settings import RlSettings
@@ -21,6 +22,8 @@ from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
 from rft_core.errors import OptionsError
 from rft_core.packed_tokens import PackedTokens
+from rft_dist.strategies.dtensor_shards import ShardedWeights
+from rft_dist.strategies.registry import choose_strategy
 from rft_models.critic.causal_critic import CausalCritic, load_critic
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.tokenization.tokenizer import HfTokenizer
@@ -163,7 +166,7 @@ class BuiltCritic:
     """The critic with its optimizer, and the parts of it that a checkpoint holds."""
 
     critic: CausalCritic
-    spread: ParallelCritic
+    spread: ParallelModel[WrappedCritic]
     part: CriticTrainer
 
     @property
@@ -196,10 +199,16 @@ def build_critic(
         codec=None if chosen.critic_pretrain else codec,
     ).train()
     adapt_critic(critic, settings.adapter, seed=settings.run.seed)
-    spread = parallelize_critic(critic, settings.strategy, settings.optimizer, machine, restored)
+    if restored is not None:
+        # before it is sharded: an optimizer may copy the weights that it finds
+        restored.checkpoint.load("critic", ShardedWeights(critic.named_parameters, machine.ranks.rank))
+    strategy = choose_strategy(settings.strategy).critic(settings.strategy)
+    spread = parallelize(
+        ShardableCritic(critic), strategy, settings.optimizer, machine, restored, component="critic_optimizer"
+    )
     part = CriticTrainer(
         ValueAnnotator(
-            spread.critic,
+            spread.model,
             machine.collectives,
             max_sequences=batch.micro_rollout_batch_size,
             max_tokens=batch.max_tokens_per_micro_batch,
@@ -207,7 +216,7 @@ def build_critic(
             in_step=spread.in_step,
         ),
         CriticUpdater(
-            spread.critic,
+            spread.model,
             spread.optimizer,
             ValueObjective(clip=chosen.value_clip or None, aggregation="token_mean"),
             machine.collectives,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rft.build.lora import quantization
 from rft.build.models import checkpointing_of, freezing_of, head_chunk_size
+from rft.checkpoints.parts import CheckpointParts
 from rft.checkpoints.writer import ResumePoint, make_writer, save_schedule
 from rft.parallel.parallelize import held_dtype
 from rft.process.machine import Machine
@@ -22,7 +23,7 @@ from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.data.mixture import Mixture
 from rft_trainer.evaluation.evaluator import Evaluator
-from rft_trainer.protocols import Engine, Optimizer, SavablePolicy
+from rft_trainer.protocols import Engine, Optimizer
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import Reward
 from rft_trainer.rollouts.multi_turn import Conversations
@@ -56,7 +57,7 @@ def make_saver(
     directory: RunDirectory,
     settings: CheckpointSettings,
     metadata: dict[str, object],
-    policy: SavablePolicy,
+    policy: CheckpointParts,
     optimizer: Optimizer,
     parts: dict[str, Stateful],
     machine: Machine,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from rft.checkpoints.export_lora import MERGED_LIMIT, differs, load_adapted, log
 from rft_core.errors import OptionsError
 from rft_dist.checkpoint_format.resharding import BlockReader
 from rft_dist.checkpoints.reader import Checkpoint
-from rft_dist.collectives import Collectives
 from rft_dist.optim import ema
 from rft_models.files.checkpoint_names import to_checkpoint_names, to_module_names
 from rft_models.lora import files
@@ -77,16 +75,6 @@ def _no_averages(checkpoint: Checkpoint, unknown: list[str]) -> OptionsError:
         why="averages of whole weights are kept while a run trains with --enable_ema",
         do=f"rft-train export {checkpoint.path} DIR (the weights themselves), or train with --enable_ema",
     )
-
-
-def while_averaged(policy: CausalPolicy, optimizer: Any, ranks: Collectives) -> SwapInEma:
-    """Return a context manager factory that swaps the optimizer's averages into the policy, for any strategy."""
-    from rft_dist.strategies import ema_swap
-
-    trained = dict(policy.trainable_parameters())
-    if hasattr(optimizer, "weights"):  # DeepSpeed steps on ranges of flattened tensors
-        return partial(ema_swap.swap_in_ema_zero, trained, optimizer.weights, optimizer.state, ranks)
-    return partial(ema_swap.swap_in_ema, trained, optimizer.state_tensors)
 
 
 def averaged_evaluator(

@@ -6,33 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from torch import Tensor
 
-from rft_dist.checkpoints.async_writer import BackgroundSaves, Copy, Snapshot
+from rft.checkpoints.parts import CheckpointParts
+from rft_dist.checkpoints.async_writer import BackgroundSaves
 from rft_dist.checkpoints.rank_exchange import Exchange, StoreExchange
 from rft_dist.checkpoints.reader import Checkpoint
 from rft_dist.checkpoints.store import CheckpointStore, Tensors
 from rft_dist.collectives import SingleProcess
 from rft_dist.settings import CheckpointSettings
-from rft_trainer.protocols import SavablePolicy
 from rft_trainer.runs.checkpointing import SaveSchedule
 from rft_trainer.runs.directory import RunDirectory
 
 GIGABYTE = 10**9
-
-
-class PolicyWithShards(Protocol):
-    """A policy whose weights are sharded over the ranks by a strategy."""
-
-    def own_weights(self) -> Mapping[str, Tensor]:
-        """Whole weights that this rank writes, by their names in the Hugging Face directory; all ranks call it."""
-        ...
-
-    def description(self) -> Callable[[Path], None]:
-        """Return a function that writes configuration and tokenizer, as they are when `own_weights` has been called."""
-        ...
 
 
 class StoreWriter:
@@ -63,26 +51,31 @@ class StoreWriter:
         *,
         tensors: Mapping[str, object],
         records: Mapping[str, object],
-        policy: SavablePolicy,
+        policy: CheckpointParts,
         metadata: Mapping[str, object],
     ) -> None:
         """Save one checkpoint; return once it is on disk and read back, or is being written from a copy."""
-        shared: Any = policy if hasattr(policy, "own_weights") else None
-        if shared:
-            snapshot = cast(Snapshot, lambda _: shared.description())  # pyright: ignore[reportUnknownLambdaType]
-        else:
-            snapshot = cast(Snapshotable, policy).snapshot
         parts: dict[str, Tensors] = {name: self._given(cast(Tensors, part)) for name, part in tensors.items()}
         more = self._metadata | dict(metadata)
-        weights = shared.own_weights() if shared else None
+        weights = policy.local_weights()
         if self._in_background:
-            saves = self._opened_saves()
-            saves.begin(step, tensors=parts, records=records, snapshot=snapshot, metadata=more, model_tensors=weights)
+            self._opened_saves().begin(
+                step,
+                tensors=parts,
+                records=records,
+                snapshot=policy.snapshot,
+                metadata=more,
+                model_tensors=weights,
+            )
             return
         self._store = self._store or self._open_store(self._collectives)
-        writer = shared.description() if shared else policy.save_pretrained
         self._store.save(
-            step, tensors=parts, records=records, model_writer=writer, metadata=more, model_tensors=weights
+            step,
+            tensors=parts,
+            records=records,
+            model_writer=policy.directory_writer(),
+            metadata=more,
+            model_tensors=weights,
         )
 
     @property
@@ -107,12 +100,6 @@ class StoreWriter:
             exchange = self._collectives if one else StoreExchange.beside(self._collectives)
             self._saves = BackgroundSaves(self._open_store(exchange))
         return self._saves
-
-
-class Snapshotable(Protocol):
-    """A policy whose weights can be copied and written later."""
-
-    def snapshot(self, copy: Copy) -> Callable[[Path], None]: ...
 
 
 def make_writer(

@@ -15,14 +15,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rft_dist.checkpoint_format.shards import Shard
+from rft_dist.checkpoint_format.shards import Shard, ShardRequest, StoredComponent
 from rft_dist.collectives import Collectives
 from rft_dist.optim.adamw import StepOutcome, nothing_to_train
+from rft_dist.strategies.data_parallel import share_sequences
+from rft_dist.strategies.ema_swap import swap_in_ema_zero
+from rft_dist.strategies.optimizer import restore_shards
+from rft_dist.strategies.protocols import DistributedModel, ShardableModel, StrategyContext
 from rft_dist.strategies.zero.deepspeed_engine import (
     ZeroOptions,
     engine_config,
@@ -34,6 +40,32 @@ from rft_dist.strategies.zero.deepspeed_engine import (
 )
 from rft_dist.strategies.zero.flat_ranges import clear_kept_gradients
 from rft_dist.strategies.zero.state import Read, ZeroState, ZeroWeights
+
+SwapInEma = Callable[[], AbstractContextManager[None]]
+
+
+def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedModel:
+    """Partition a model's training state over the ranks by DeepSpeed."""
+    assert context.adam is not None, "DeepSpeed partitions weights that are trained"
+    settings, data = context.settings, share_sequences(model, context)
+    zero = ZeroModel(
+        model.module,
+        model.layers,
+        context.collectives,
+        device=context.device,
+        stage=settings.zero_stage,
+        betas=context.adam.adam_betas,
+        epsilon=context.adam.adam_epsilon,
+        weight_decay=context.adam.l2,
+        max_norm=context.adam.max_norm,
+        cpu_offload=settings.adam_offload,
+        hpz_size=settings.zpg,
+        overlap_comm=settings.overlap_comm,
+        ema_decay=settings.ema_decay if settings.enable_ema else None,
+        readers=model.cross_module_reads(),
+    )
+    model.wrap_forward(zero.compute)
+    return DistributedModel(data=data, weights=zero, optimizer=zero.optimizer)
 
 
 class ZeroModel:
@@ -119,7 +151,10 @@ class ZeroModel:
                 for parameter in parameters:
                     self._deepspeed.zero.register_external_parameter(module, parameter)
         self.weights = ZeroWeights(model, engine.optimizer, collectives)
-        self.optimizer = ZeroOptimizer(engine, ZeroState(model, engine.optimizer, collectives, ema_decay=ema_decay))
+        state = ZeroState(model, engine.optimizer, collectives, ema_decay=ema_decay)
+        named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        swap = partial(swap_in_ema_zero, named, self.weights, state, collectives)
+        self.optimizer = ZeroOptimizer(engine, state, swap)
 
     def compute(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Call a function that uses the model, with the weights outside of its layers gathered.
@@ -146,6 +181,21 @@ class ZeroModel:
                 gathered = parameter.detach().clone()
             yield name, gathered
 
+    def local_shards(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name, shard) of the weights that this rank steps on or saves, without an exchange."""
+        return ((shard.name, shard.data) for shard in self.weights.shards())
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return the shards of `local_shards` by name, those of one parameter as one flat tensor."""
+        flat: dict[str, list[Tensor]] = {}
+        for name, tensor in self.local_shards():
+            flat.setdefault(name, []).append(tensor.reshape(-1))
+        return {name: torch.cat(tensors) for name, tensors in flat.items()}
+
+    def shards(self) -> list[Shard]:
+        """Return this rank's shards of the weights, see `ZeroWeights.shards`."""
+        return self.weights.shards()
+
     def close(self) -> None:
         """Take DeepSpeed's hooks off the model."""
         self._engine.destroy()
@@ -154,8 +204,10 @@ class ZeroModel:
 class ZeroOptimizer:
     """AdamW over the ranges that DeepSpeed gave this rank; made by `ZeroModel`."""
 
-    def __init__(self, engine: Any, state: ZeroState) -> None:
+    def __init__(self, engine: Any, state: ZeroState, swap_in_ema: SwapInEma) -> None:
         self.state = state
+        self.swap_in_ema = swap_in_ema
+        """Replaces the trained weights by their moving averages while its context is open; all ranks enter it."""
         self._engine = engine
         self._begun = False
 
@@ -198,9 +250,21 @@ class ZeroOptimizer:
         """Put back ranges that `state_tensors` gave on this rank, of as many ranks."""
         self.state.load_tensors(tensors)
 
-    def state_shards(self) -> list[Shard]:
+    def shards(self) -> list[Shard]:
         """Return the state of `state_tensors` as blocks with offsets; those of all ranks cover every tensor once."""
         return self.state.shards()
+
+    def shard_requests(self) -> list[ShardRequest]:
+        """Return requests for the blocks of the state that this rank steps on, and for all counts of steps."""
+        return self.state.shard_requests()
+
+    def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+        """Copy one block of the state into the range that this rank holds, see `ZeroState.write`."""
+        self.state.write(name, start, tensor)
+
+    def restore(self, stored: StoredComponent) -> None:
+        """Read this rank's blocks of the state; averages that were not saved stay as they begin."""
+        restore_shards(self, stored)
 
     def load_state(self, read: Read) -> None:
         """Take the state from whole tensors, of any number of ranks and any strategy, see `ZeroState.load`."""

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rft.checkpoints.writer import ResumePoint
-from rft.parallel.optimizer_restore import restore_optimizer
+from rft_dist.checkpoints.reader import StoredTensors
 from rft_dist.checkpoints.store import CheckpointStore
 from rft_dist.collectives import SingleProcess
 from rft_dist.optim.loss_scaler import LossScaler
@@ -35,7 +34,7 @@ def train(weight: nn.Parameter, optimizer: ShardedOptimizer, num_steps: int) -> 
         optimizer.step(0.1)
 
 
-def saved(path: Path, *, averages: bool, scaled: bool) -> tuple[nn.Parameter, ShardedOptimizer, ResumePoint]:
+def saved(path: Path, *, averages: bool, scaled: bool) -> tuple[nn.Parameter, ShardedOptimizer, StoredTensors]:
     """An optimizer after three steps, and its checkpoint."""
     weight = nn.Parameter(torch.tensor([1.0, 2.0]))
     optimizer = optimizer_of(weight, averages=averages, scaled=scaled)
@@ -48,7 +47,7 @@ def saved(path: Path, *, averages: bool, scaled: bool) -> tuple[nn.Parameter, Sh
         model_writer=lambda directory: (directory / "config.json").write_text("{}") and None,
         metadata={},
     )
-    return weight, optimizer, ResumePoint(store.open(3))
+    return weight, optimizer, store.open(3).component("optimizer")
 
 
 def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -62,7 +61,7 @@ def test_all_that_was_saved_is_restored_and_the_next_steps_are_the_same(
     weight, optimizer, point = saved(tmp_path, averages=averages, scaled=scaled)
     again = nn.Parameter(weight.detach().clone())
     resumed = optimizer_of(again, averages=averages, scaled=scaled)
-    restore_optimizer(resumed, point)
+    resumed.restore(point)
     expected, found = copied(optimizer.state_tensors()), copied(resumed.state_tensors())
     assert ("ema/w" in found, "loss_scale" in found) == (averages, scaled)
     assert expected.keys() == found.keys()
@@ -80,7 +79,7 @@ def test_averages_and_a_scale_that_were_not_saved_begin_anew(tmp_path: Path) -> 
     weight, _, point = saved(tmp_path, averages=False, scaled=False)
     again = nn.Parameter(weight.detach().clone())
     resumed = optimizer_of(again, averages=True, scaled=True)
-    restore_optimizer(resumed, point)
+    resumed.restore(point)
     state = resumed.state_tensors()
     assert float(state["step/w"]) == 3
     assert torch.equal(state["ema/w"], again.detach())
@@ -90,6 +89,6 @@ def test_averages_and_a_scale_that_were_not_saved_begin_anew(tmp_path: Path) -> 
 def test_averages_and_a_scale_that_are_no_longer_kept_are_left(tmp_path: Path) -> None:
     weight, _, point = saved(tmp_path, averages=True, scaled=True)
     resumed = optimizer_of(nn.Parameter(weight.detach().clone()), averages=False, scaled=False)
-    restore_optimizer(resumed, point)
+    resumed.restore(point)
     assert sorted(resumed.state_tensors()) == ["exp_avg/w", "exp_avg_sq/w", "step/w"]
     assert float(resumed.state_tensors()["step/w"]) == 3

@@ -1,0 +1,200 @@
+"""Optimizers of the strategies: one interface for all of them, and one step for those that step on `LocalAdamW`.
+
+    g  = the gradient, summed over micro-batches and ranks        (of the tensors that this rank steps on)
+    g <- g / S                                                    (S: loss scale of float16)
+    n  = |g|_2 over all parameters of all ranks
+    g <- g * min(1, max_norm / n)                                 (max_norm > 0)
+    AdamW on this rank's tensors, unless n is not finite on any rank
+
+What differs between strategies is how g and n come about.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol, Required, TypedDict, Unpack
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from rft_dist.checkpoint_format.shards import Shard, ShardRequest, ShardSink, StoredComponent
+from rft_dist.collectives import Collectives
+from rft_dist.optim.adamw import LocalAdamW, StepOutcome, clip, is_optional, trained_parameters
+from rft_dist.optim.loss_scaler import KEY, LossScaler, NoLossScaler
+from rft_dist.strategies.ema_swap import swap_in_ema
+
+
+class StrategyOptimizer(Protocol):
+    """Optimizer of a distributed model: every strategy hands out one, and checkpoints save and restore its state."""
+
+    def backward(self, loss: Tensor, *, last: bool = False) -> None:
+        """Add the gradients of one micro-batch; `last`: no other follows before `step`."""
+        ...
+
+    def step(self, learning_rate: float) -> StepOutcome:
+        """Clip, update, clear the gradients; every rank calls it."""
+        ...
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return what this rank keeps of the state, by name."""
+        ...
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what `state_tensors` gave on this rank, bit for bit."""
+        ...
+
+    def restore(self, stored: StoredComponent) -> None:
+        """Take the state from a checkpoint of any strategy and number of ranks; CheckpointError where it differs."""
+        ...
+
+    def swap_in_ema(self) -> AbstractContextManager[None]:
+        """Replace the trained weights by their moving averages while the context is open; all ranks enter it."""
+        ...
+
+
+class ShardedState(ShardSink, Protocol):
+    """The optimizer state of a strategy that keeps a part of it on each rank."""
+
+    def shards(self) -> list[Shard]:
+        """Return this rank's shards; with those of all ranks every tensor is covered exactly once."""
+        ...
+
+
+def restore_shards(state: ShardedState, stored: StoredComponent) -> None:
+    """Read the shards that `state` requests; an optional tensor only if it was saved."""
+    stored.load(_SavedShards(state, stored.names))
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedShards:
+    """Sink that requests every required tensor, and an optional one only if it was saved."""
+
+    state: ShardedState
+    saved: Collection[str]
+
+    def shard_requests(self) -> list[ShardRequest]:
+        """Return the requests of the state, without optional tensors that were not saved."""
+        requests = self.state.shard_requests()
+        return [each for each in requests if each.name in self.saved or not is_optional(each.name)]
+
+    def write(self, name: str, start: tuple[int, ...], tensor: Tensor) -> None:
+        """Write a shard to the state (`ShardSink`)."""
+        self.state.write(name, start, tensor)
+
+
+class AdamWOptions(TypedDict, total=False):
+    """Options of `AdamWOptimizer`, see `LocalAdamW`."""
+
+    betas: Required[tuple[float, float]]
+    epsilon: Required[float]
+    weight_decay: Required[float]
+    max_norm: Required[float]
+    """The gradient is scaled down to this norm; 0 = never."""
+    master: bool
+    offload: bool
+    ema_decay: float | None
+    scaler: LossScaler | None
+    """Scales float16 losses; None = losses are not scaled."""
+
+
+class AdamWOptimizer(ABC):
+    """AdamW on the tensors that this rank keeps: full parameters, or its shards of them."""
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, Parameter]],
+        collectives: Collectives,
+        local: Callable[[Tensor], Tensor],
+        **options: Unpack[AdamWOptions],
+    ) -> None:
+        """Set up moments for the parameters that require a gradient.
+
+        Args:
+            named_parameters: of the model; those that require no gradient are left out.
+            collectives: the ranks.
+            local: gives the part of a parameter that this rank steps on, sharing its memory.
+            options: of AdamW.
+
+        Raises:
+            OptionsError: no parameter requires a gradient.
+        """
+        self._parameters = trained_parameters(named_parameters)
+        self._collectives = collectives
+        self._max_norm = options["max_norm"]
+        self._scaler = options.get("scaler") or NoLossScaler()
+        self._local = {name: local(parameter.detach()) for name, parameter in self._parameters.items()}
+        self._adamw = LocalAdamW(
+            {name: tensor for name, tensor in self._local.items() if tensor.numel()},
+            betas=options["betas"],
+            epsilon=options["epsilon"],
+            weight_decay=options["weight_decay"],
+            master=options.get("master", False),
+            offload=options.get("offload", False),
+            ema_decay=options.get("ema_decay"),
+        )
+
+    @abstractmethod
+    def _summed_gradients(self) -> dict[str, Tensor]:
+        """Return the gradient of every tensor that this rank steps on, summed over micro-batches and ranks."""
+
+    @abstractmethod
+    def _gradient_norm(self, gradients: Mapping[str, Tensor]) -> float:
+        """Return the L2 norm of the full gradient."""
+
+    @abstractmethod
+    def _is_finite(self, norm: float) -> bool:
+        """Return whether the step is applied; the same answer on every rank."""
+
+    @abstractmethod
+    def restore(self, stored: StoredComponent) -> None:
+        """Take the state from a checkpoint, see `StrategyOptimizer`."""
+
+    def backward(self, loss: Tensor, *, last: bool = False) -> None:
+        """Add the gradients of one micro-batch."""
+        del last
+        self._scaler.scaled(loss).backward()
+
+    def step(self, learning_rate: float) -> StepOutcome:
+        """Sum the gradients over ranks, clip, update; gradients are cleared either way.
+
+        Every rank must call it, also one that had no micro-batch. A parameter that no micro-batch of any rank
+        touched has gradient zero: its moments decay. Where the norm is not finite on any rank, no rank updates.
+        `learning_rate` is finite and at least 0.
+
+        Raises:
+            NumericsError: float16 overflows at the smallest loss scale.
+        """
+        assert 0 <= learning_rate < math.inf, f"learning rate {learning_rate}"
+        gradients = self._summed_gradients()
+        scale = self._scaler.scale
+        self._scaler.unscale(gradients.values())
+        norm = self._gradient_norm(gradients)
+        applied = self._is_finite(norm)
+        if applied:
+            clip(gradients.values(), norm, self._max_norm)
+            self._adamw.update(gradients, learning_rate)
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        self._scaler.update(finite=applied)
+        return StepOutcome(norm, applied, scale)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return the `LocalAdamW` state of this rank's tensors, and "loss_scale" where there is a scaler."""
+        return self._adamw.state_tensors() | self._scaler.state_tensors()
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put back what `state_tensors` gave, bit for bit; the next step equals the uninterrupted one.
+
+        Raises CheckpointError, and changes nothing, for missing or unexpected names, another
+        shape or another dtype. A scale that is missing begins anew; one that is not needed is left.
+        """
+        self._adamw.load_state_tensors({name: tensor for name, tensor in tensors.items() if name != KEY})
+        self._scaler.load_state_tensors(tensors)
+
+    def swap_in_ema(self) -> AbstractContextManager[None]:
+        """Replace the trained weights by their moving averages while the context is open."""
+        return swap_in_ema(self._parameters, self._adamw.state_tensors)

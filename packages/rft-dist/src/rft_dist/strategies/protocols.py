@@ -1,0 +1,178 @@
+"""Interface of a strategy: the model and the context that it takes, the distributed model that it hands out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rft_dist.checkpoint_format.shards import Shard
+from rft_dist.collectives import Collectives
+from rft_dist.optim.loss_scaler import LossScaler
+from rft_dist.settings import AdamSettings, SequenceMode, StrategySettings
+
+if TYPE_CHECKING:
+    from rft_dist.strategies.optimizer import AdamWOptions, StrategyOptimizer
+    from rft_dist.strategies.process_groups import TensorGroup
+    from rft_dist.strategies.sequence_parallel import SequenceGroup
+
+ReadBlock = Callable[[str, tuple[int, ...], tuple[int, ...]], Tensor]
+"""Name, index of the first element, shape -> that block of a full tensor."""
+
+
+class ComputeWrapper(Protocol):
+    """Runs a function that uses the model's weights, with the exchanges that make them available."""
+
+    def __call__(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any: ...
+
+
+class TensorPlan(Protocol):
+    """Tensor-parallel plan: which layers are cut, by their names in the model."""
+
+    @property
+    def by_outputs(self) -> Sequence[str]:
+        """Linear layers of which each rank computes a part of the outputs."""
+        ...
+
+    @property
+    def by_inputs(self) -> Sequence[str]:
+        """Linear layers that take such parts; their outputs are summed."""
+        ...
+
+    @property
+    def of_heads(self) -> Sequence[str]:
+        """Parameters that are whole on every rank and see its heads alone."""
+        ...
+
+    @property
+    def vocabulary(self) -> Sequence[str]:
+        """The embedding, and the output layer where that is another matrix; none: they stay whole."""
+        ...
+
+
+class ShardableModel(Protocol):
+    """A model that strategies distribute over ranks, in place."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that has every parameter of the model."""
+        ...
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        """Modules that are gathered one at a time, in the order of the forward; the rest is one group."""
+        ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield all parameters, by their names in checkpoints."""
+        ...
+
+    def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters that an optimizer steps on."""
+        ...
+
+    def cross_module_reads(self) -> Iterable[tuple[nn.Module, Sequence[nn.Parameter]]]:
+        """Yield modules inside the layers that read parameters of other modules, with those parameters."""
+        ...
+
+    def wrap_forward(self, wrapper: ComputeWrapper) -> None:
+        """Run every forward of the model inside `wrapper`, the same number of times on all ranks."""
+        ...
+
+    def load_pending(
+        self, load_shards: Callable[[ReadBlock], None], device: torch.device, compute_dtype: torch.dtype | None
+    ) -> None:
+        """Give memory and values to parameters that have none yet; nothing where all have them.
+
+        `load_shards` fills this rank's shards from a reader of blocks; the forward computes on `device` in
+        `compute_dtype`, None = in the type of the weights.
+        """
+        ...
+
+    def enable_sequence_parallel(self, group: SequenceGroup, mode: SequenceMode) -> None:
+        """Compute every sequence together with the ranks of the group."""
+        ...
+
+    def enable_tensor_parallel(self, group: TensorGroup, shard: Callable[[TensorPlan], None]) -> TensorPlan:
+        """Compute every matrix together with the ranks of the group; `shard` cuts the module's matrices by the plan."""
+        ...
+
+
+class DataRanks(Protocol):
+    """The ranks as batches are divided among them: a group that computes a sample together is one."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    def sum(self, tensor: Tensor) -> Tensor: ...
+    def max(self, tensor: Tensor) -> Tensor: ...
+    def gather_bytes(self, data: bytes) -> list[bytes]: ...
+
+
+class ModelWeights(Protocol):
+    """The weights of a distributed model, in full and as this rank keeps them."""
+
+    def full_tensors(self, *, trained: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name, full parameter), one in memory at a time; an exchange of all ranks where weights are sharded.
+
+        `trained`: those that require a gradient alone.
+        """
+        ...
+
+    def local_shards(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name, what this rank keeps of the parameter), without an exchange."""
+        ...
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return what this rank keeps, by name."""
+        ...
+
+    def shards(self) -> list[Shard]:
+        """Return the shards that this rank saves; with those of all ranks every parameter is covered exactly once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyContext:
+    """The settings, the ranks and the device that a model is distributed with."""
+
+    settings: StrategySettings
+    collectives: Collectives
+    device: torch.device
+    adam: AdamSettings | None
+    """The weight update; None = the weights are not trained."""
+
+    def adamw_options(self, *, master: bool = False) -> AdamWOptions:
+        """Return the options of an optimizer that steps on this rank's tensors; `master` as of `LocalAdamW`."""
+        assert self.adam is not None, "these weights are not trained"
+        return {
+            "betas": self.adam.adam_betas,
+            "epsilon": self.adam.adam_epsilon,
+            "weight_decay": self.adam.l2,
+            "max_norm": self.adam.max_norm,
+            "ema_decay": self.settings.ema_decay if self.settings.enable_ema else None,
+            "master": master,
+            "offload": self.settings.adam_offload,
+            "scaler": LossScaler() if self.settings.fp16 else None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistributedModel:
+    """A model on the ranks: where its weights are, and what trains it."""
+
+    data: DataRanks
+    weights: ModelWeights
+    optimizer: StrategyOptimizer | None
+    """None = the weights are not trained."""
+
+
+def narrow_dtype(settings: StrategySettings) -> torch.dtype | None:
+    """Return the type of the forward beside float32 weights to step on; None = the weights' own type for both."""
+    if settings.fp16:
+        return torch.float16
+    return torch.bfloat16 if settings.use_mp_opt else None

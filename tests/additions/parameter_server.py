@@ -1,0 +1,88 @@
+"""A strategy that the product does not have: rank 0 alone keeps moments and steps, and sends the weights to the others.
+
+It is all that a strategy needs: `parallelize`, an optimizer, and a row of the registry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rft_dist.checkpoint_format.shards import StoredComponent
+from rft_dist.optim.adamw import LocalAdamW, StepOutcome, clip, total_norm, trained_parameters
+from rft_dist.settings import StrategySettings
+from rft_dist.strategies import registry
+from rft_dist.strategies.dtensor_shards import ShardedWeights
+from rft_dist.strategies.protocols import DistributedModel, ShardableModel, StrategyContext
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedSettings(StrategySettings):
+    """The settings of a run, and the one that chooses the new strategy."""
+
+    parameter_server: bool = False
+
+
+ROW = registry.ParallelStrategy(
+    name="parameter_server",
+    module="additions.parameter_server",
+    chosen=lambda settings: getattr(settings, "parameter_server", False),
+    sharding=lambda settings: "replicated",
+)
+
+
+def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedModel:
+    """Leave the weights on every rank, and the moments on rank 0."""
+    weights = ShardedWeights(model.named_parameters, context.collectives.rank)
+    return DistributedModel(data=context.collectives, weights=weights, optimizer=ServerOptimizer(model, context))
+
+
+class ServerOptimizer:
+    """AdamW on rank 0 (`StrategyOptimizer`)."""
+
+    def __init__(self, model: ShardableModel, context: StrategyContext) -> None:
+        assert context.adam is not None
+        self._ranks = context.collectives
+        self._max_norm = context.adam.max_norm
+        self._parameters = trained_parameters(model.trainable_parameters())
+        self._adamw = LocalAdamW(
+            self._parameters if self._ranks.rank == 0 else {"none": torch.zeros(1)},
+            betas=context.adam.adam_betas,
+            epsilon=context.adam.adam_epsilon,
+            weight_decay=context.adam.l2,
+        )
+
+    def backward(self, loss: Tensor, *, last: bool = False) -> None:
+        del last
+        loss.backward()
+
+    def step(self, learning_rate: float) -> StepOutcome:
+        gradients: dict[str, Tensor] = {}
+        for name, parameter in self._parameters.items():
+            gradients[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            self._ranks.sum_in_place(gradients[name])
+        norm = total_norm(list(gradients.values()))
+        if self._ranks.rank == 0:
+            clip(gradients.values(), norm, self._max_norm)
+            self._adamw.update(gradients, learning_rate)
+        for parameter in self._parameters.values():
+            self._ranks.broadcast_in_place(parameter.detach())
+            parameter.grad = None
+        return StepOutcome(norm, applied=True)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        return self._adamw.state_tensors() if self._ranks.rank == 0 else {}
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        if self._ranks.rank == 0:
+            self._adamw.load_state_tensors(tensors)
+
+    def restore(self, stored: StoredComponent) -> None:
+        self.load_state_tensors(stored.tensors())
+
+    def swap_in_ema(self) -> AbstractContextManager[None]:
+        return nullcontext()
