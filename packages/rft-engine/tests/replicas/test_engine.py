@@ -15,7 +15,7 @@ from rft_core.errors import RftError, ServiceError
 from rft_engine.completions import Completion
 from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.native.engine import NativeEngine
-from rft_engine.native.partial_requests import Drawn, SampleRequests
+from rft_engine.native.partial_requests import SampledTokens, SampleRequests
 from rft_engine.native.resumable_batch import ResumableEngine
 from rft_engine.process.client import EngineDied
 from rft_engine.process.requests import EngineFacts
@@ -99,7 +99,7 @@ def test_interrupted_samples_go_on_elsewhere_under_other_weights_with_their_own_
     prompts = [prompt for prompt, keys in zip(PROMPTS, KEYS, strict=True) for _ in keys]
     keys = [key for group in KEYS for key in group]
     seen = threading.Event()
-    first: dict[int, Drawn] = {}
+    first: dict[int, SampledTokens] = {}
     options: dict[str, Any] = {"temperature": 1.0, "stop_token_ids": (0,)}
     for one in engine.draw(prompts, keys, [0] * 18, [40] * 18, stop=seen.is_set, **options):
         first[one.request] = one
@@ -167,11 +167,11 @@ class Dying:
     def load(self, shelved: WeightSnapshot) -> None:
         """Nothing is held."""
 
-    def draw(self, call: SampleRequests) -> Iterator[Drawn]:
+    def draw(self, call: SampleRequests) -> Iterator[SampledTokens]:
         for request, key in enumerate(call.keys):
             if key == 102:
                 raise EngineDied(code="engine.died", what="gone", where="log 0.log", why="", do="")
-            yield Drawn(request, (0,), (-1.0,), (0.0,), "stop", 0)
+            yield SampledTokens(request, (0,), (-1.0,), (0.0,), "stop", 0)
 
     def interrupt(self) -> None:
         """It ends by itself."""

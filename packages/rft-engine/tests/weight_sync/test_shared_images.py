@@ -14,7 +14,7 @@ from torch import Tensor
 from rft_engine.completions import Completion
 from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.native.engine import NativeEngine
-from rft_engine.native.partial_requests import Drawn, SampleRequests
+from rft_engine.native.partial_requests import SampledTokens, SampleRequests
 from rft_engine.process.requests import EngineFacts
 from rft_engine.replicas.engine import ReplicaEngine
 from rft_engine.replicas.external_engine import ExternalEngineReplica
@@ -85,7 +85,7 @@ def test_interrupted_samples_see_their_images_again(two: ReplicaEngine) -> None:
     while left:
         rounds += 1
         seen = threading.Event()
-        found: list[Drawn] = []
+        found: list[SampledTokens] = []
         for one in two.draw(
             [(*prompts[i], *drawn[i]) for i in left],
             [keys[i] for i in left],

@@ -11,7 +11,7 @@ from torch import Tensor
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.decoding.trie_constraint import TrieSampler
-from rft_engine.native.continuous_batch import ContinuousBatch, Drawn
+from rft_engine.native.continuous_batch import ContinuousBatch, SampleTensors
 from rft_engine.protocols import CacheT, DecodableModel
 
 
@@ -35,17 +35,17 @@ class ConstrainedBatch(ContinuousBatch[CacheT], Generic[CacheT]):
         self._states_B = TrieSampler.start(0, device)
         self._ends_early = True
 
-    def _draw_first(self, logits_BV: Tensor, uniforms_B: Tensor) -> Drawn:
+    def _draw_first(self, logits_BV: Tensor, uniforms_B: Tensor) -> SampleTensors:
         drawn = self._first_walk.draw(logits_BV, uniforms_B, TrieSampler.start(logits_BV.shape[0], self._device))
         self._states_B = torch.cat([self._states_B, drawn[3]])
         return drawn
 
-    def _draw(self, logits_BV: Tensor, uniforms_B: Tensor, step: int) -> Drawn:
+    def _draw(self, logits_BV: Tensor, uniforms_B: Tensor, step: int) -> SampleTensors:
         drawn = self._walk.draw(logits_BV, uniforms_B, self._states_B)
         self._states_B = drawn[3]
         return drawn
 
-    def _has_ended(self, drawn: Drawn) -> Tensor:
+    def _has_ended(self, drawn: SampleTensors) -> Tensor:
         return self._walk.ends_S[drawn[3]]
 
     def _keep(self, rows: Tensor) -> None:

@@ -24,7 +24,7 @@ from rft_engine.native.scheduler import PrefillScheduler, PromptCopies
 from rft_engine.protocols import CacheT, DecodableModel
 from rft_engine.typed_lists import to_ints
 
-Drawn: TypeAlias = tuple[Tensor, ...]
+SampleTensors: TypeAlias = tuple[Tensor, ...]
 """Tokens, their log-probs and the log of the mass they were drawn from, [B] each; more in a constrained batch."""
 
 _LEAVING_SHARE = 5  # one row in five must be done before the cache is compacted, which copies all of it
@@ -118,7 +118,7 @@ class ContinuousBatch(Generic[CacheT]):
         enough = left[min(num_done_to_leave, len(left)) - 1]  # so many steps end so many budgets
         num_steps = min(self.max_segment_steps, self._options.max_new_tokens - max(self._ages), enough)
         uniforms_NB = self._uniforms_BM.gather(1, self._columns(self._ages, num_steps)).T.contiguous()
-        drawn: list[Drawn] = []
+        drawn: list[SampleTensors] = []
         for step in range(num_steps):
             logits_BV = self._model.step(self._cache, self._last_B)
             drawn.append(self._draw(logits_BV, uniforms_NB[step], step))
@@ -137,19 +137,19 @@ class ContinuousBatch(Generic[CacheT]):
         """Return True when the segment must end with this step, whatever its planned length."""
         return False
 
-    def _draw_first(self, logits_BV: Tensor, uniforms_B: Tensor) -> Drawn:
+    def _draw_first(self, logits_BV: Tensor, uniforms_B: Tensor) -> SampleTensors:
         """The first token of rows that enter."""
         return self._first_sampler.draw(logits_BV, uniforms_B, self._may_stop([0] * logits_BV.shape[0], 0))
 
-    def _draw(self, logits_BV: Tensor, uniforms_B: Tensor, step: int) -> Drawn:
+    def _draw(self, logits_BV: Tensor, uniforms_B: Tensor, step: int) -> SampleTensors:
         """The token of step `step` of a segment."""
         return self._sampler.draw(logits_BV, uniforms_B, self._may_stop(self._ages, step))
 
-    def _has_ended(self, drawn: Drawn) -> Tensor:
+    def _has_ended(self, drawn: SampleTensors) -> Tensor:
         """Return a bool tensor in the shape of the tokens: True where the token completes its row."""
         return self._sampler.is_stop_V[drawn[0]]
 
-    def _record(self, samples: list[int], ages: list[int], drawn: Sequence[Drawn]) -> None:
+    def _record(self, samples: list[int], ages: list[int], drawn: Sequence[SampleTensors]) -> None:
         """Write the columns of a segment into the results, and record which samples stopped at which token.
 
         A row that stopped earlier or spent its budget, and has not left yet, writes behind its end, where nothing

@@ -14,7 +14,7 @@ DrawnReason = Literal["stop", "length", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledTokens:
     """The new tokens of one request; the three tuples have one entry a token, none where it had no turn."""
 
     request: int

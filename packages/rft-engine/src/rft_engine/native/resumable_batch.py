@@ -19,7 +19,7 @@ from rft_core import keyed_random
 from rft_engine.native.continuous_batch import ContinuousBatch
 from rft_engine.native.engine import NativeEngine
 from rft_engine.native.memory_budget import CacheRequest
-from rft_engine.native.partial_requests import Drawn, DrawnReason, SampleRequests
+from rft_engine.native.partial_requests import DrawnReason, SampledTokens, SampleRequests
 from rft_engine.native.results import stats_of
 from rft_engine.native.scheduler import PrefillScheduler
 from rft_engine.protocols import CacheT
@@ -96,7 +96,7 @@ class ResumableBatch(ContinuousBatch[CacheT]):
 class ResumableEngine(NativeEngine[CacheT]):
     """Native engine whose calls can be interrupted and resumed: `NativeEngine` with `draw`."""
 
-    def draw(self, call: SampleRequests, interrupted: Callable[[], bool]) -> Iterator[Drawn]:
+    def draw(self, call: SampleRequests, interrupted: Callable[[], bool]) -> Iterator[SampledTokens]:
         """Yield the requests of a call as they end; once `interrupted()`, called between steps, is true, all others.
 
         Raises:
@@ -161,5 +161,5 @@ class ResumableEngine(NativeEngine[CacheT]):
 
     def _told(
         self, batch: ResumableBatch[CacheT], requests: Sequence[int], sample: int, length: int, reason: DrawnReason
-    ) -> Drawn:
-        return Drawn(requests[sample], *batch.drawn(sample, length), reason, self.weight_version)
+    ) -> SampledTokens:
+        return SampledTokens(requests[sample], *batch.drawn(sample, length), reason, self.weight_version)

@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from rft_core.errors import RftError, ServiceError
-from rft_engine.native.partial_requests import Drawn, SampleRequests
+from rft_engine.native.partial_requests import SampledTokens, SampleRequests
 from rft_engine.process.requests import EngineFacts
 from rft_engine.replicas.load_balancing import assign_samples
 from rft_engine.replicas.process import is_lost
@@ -51,7 +51,7 @@ class Replica(Protocol):
 
     def load(self, shelved: WeightSnapshot) -> None: ...
 
-    def draw(self, call: SampleRequests) -> Iterator[Drawn]: ...
+    def draw(self, call: SampleRequests) -> Iterator[SampledTokens]: ...
 
     def interrupt(self) -> None: ...
 
@@ -83,11 +83,11 @@ class ReplicaDispatch:
         self._open = set(range(len(call.prefixes)))
         self._losses = Counter[int]()
         self._ending = False
-        self._inbox: queue.SimpleQueue[Drawn | BaseException] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[SampledTokens | BaseException] = queue.SimpleQueue()
         self.busy_seconds = [0.0] * len(replicas)
         self.num_reissued, self.num_restarts = 0, 0
 
-    def results(self) -> Iterator[Drawn]:
+    def results(self) -> Iterator[SampledTokens]:
         """Yield every request's result as it comes; after `stop()` those that are left have the reason "interrupted".
 
         Raises:
@@ -125,7 +125,7 @@ class ReplicaDispatch:
                 self._open.difference_update(unassigned)
                 self._changed.notify_all()
             for request in unassigned:
-                self._inbox.put(Drawn(request, (), (), (), "interrupted", self._weights.version))
+                self._inbox.put(SampledTokens(request, (), (), (), "interrupted", self._weights.version))
         if self._ending:
             for replica in self._replicas:
                 replica.interrupt()
@@ -199,7 +199,7 @@ class ReplicaDispatch:
                 self._left_over += lost
             self._changed.notify_all()
         for request in lost if ending else []:
-            self._inbox.put(Drawn(request, (), (), (), "interrupted", self._weights.version))
+            self._inbox.put(SampledTokens(request, (), (), (), "interrupted", self._weights.version))
 
     def _restart(self, index: int) -> None:
         self.num_restarts += 1

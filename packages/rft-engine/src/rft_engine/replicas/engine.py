@@ -17,7 +17,7 @@ from rft_engine.completions import Completion, EngineStats
 from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.engine_base import EngineBase
 from rft_engine.lifecycle import EngineState
-from rft_engine.native.partial_requests import Drawn, SampleRequests
+from rft_engine.native.partial_requests import SampledTokens, SampleRequests
 from rft_engine.process.requests import EngineFacts
 from rft_engine.replicas.dispatch import Replica, ReplicaDispatch
 from rft_engine.replicas.process import is_lost
@@ -142,7 +142,7 @@ class ReplicaEngine(EngineBase):
         first_token_temperature: float | None = None,
         media: Sequence[object | None] | None = None,
         stop: Callable[[], bool] | None = None,
-    ) -> Iterator[Drawn]:
+    ) -> Iterator[SampledTokens]:
         """Yield results as samples end, in any order; after `stop()` the unfinished ones with the tokens so far.
 
         Args:
@@ -273,6 +273,6 @@ class ReplicaEngine(EngineBase):
         return [SharedImage(one) for one in images], indices
 
 
-def _completion(drawn: Drawn) -> Completion:
+def _completion(drawn: SampledTokens) -> Completion:
     reason = "stop" if drawn.finish_reason == "stop" else "length"
     return Completion(drawn.token_ids, drawn.logprobs, drawn.log_kept_mass, reason, drawn.weight_version)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from rft_engine.completions import Completion
-from rft_engine.native.partial_requests import Drawn, SampleRequests
+from rft_engine.native.partial_requests import SampledTokens, SampleRequests
 from rft_engine.process.requests import EngineFacts
 from rft_engine.weight_sync.fingerprints import WeightProvider
 from rft_engine.weight_sync.shared_memory import WeightSnapshot
@@ -67,7 +67,7 @@ class ExternalEngineReplica:
         else:
             self._engine.refresh()
 
-    def draw(self, call: SampleRequests) -> Iterator[Drawn]:
+    def draw(self, call: SampleRequests) -> Iterator[SampledTokens]:
         """Yield the results of a call once all of it is done."""
         assert not any(call.starts), "samples are drawn whole"
         same: dict[tuple[int, ...], list[int]] = {}
@@ -82,7 +82,7 @@ class ExternalEngineReplica:
         )
         for together, completions in zip(same.values(), answers, strict=True):
             for request, one in zip(together, completions, strict=True):
-                yield Drawn(
+                yield SampledTokens(
                     request, one.token_ids, one.logprobs, one.log_kept_mass, one.finish_reason, one.weight_version
                 )
 

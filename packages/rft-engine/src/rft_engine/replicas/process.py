@@ -13,7 +13,7 @@ from typing import Any
 from rft_core.errors import RftError
 from rft_core.fault_points import declare, fault_point
 from rft_core.json_records import json_bytes
-from rft_engine.native.partial_requests import Drawn, SampleRequests
+from rft_engine.native.partial_requests import SampledTokens, SampleRequests
 from rft_engine.process.client import EngineDied, EngineProcess, error_of
 from rft_engine.process.requests import EngineFacts, garbage
 from rft_engine.replicas.interrupt_flag import InterruptFlag
@@ -119,7 +119,7 @@ class ProcessReplica:
         side = f"that engine replica {self.number} holds"
         compare(shelved.digests, held, shelved.version, shelved.version, side)
 
-    def draw(self, call: SampleRequests) -> Iterator[Drawn]:
+    def draw(self, call: SampleRequests) -> Iterator[SampledTokens]:
         """The results of a call as they come.
 
         Raises:
@@ -171,7 +171,7 @@ def _after(seconds: float) -> float:
     return time.monotonic() + seconds
 
 
-def _drawn_of(item: Any, call: SampleRequests, vocab_size: int) -> Drawn:
+def _drawn_of(item: Any, call: SampleRequests, vocab_size: int) -> SampledTokens:
     """One result as a record.
 
     Raises:
@@ -179,12 +179,12 @@ def _drawn_of(item: Any, call: SampleRequests, vocab_size: int) -> Drawn:
     """
     with contextlib.suppress(TypeError, KeyError):
         tokens, logprobs, kept = (tuple(item[name]) for name in ("token_ids", "logprobs", "log_kept_mass"))
-        drawn = Drawn(item["request"], tokens, logprobs, kept, item["finish_reason"], item["weight_version"])
+        drawn = SampledTokens(item["request"], tokens, logprobs, kept, item["finish_reason"], item["weight_version"])
         is_consistent = len(tokens) == len(logprobs) == len(kept) <= call.budgets[drawn.request]
         if is_consistent and all(0 <= token < vocab_size for token in tokens) and (tokens or _is_partial(drawn)):
             return drawn
     raise garbage(f"a replica answered {str(item)[:200]!r}, which is no result of its call")
 
 
-def _is_partial(drawn: Drawn) -> bool:
+def _is_partial(drawn: SampledTokens) -> bool:
     return drawn.finish_reason == "interrupted"
