@@ -16,6 +16,7 @@ import torch
 
 from rft.build.replicas import WORKER
 from rft_algos.algorithms.published import Grpo
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.keyed_random import derive_key, permutation
 from rft_dist.collectives import SingleProcess
 from rft_dist.strategies.data_parallel import DataParallelOptimizer
@@ -28,7 +29,7 @@ from rft_trainer.async_rollouts.queue import AsyncConfig, RolloutQueue
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.loops.rl import RlLoop, StepConfig
 from rft_trainer.metrics.phase_timer import PhaseTimer
-from rft_trainer.records.rollouts import Prompt, Sampling
+from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.rollouts.collector import RolloutCollector
 from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
@@ -94,11 +95,12 @@ class GivenLengths(ReplicaEngine):
         keys: Sequence[int],
         starts: Sequence[int],
         budgets: Sequence[int],
-        **options: Any,
+        options: SamplingOptions,
+        **rest: Any,
     ) -> Iterator[Any]:
         """As of `ReplicaEngine`."""
         wanted = [min(b, self.length(k) - s) for k, s, b in zip(keys, starts, budgets, strict=True)]
-        return super().draw(prefixes, keys, starts, wanted, **options)
+        return super().draw(prefixes, keys, starts, wanted, options, **rest)
 
 
 def judge(items: Sequence[RewardItem]) -> list[Score]:
@@ -198,7 +200,7 @@ def _loop(
     optimizer = DataParallelOptimizer(
         policy.trainable_parameters(), one, betas=(0.9, 0.98), epsilon=1e-8, weight_decay=0.0, max_norm=1.0
     )
-    sampling = Sampling(temperature=1.0, max_new_tokens=work.longest, stop_token_ids=())
+    sampling = SamplingOptions(temperature=1.0, max_new_tokens=work.longest, stop_token_ids=())
     credit = AdvantageEstimator(record, RewardShapingConfig(longest_response=work.longest), seed=seed)
     rules = AsyncConfig(staleness, deterministic, work.prompts_per_step, num_steps, work.group_size, seed)
     queue = None

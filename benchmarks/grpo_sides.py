@@ -32,6 +32,7 @@ from grpo_case import (
 
 from rft_algos.algorithms.components import GroupNorm, PpoClip
 from rft_algos.algorithms.published import Grpo
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_dist.collectives import SingleProcess
 from rft_dist.strategies.data_parallel import DataParallelOptimizer, StepOutcome
 from rft_engine.native.engine import NativeEngine
@@ -41,7 +42,7 @@ from rft_models.policy.load import load_policy
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.loops.rl import RlLoop, StepConfig
 from rft_trainer.metrics.phase_timer import PhaseTimer
-from rft_trainer.records.rollouts import Prompt, Sampling
+from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.rollouts.collector import RolloutCollector
 from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
@@ -209,7 +210,7 @@ def our_run(case: Case, directory: Path, num_steps: int, gate: Gate) -> RlLoop:
             policy.codec,
             TextReward(),
             collectives,
-            sampling=Sampling(
+            sampling=SamplingOptions(
                 temperature=1.0,
                 max_new_tokens=NEW_TOKENS,
                 min_new_tokens=NEW_TOKENS,

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from rft.build.engines import native_engine
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.keyed_random import derive_key
 from rft_core.packed_tokens import PackedTokens
 from rft_engine.weight_sync.weight_file import read_weight_file, write_weight_file
@@ -116,7 +117,7 @@ def gap_table(directory: Path, given: argparse.Namespace) -> list[dict[str, Any]
             engine.load_weights(1)
             prompts = [[2 + (7 * p + t) % 40 for t in range(8)] for p in range(4)]
             keys = [[derive_key(SEED, "gap", p, n) for n in range(4)] for p in range(4)]
-            drawn = engine.generate(prompts, keys, temperature=1.0, max_new_tokens=32)
+            drawn = engine.generate(prompts, keys, SamplingOptions(temperature=1.0, max_new_tokens=32))
             gaps = [_gap(policy, prompts[p], each) for p, group in enumerate(drawn) for each in group]
             flat = torch.cat(gaps)
             kind = "shared" if engine_dtype in (None, dtype) else "copy"

@@ -18,6 +18,7 @@ import torch
 from rollout_case import PROMPT_TOKENS
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_engine.completions import Completion
 from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_engine.native.engine import NativeEngine
@@ -95,11 +96,11 @@ def main() -> None:
 
     def native(round_number: int) -> list[list[Completion]]:
         own = [[key + (round_number << 40) for key in row] for row in keys]
-        return engine.generate(prompts.tolist(), own, temperature=1.0, max_new_tokens=TOKENS)
+        return engine.generate(prompts.tolist(), own, SamplingOptions(temperature=1.0, max_new_tokens=TOKENS))
 
     def without_graphs(round_number: int) -> list[list[Completion]]:
         own = [[key + (round_number << 40) for key in row] for row in keys]
-        return eager.generate(prompts.tolist(), own, temperature=1.0, max_new_tokens=TOKENS)
+        return eager.generate(prompts.tolist(), own, SamplingOptions(temperature=1.0, max_new_tokens=TOKENS))
 
     @torch.inference_mode()
     def transformers(round_number: int) -> object:

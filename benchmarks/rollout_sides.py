@@ -12,6 +12,7 @@ from typing import Any
 
 from rollout_case import CASES, PROMPT_TOKENS, STOP_FREE, Case
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_models.decode.fast_decoder import decoder_for
 
 Rollout = Callable[[int], list[int]]
@@ -27,7 +28,9 @@ def native(case: Case, directory: Path) -> Rollout:
 
     def rollout(number: int) -> list[int]:
         keys = [[(number << 32) + (p << 16) + s for s in range(case.samples)] for p in range(case.prompts)]
-        found = engine.generate(prompts, keys, temperature=1.0, max_new_tokens=case.longest, budgets=budgets)
+        found = engine.generate(
+            prompts, keys, SamplingOptions(temperature=1.0, max_new_tokens=case.longest), budgets=budgets
+        )
         return [len(completion.token_ids) for completions in found for completion in completions]
 
     return rollout

@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.stale_runs import PROMPTS, KeptPrefixes, StaleRun, untie, unverified_load
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import ServiceError
 from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_models.decode.weight_copy import GenerationCopy
@@ -146,7 +147,7 @@ def test_an_engine_left_behind_is_caught_in_the_same_step(fault: Callable[[Stale
         assert num_differing == len(stale), "an optimizer step moves every tensor"
         assert float(told[8]) > LIMIT
         with pytest.raises(ServiceError, match="trainer is at"):
-            run.replicas.engines[replica].generate([[3]], [[1]], temperature=1.0, max_new_tokens=1)
+            run.replicas.engines[replica].generate([[3]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=1))
 
 
 def test_engines_in_step_are_not_suspected(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rft import conformance
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_cli.main import main
 from rft_engine.hf_engine import HfEngine
 from rft_engine.native.engine import NativeEngine
@@ -97,13 +98,13 @@ class TwoTokensOff(NativeEngine):
 
 
 class OwnTemperature(NativeEngine):
-    def generate(self, *arguments: Any, **options: Any) -> Any:
-        return super().generate(*arguments, **{**options, "temperature": 1.0})
+    def generate(self, prompts: Any, sample_keys: Any, options: SamplingOptions, **rest: Any) -> Any:
+        return super().generate(prompts, sample_keys, replace(options, temperature=1.0), **rest)
 
 
 class WithoutTopP(NativeEngine):
-    def generate(self, *arguments: Any, **options: Any) -> Any:
-        return super().generate(*arguments, **{**options, "top_p": 1.0})
+    def generate(self, prompts: Any, sample_keys: Any, options: SamplingOptions, **rest: Any) -> Any:
+        return super().generate(prompts, sample_keys, replace(options, top_p=1.0), **rest)
 
 
 class BreaksOnLoad(NativeEngine):

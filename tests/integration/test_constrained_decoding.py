@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError
 from rft_engine.native.engine import NativeEngine
@@ -128,10 +129,9 @@ def test_all_samples_are_items(make: Callable[[], Tokenizer]) -> None:
         answers = engine.generate(
             prompts,
             keys,
-            temperature=temperature,
-            top_p=top_p,
-            max_new_tokens=trie.depth,
-            stop_token_ids=[sequences[0][-1]],
+            SamplingOptions(
+                temperature=temperature, top_p=top_p, max_new_tokens=trie.depth, stop_token_ids=(sequences[0][-1],)
+            ),
             constraint=trie,
         )
         drawn = [completion for row in answers for completion in row]

@@ -15,6 +15,7 @@ from support.trainer_task import same_model
 
 from rft.build import engines
 from rft.build.engines import engine_check, native_engine
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import ServiceError
 from rft_engine.native.copied_weights import NativeEngineOnCopy
@@ -61,7 +62,9 @@ def test_the_same_tokens_and_log_probs_to_the_bit(family: str) -> None:
         for each in (shared, engine):
             each.load_weights(version)
         for options in OPTIONS:
-            assert engine.generate(PROMPTS, KEYS, **options) == shared.generate(PROMPTS, KEYS, **options)
+            assert engine.generate(PROMPTS, KEYS, SamplingOptions(**options)) == shared.generate(
+                PROMPTS, KEYS, SamplingOptions(**options)
+            )
         assert isinstance(engine, NativeEngineOnCopy)
         assert engine.beam_search(PROMPTS, trie, num_beams=2) == shared.beam_search(PROMPTS, trie, num_beams=2)
         change(policy)
@@ -84,7 +87,9 @@ def test_an_engine_that_computes_in_another_type_is_a_copy() -> None:
     rounded.model.model.rotary_emb.inv_freq = policy.model.model.rotary_emb.inv_freq
     expected = NativeEngine(decoder_for(rounded), max_rows=4, max_len=MAX_LEN)
     for options in OPTIONS:
-        assert engine.generate(PROMPTS, KEYS, **options) == expected.generate(PROMPTS, KEYS, **options)
+        assert engine.generate(PROMPTS, KEYS, SamplingOptions(**options)) == expected.generate(
+            PROMPTS, KEYS, SamplingOptions(**options)
+        )
 
 
 @pytest.mark.usefixtures("always_copied")
@@ -123,7 +128,7 @@ def test_sleep_of_level_2_frees_the_copy_between_rollouts(tmp_path: Path) -> Non
     assert run.copy.num_bytes == 0
     run.replicas.wake()
     with pytest.raises(ServiceError, match="given up"):
-        run.replicas.generate([[VOCAB - 1]], [[1]], temperature=1.0, max_new_tokens=1)
+        run.replicas.generate([[VOCAB - 1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=1))
     run.engine.refresh()
     assert run.copy.num_bytes == whole
     run.step()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError, PreflightError, ServiceError
 from rft_core.packed_tokens import PackedTokens
@@ -71,14 +72,14 @@ def test_hugging_face_and_native_draw_the_same(model_type: str, options: dict[st
     native = NativeEngine(decoder_for(policy), max_rows=5, max_len=32)
     for engine in (hf, native):
         engine.load_weights(4)
-    found = hf.generate(PROMPTS, KEYS, **options)
-    assert_equal(found, native.generate(PROMPTS, KEYS, **options))
+    found = hf.generate(PROMPTS, KEYS, SamplingOptions(**options))
+    assert_equal(found, native.generate(PROMPTS, KEYS, SamplingOptions(**options)))
     assert hf.stats().num_generated_tokens == native.stats().num_generated_tokens
     assert policy.model.generation_config.top_k == 3  # the model's own settings are as they were
     # a sample does not depend on its neighbours
     alone = HfEngine(HfGenerator(policy), max_rows=1, max_len=32)
     alone.load_weights(4)
-    assert_equal([found[2]], alone.generate([PROMPTS[2]], [KEYS[2]], **options))
+    assert_equal([found[2]], alone.generate([PROMPTS[2]], [KEYS[2]], SamplingOptions(**options)))
 
 
 BUDGETS = [[1, 9], [4], [9, 2, 6], [5]]
@@ -95,14 +96,16 @@ CONSTRAINED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("model_type", ["qwen2", "gpt2"])
 def test_budgets_mean_the_same(model_type: str, stops: tuple[int, ...]) -> None:
     policy = tiny_policy(model_type)
-    options: dict[str, Any] = {"temperature": 1.2, "max_new_tokens": 9, "stop_token_ids": stops, "budgets": BUDGETS}
-    wanted = NativeEngine(decoder_for(policy), max_rows=5, max_len=32).generate(PROMPTS, KEYS, **options)
-    assert_equal(HfEngine(HfGenerator(policy), max_rows=3, max_len=32).generate(PROMPTS, KEYS, **options), wanted)
+    options = SamplingOptions(temperature=1.2, max_new_tokens=9, stop_token_ids=stops)
+    native = NativeEngine(decoder_for(policy), max_rows=5, max_len=32)
+    wanted = native.generate(PROMPTS, KEYS, options, budgets=BUDGETS)
+    hf = HfEngine(HfGenerator(policy), max_rows=3, max_len=32)
+    assert_equal(hf.generate(PROMPTS, KEYS, options, budgets=BUDGETS), wanted)
     lengths = [[len(completion.token_ids) for completion in row] for row in wanted]
     assert stops or lengths == BUDGETS
     with pytest.raises(OptionsError, match="a budget of 10 tokens"):
         HfEngine(HfGenerator(policy), max_rows=3, max_len=32).generate(
-            PROMPTS, KEYS, temperature=1.0, max_new_tokens=9, budgets=[[1, 9], [4], [10, 2, 6], [5]]
+            PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=9), budgets=[[1, 9], [4], [10, 2, 6], [5]]
         )
 
 
@@ -112,13 +115,13 @@ def test_a_constraint_means_the_same(model_type: str, options: dict[str, Any]) -
     policy = tiny_policy(model_type)
     hf = HfEngine(HfGenerator(policy), max_rows=4, max_len=32)
     wanted = NativeEngine(decoder_for(policy), max_rows=5, max_len=32).generate(
-        PROMPTS, KEYS, max_new_tokens=7, constraint=TREE, **options
+        PROMPTS, KEYS, SamplingOptions(max_new_tokens=7, **options), constraint=TREE
     )
-    assert_equal(hf.generate(PROMPTS, KEYS, max_new_tokens=7, constraint=TREE, **options), wanted)
+    assert_equal(hf.generate(PROMPTS, KEYS, SamplingOptions(max_new_tokens=7, **options), constraint=TREE), wanted)
     assert all(completion.finish_reason == "stop" for row in wanted for completion in row)
     assert hf.stats().num_decode_steps <= 5 * 2  # two batches of rows, the longest sequence has five tokens
     with pytest.raises(OptionsError, match="the longest sequence of the constraint has 5"):
-        hf.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=4, constraint=TREE)
+        hf.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=4), constraint=TREE)
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "gpt2"])
@@ -129,13 +132,15 @@ def test_with_little_memory_fewer_rows_draw_the_same(model_type: str) -> None:
     one_step = 2 * heads[0] * heads[1] * heads[2] * 4  # float32 keys and values of a token
     bytes_of_five = decoder.cache_bytes(5, 32, num_prompts=0, prompt_len=0)
     assert one_step * 5 * 32 <= bytes_of_five <= 2 * one_step * 5 * 32
-    wanted = NativeEngine(decoder, max_rows=7, max_len=32).generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=7)
+    wanted = NativeEngine(decoder, max_rows=7, max_len=32).generate(
+        PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=7)
+    )
     tight = NativeEngine(decoder, max_rows=7, max_len=32, free_memory=lambda device: bytes_of_five)
-    assert_equal(tight.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=7), wanted)
+    assert_equal(tight.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=7)), wanted)
     assert 1 <= tight.stats().rows < 5 < tight.stats().rows_asked
     tighter = NativeEngine(decoder, max_rows=7, max_len=32, free_memory=lambda device: bytes_of_five // 10)
     with pytest.raises(PreflightError, match="1 sequence of 32 tokens needs"):
-        tighter.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=20)
+        tighter.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=20))
 
 
 def test_training_continues_after_a_rollout_as_before() -> None:
@@ -143,7 +148,7 @@ def test_training_continues_after_a_rollout_as_before() -> None:
     policy.train()
     engine = HfEngine(HfGenerator(policy), max_rows=4, max_len=32)
     before = policy.token_logprobs(PackedTokens(*packed(PROMPTS[1])))[0]
-    engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=2)
+    engine.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=2))
     assert policy.model.training
     assert torch.equal(policy.token_logprobs(PackedTokens(*packed(PROMPTS[1])))[0], before)
 
@@ -156,11 +161,11 @@ def packed(tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor,
 def test_states_are_those_of_every_engine() -> None:
     engine = HfEngine(HfGenerator(tiny_policy("gpt2")), max_rows=4, max_len=100)
     with pytest.raises(OptionsError, match="prompt 0 has 63 tokens"):
-        engine.generate([[1] * 63], [[1]], temperature=1.0, max_new_tokens=2)  # the model places 64
+        engine.generate([[1] * 63], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=2))  # the model places 64
     engine.sleep()
     with pytest.raises(ServiceError):
-        engine.generate([[1]], [[1]], temperature=1.0, max_new_tokens=2)
+        engine.generate([[1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=2))
     engine.wake()
-    assert engine.generate([], [], temperature=1.0, max_new_tokens=2) == []
+    assert engine.generate([], [], SamplingOptions(temperature=1.0, max_new_tokens=2)) == []
     engine.close()
     assert engine.state == "closed"

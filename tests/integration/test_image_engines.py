@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.packed_tokens import PackedTokens
 from rft_engine.completions import Completion
 from rft_engine.hf_engine import HfEngine
@@ -88,9 +89,9 @@ def test_engines_draw_the_same_and_score_as_the_packed_forward(tmp_path: Path, m
     }
     native = NativeEngine(decoder_for(policy), max_rows=8, max_len=200)
     for options in OPTIONS:
-        drawn = native.generate(prompts, KEYS, media=media, **options)
+        drawn = native.generate(prompts, KEYS, SamplingOptions(**options), media=media)
         for name, engine in engines.items():
-            others = engine.generate(prompts, KEYS, media=media, **options)
+            others = engine.generate(prompts, KEYS, SamplingOptions(**options), media=media)
             for one, other in zip(chain(*drawn), chain(*others), strict=True):
                 assert one.token_ids == other.token_ids, name
                 assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4), name
@@ -104,8 +105,8 @@ def test_another_image_is_another_answer(tmp_path: Path) -> None:
     policy = policy_of(tmp_path / "model", "qwen2_5_vl")
     prompts, media = prompts_of(policy)
     engine = NativeEngine(decoder_for(policy), max_rows=8, max_len=200)
-    [[seen]] = engine.generate(prompts[:1], [[1]], media=media[:1], **OPTIONS[0])
-    [[same]] = engine.generate(prompts[:1], [[1]], media=media[:1], **OPTIONS[0])
-    [[unseen]] = engine.generate(prompts[:1], [[1]], **OPTIONS[0])  # the placeholders' own embeddings
+    [[seen]] = engine.generate(prompts[:1], [[1]], SamplingOptions(**OPTIONS[0]), media=media[:1])
+    [[same]] = engine.generate(prompts[:1], [[1]], SamplingOptions(**OPTIONS[0]), media=media[:1])
+    [[unseen]] = engine.generate(prompts[:1], [[1]], SamplingOptions(**OPTIONS[0]))  # the placeholders' own embeddings
     assert seen == same
     assert seen.logprobs != unseen.logprobs

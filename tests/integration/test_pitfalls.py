@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_engine.native.engine import NativeEngine
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.causal_policy import CausalPolicy
@@ -30,9 +31,7 @@ def sampled(policy: CausalPolicy, temperature: float, top_p: float = 1.0) -> lis
     completions = engine.generate(
         [p.token_ids for p in prompts],
         [[1, 2, 3], [4, 5, 6]],
-        temperature=temperature,
-        top_p=top_p,
-        max_new_tokens=12,
+        SamplingOptions(temperature=temperature, top_p=top_p, max_new_tokens=12),
     )
     return [
         RolloutGroup(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from policy_side import MAX_LEN, Policy
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import OptionsError
 from rft_engine.sglang.engine import SglangEngine
 from rft_engine.sglang.pinned_api import signature, surface
@@ -21,7 +23,7 @@ from rft_engine.weight_sync.logprob_probe import check_logprob_parity
 pytestmark = pytest.mark.gpu
 
 PROMPTS, KEYS = [[2, 3, 4], [5, 6]], [[11, 12], [21, 22]]
-ASKED: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 16}
+ASKED = SamplingOptions(temperature=1.0, max_new_tokens=16)
 
 
 class CudaPolicy(Policy):
@@ -71,14 +73,14 @@ def test_an_update_agrees_with_the_policy_and_changes_the_text(engine: SglangEng
         policy.change(version)
         engine.load_weights(version)
         assert check_logprob_parity(engine, policy.logprobs).maximum < 0.25
-        seen.append(tokens(engine.generate(PROMPTS, KEYS, **ASKED)))
+        seen.append(tokens(engine.generate(PROMPTS, KEYS, ASKED)))
     assert seen[0] != seen[1]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_log_probs_are_those_of_the_temperature(engine: SglangEngine, policy: CudaPolicy, temperature: float) -> None:
     engine.refresh()
-    answers = engine.generate(PROMPTS, KEYS, **{**ASKED, "temperature": temperature})
+    answers = engine.generate(PROMPTS, KEYS, replace(ASKED, temperature=temperature))
     for prompt, row in zip(PROMPTS, answers, strict=True):
         expected = policy.logprobs([prompt] * len(row), [c.token_ids for c in row], temperature)
         for completion, logprobs in zip(row, expected, strict=True):
@@ -86,13 +88,15 @@ def test_log_probs_are_those_of_the_temperature(engine: SglangEngine, policy: Cu
 
 
 def test_a_key_gives_its_tokens_in_any_company(engine: SglangEngine) -> None:
-    together = engine.generate(PROMPTS, KEYS, **ASKED)
-    alone = [[engine.generate([p], [[k]], **ASKED)[0][0] for k in ks] for p, ks in zip(PROMPTS, KEYS, strict=True)]
+    together = engine.generate(PROMPTS, KEYS, ASKED)
+    alone = [[engine.generate([p], [[k]], ASKED)[0][0] for k in ks] for p, ks in zip(PROMPTS, KEYS, strict=True)]
     assert tokens(alone) == tokens(together)
 
 
 def test_top_k_and_top_p_leave_the_mass_that_is_told(engine: SglangEngine, policy: CudaPolicy) -> None:
-    [row] = engine.generate([[2, 3]], [list(range(32))], temperature=1.0, max_new_tokens=1, top_k=8, top_p=0.8)
+    [row] = engine.generate(
+        [[2, 3]], [list(range(32))], SamplingOptions(temperature=1.0, max_new_tokens=1, top_k=8, top_p=0.8)
+    )
     table = policy.logits([2, 3], [0])[0].log_softmax(-1).double()
     order = table.argsort(descending=True)[:8].tolist()
     kept = [v for i, v in enumerate(order) if float(table[order[:i]].exp().sum()) <= 0.8]
@@ -102,13 +106,13 @@ def test_top_k_and_top_p_leave_the_mass_that_is_told(engine: SglangEngine, polic
 
 def test_what_is_refused_is_refused(engine: SglangEngine) -> None:
     with pytest.raises(OptionsError):
-        engine.generate(PROMPTS, KEYS, **ASKED, top_p=0.9)
+        engine.generate(PROMPTS, KEYS, replace(ASKED, top_p=0.9))
 
 
 def test_a_death_is_mended_with_the_same_tokens(engine: SglangEngine) -> None:
-    wanted = tokens(engine.generate(PROMPTS, KEYS, **ASKED))
+    wanted = tokens(engine.generate(PROMPTS, KEYS, ASKED))
     engine._backend.close()
-    assert tokens(engine.generate(PROMPTS, KEYS, **ASKED)) == wanted
+    assert tokens(engine.generate(PROMPTS, KEYS, ASKED)) == wanted
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -118,14 +122,14 @@ def test_sleep_frees_memory_and_the_engine_serves_the_same_afterwards(
     engine = start(model_dir, policy, enable_sleep=True)
     try:
         engine.load_weights(1)
-        wanted = tokens(engine.generate(PROMPTS, KEYS, **ASKED))
+        wanted = tokens(engine.generate(PROMPTS, KEYS, ASKED))
         free = torch.cuda.mem_get_info()[0]
         engine.sleep(level)
         assert torch.cuda.mem_get_info()[0] > free + 2**30
         engine.wake()
         if level == 2:
             engine.refresh()
-        assert tokens(engine.generate(PROMPTS, KEYS, **ASKED)) == wanted
+        assert tokens(engine.generate(PROMPTS, KEYS, ASKED)) == wanted
     finally:
         engine.close()
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rft_algos.algorithms.published import Grpo
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.keyed_random import derive_key, permutation
 from rft_dist.collectives import SingleProcess
 from rft_dist.strategies.data_parallel import DataParallelOptimizer
@@ -26,7 +27,7 @@ from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.evaluation.logprob_mismatch import scored_tokens
 from rft_trainer.loops.rl import RlLoop, StepConfig
 from rft_trainer.metrics.phase_timer import PhaseTimer
-from rft_trainer.records.rollouts import Prompt, Sampling
+from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.rollouts.collector import RolloutCollector
 from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
@@ -92,12 +93,18 @@ class Replicas:
             engine.refresh()
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sample_keys: Sequence[Sequence[int]], **options: Any
+        self,
+        prompts: Sequence[Sequence[int]],
+        sample_keys: Sequence[Sequence[int]],
+        options: SamplingOptions,
+        *,
+        media: Sequence[object | None] | None = None,
     ) -> list[list[Completion]]:
+        assert media is None
         found: dict[int, list[Completion]] = {}
         for number, engine in enumerate(self.engines):
             own = range(number, len(prompts), len(self.engines))
-            answers = engine.generate([prompts[p] for p in own], [sample_keys[p] for p in own], **options)
+            answers = engine.generate([prompts[p] for p in own], [sample_keys[p] for p in own], options)
             found |= dict(zip(own, answers, strict=True))
         return [found[p] for p in range(len(prompts))]
 
@@ -171,7 +178,7 @@ def _loop(path: Path, policy: CausalPolicy, engine: Replicas, seed: int) -> RlLo
             DigitDecoder(),
             _spread,
             one,
-            sampling=Sampling(temperature=1.0, max_new_tokens=5, stop_token_ids=(2,)),
+            sampling=SamplingOptions(temperature=1.0, max_new_tokens=5, stop_token_ids=(2,)),
             group_size=3,
             seed=seed,
         ),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from policy_side import MAX_LEN, Policy
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError
 from rft_engine.native.engine import NativeEngine
@@ -60,8 +61,8 @@ def test_tokens_logprobs_and_kept_mass_are_those_of_the_native_engine(pair: Pair
     restored = Policy(model_dir)
     pair.policy.model.load_state_dict(restored.model.state_dict())
     pair.engine.load_weights(pair.engine.weight_version + 1)
-    ours = flat(pair.engine.generate(PROMPTS, KEYS, max_new_tokens=24, **options))
-    theirs = flat(native.generate(PROMPTS, KEYS, max_new_tokens=24, **options))
+    ours = flat(pair.engine.generate(PROMPTS, KEYS, SamplingOptions(max_new_tokens=24, **options)))
+    theirs = flat(native.generate(PROMPTS, KEYS, SamplingOptions(max_new_tokens=24, **options)))
     assert [c.token_ids for c in ours] == [c.token_ids for c in theirs]
     assert [c.finish_reason for c in ours] == [c.finish_reason for c in theirs]
     for mine, other in zip(ours, theirs, strict=True):
@@ -83,8 +84,10 @@ def test_budgets_and_constraints_are_those_of_the_native_engine(pair: Pair, mode
     native = NativeEngine(decoder_for(load_policy(model_dir)), max_rows=16, max_len=MAX_LEN)
     pair.policy.model.load_state_dict(Policy(model_dir).model.state_dict())
     pair.engine.load_weights(pair.engine.weight_version + 1)
-    asked = {"temperature": 1.0, "max_new_tokens": 12, **options}
-    ours, theirs = flat(pair.engine.generate(PROMPTS, KEYS, **asked)), flat(native.generate(PROMPTS, KEYS, **asked))
+    limits = {name: options[name] for name in ("budgets", "constraint") if name in options}
+    rest = {name: value for name, value in options.items() if name not in limits}
+    asked = SamplingOptions(**{"temperature": 1.0, "max_new_tokens": 12, **rest})
+    ours, theirs = (flat(engine.generate(PROMPTS, KEYS, asked, **limits)) for engine in (pair.engine, native))
     assert [c.token_ids for c in ours] == [c.token_ids for c in theirs]
     assert [c.finish_reason for c in ours] == [c.finish_reason for c in theirs]
     for mine, other in zip(ours, theirs, strict=True):
@@ -94,7 +97,9 @@ def test_budgets_and_constraints_are_those_of_the_native_engine(pair: Pair, mode
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_are_those_of_the_policys_forward(pair: Pair, temperature: float) -> None:
-    answers = pair.engine.generate(PROMPTS, KEYS, temperature=temperature, top_p=0.9, max_new_tokens=32)
+    answers = pair.engine.generate(
+        PROMPTS, KEYS, SamplingOptions(temperature=temperature, top_p=0.9, max_new_tokens=32)
+    )
     gaps = []
     for prompt, row in zip(PROMPTS, answers, strict=True):
         expected = pair.policy.logprobs([prompt] * len(row), [c.token_ids for c in row], temperature)
@@ -104,23 +109,23 @@ def test_logprobs_are_those_of_the_policys_forward(pair: Pair, temperature: floa
 
 
 def test_a_sample_depends_on_its_key_and_not_on_its_company(pair: Pair) -> None:
-    whole = pair.engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=24)
+    whole = pair.engine.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=24))
     for prompt, keys, row in zip(PROMPTS, KEYS, whole, strict=True):
         for key, completion in zip(keys, row, strict=True):
-            [[alone]] = pair.engine.generate([prompt], [[key]], temperature=1.0, max_new_tokens=24)
+            [[alone]] = pair.engine.generate([prompt], [[key]], SamplingOptions(temperature=1.0, max_new_tokens=24))
             assert alone.token_ids == completion.token_ids
 
 
 def test_more_samples_than_rows_are_all_drawn(pair: Pair) -> None:
     keys = list(range(100, 150))
-    [many] = pair.engine.generate([[2, 3]], [keys], temperature=1.0, max_new_tokens=8)
-    [few] = pair.engine.generate([[2, 3]], [keys[40:42]], temperature=1.0, max_new_tokens=8)
+    [many] = pair.engine.generate([[2, 3]], [keys], SamplingOptions(temperature=1.0, max_new_tokens=8))
+    [few] = pair.engine.generate([[2, 3]], [keys[40:42]], SamplingOptions(temperature=1.0, max_new_tokens=8))
     assert len(many) == 50
     assert [c.token_ids for c in many[40:42]] == [c.token_ids for c in few]
 
 
 def test_after_an_update_text_changes_and_the_probe_agrees_again(pair: Pair) -> None:
-    before = flat(pair.engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=24))
+    before = flat(pair.engine.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=24)))
     for seed in range(3):
         pair.policy.change(seed)
         version = pair.engine.weight_version + 1
@@ -129,17 +134,17 @@ def test_after_an_update_text_changes_and_the_probe_agrees_again(pair: Pair) -> 
         print(f"version {version}: largest gap of the probe {gap.maximum:.2e}")
         assert gap.maximum < GAP
         assert gap.weight_version == version
-    after = flat(pair.engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=24))
+    after = flat(pair.engine.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=24)))
     assert all(c.weight_version == pair.engine.weight_version for c in after)
     assert [c.token_ids for c in before] != [c.token_ids for c in after]
 
 
 def test_the_engine_holds_a_copy(pair: Pair) -> None:
     """What is trained between two updates does not leak into samples."""
-    before = flat(pair.engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=12))
+    before = flat(pair.engine.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=12)))
     kept = {name: value.clone() for name, value in pair.policy.model.state_dict().items()}
     pair.policy.change(99, size=0.5)
-    after = flat(pair.engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=12))
+    after = flat(pair.engine.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=12)))
     pair.policy.model.load_state_dict(kept)
     assert [c.token_ids for c in before] == [c.token_ids for c in after]
 
@@ -158,7 +163,7 @@ def test_the_cpu_build_refuses_to_sleep(pair: Pair, model_dir: Path) -> None:
     with pytest.raises(OptionsError) as caught:
         pair.engine.sleep(1)
     assert caught.value.problem.do == "--disable_engine_sleep"
-    assert pair.engine.generate([[2]], [[1]], temperature=1.0, max_new_tokens=2)
+    assert pair.engine.generate([[2]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=2))
 
 
 def test_torchs_threads_can_still_be_set(pair: Pair) -> None:

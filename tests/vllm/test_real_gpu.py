@@ -9,6 +9,7 @@ import pytest
 import torch
 from policy_side import MAX_LEN, Policy
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_engine.vllm.engine import VllmEngine
 from rft_engine.vllm.process import VllmProcessEngine
 from rft_engine.vllm.settings import VllmSettings
@@ -17,7 +18,7 @@ from rft_engine.weight_sync.logprob_probe import check_logprob_parity
 pytestmark = pytest.mark.gpu
 
 PROMPTS, KEYS = [[2, 3, 4], [5, 6]], [[11, 12], [21, 22]]
-ASKED = {"temperature": 1.0, "max_new_tokens": 16}
+ASKED = SamplingOptions(temperature=1.0, max_new_tokens=16)
 
 
 class CudaPolicy(Policy):
@@ -43,14 +44,14 @@ def test_sleep_frees_memory_and_the_engine_serves_the_same_afterwards(model_dir:
     engine = VllmProcessEngine(settings(model_dir, enable_sleep=True), policy.tensors)
     try:
         engine.load_weights(1)
-        wanted = tokens(engine.generate(PROMPTS, KEYS, **ASKED))
+        wanted = tokens(engine.generate(PROMPTS, KEYS, ASKED))
         used = torch.cuda.mem_get_info()[0]
         engine.sleep(level)
         assert torch.cuda.mem_get_info()[0] > used + 2**30
         engine.wake()
         if level == 2:
             engine.refresh()
-        assert tokens(engine.generate(PROMPTS, KEYS, **ASKED)) == wanted
+        assert tokens(engine.generate(PROMPTS, KEYS, ASKED)) == wanted
     finally:
         engine.close()
 
@@ -72,11 +73,11 @@ def test_eight_bit_weights_are_rounded_anew_at_every_update(model_dir: Path) -> 
     policy = CudaPolicy(model_dir)
     engine = VllmEngine(settings(model_dir, quantization="fp8"), policy.tensors)
     try:
-        before = tokens(engine.generate(PROMPTS, KEYS, **ASKED))
+        before = tokens(engine.generate(PROMPTS, KEYS, ASKED))
         policy.change(1)
         engine.load_weights(1)
         assert check_logprob_parity(engine, policy.logprobs, limit=1.0).mean < 0.3
-        assert tokens(engine.generate(PROMPTS, KEYS, **ASKED)) != before
+        assert tokens(engine.generate(PROMPTS, KEYS, ASKED)) != before
     finally:
         engine.close()
 

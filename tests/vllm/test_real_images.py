@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_engine.completions import Completion
 from rft_engine.native.engine import NativeEngine
 from rft_engine.vllm.engine import VllmEngine
@@ -53,8 +54,8 @@ def test_prompts_with_images_are_continued_as_by_the_native_engine(tmp_path: Pat
     for version in (1, 2):
         engine.load_weights(version)
         native.load_weights(version)
-        ours = flat(engine.generate(prompts, KEYS, media=media, temperature=1.0, max_new_tokens=12))
-        theirs = flat(native.generate(prompts, KEYS, media=media, temperature=1.0, max_new_tokens=12))
+        ours = flat(engine.generate(prompts, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=12), media=media))
+        theirs = flat(native.generate(prompts, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=12), media=media))
         assert [one.token_ids for one in ours] == [one.token_ids for one in theirs]
         for mine, other in zip(ours, theirs, strict=True):
             assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)

@@ -13,6 +13,7 @@ import torch
 from policy_side import MAX_LEN, Policy
 from safetensors import safe_open
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_engine.vllm.process import VllmProcessEngine
 from rft_engine.vllm.settings import VllmSettings
 from rft_engine.weight_sync.logprob_probe import check_logprob_parity
@@ -21,7 +22,7 @@ from rft_engine.weight_sync.weight_file import read_weight_file, write_weight_fi
 GAP = 1e-4
 PROMPTS = [[2, 3, 4], [5, 6]]
 KEYS = [list(range(100, 112)), list(range(200, 212))]
-LONG = {"temperature": 1.0, "max_new_tokens": 150}
+LONG = SamplingOptions(temperature=1.0, max_new_tokens=150)
 
 
 class Pair:
@@ -44,23 +45,23 @@ def tokens(answers):
 
 
 def test_an_update_reaches_the_other_process(pair: Pair) -> None:
-    before = tokens(pair.engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=16))
+    before = tokens(pair.engine.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=16)))
     pair.policy.change(1)
     pair.engine.load_weights(1)
     gap = check_logprob_parity(pair.engine, pair.policy.logprobs)
     print(f"largest gap of the probe {gap.maximum:.2e}")
     assert gap.maximum < GAP
-    assert tokens(pair.engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=16)) != before
+    assert tokens(pair.engine.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=16))) != before
     assert not list(Path("/dev/shm").glob("rft-weights-*")), "the file is gone when it has been read"
 
 
 def test_a_process_killed_in_the_middle_is_replaced_and_the_tokens_are_the_same(pair: Pair) -> None:
-    wanted = tokens(pair.engine.generate(PROMPTS, KEYS, **LONG))
+    wanted = tokens(pair.engine.generate(PROMPTS, KEYS, LONG))
     seconds = pair.engine.stats().seconds
     dead = pair.engine.pid
     killer = threading.Timer(0.5 * seconds, lambda: os.killpg(dead, signal.SIGKILL))
     killer.start()
-    answers = pair.engine.generate(PROMPTS, KEYS, **LONG)
+    answers = pair.engine.generate(PROMPTS, KEYS, LONG)
     killer.join()
     assert pair.engine.pid != dead
     assert pair.engine.num_restarts == 1

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_engine.completions import Completion
 from rft_engine.native.engine import NativeEngine
 from rft_engine.replicas.engine import ReplicaEngine
@@ -77,7 +78,7 @@ class Replicas:
 
     def drawn(self, engine: Any, length: int = 12) -> list[Completion]:
         answers: Sequence[Sequence[Completion]] = engine.generate(
-            self.prompts, KEYS, media=self.media, temperature=1.0, max_new_tokens=length
+            self.prompts, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=length), media=self.media
         )
         return [completion for row in answers for completion in row]
 

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import OptionsError, ServiceError
 from rft_engine.lifecycle import EngineState
 from rft_engine.native.engine import NativeEngine
@@ -18,7 +19,7 @@ def new_engine() -> NativeEngine[FakeCache]:
 
 
 def generate(engine: NativeEngine[FakeCache]) -> None:
-    engine.generate([[1]], [[0, 1]], temperature=1.0, max_new_tokens=3)
+    engine.generate([[1]], [[0, 1]], SamplingOptions(temperature=1.0, max_new_tokens=3))
 
 
 def test_sleeping_twice_and_waking_twice_is_harmless():

@@ -14,6 +14,7 @@ import torch
 from fake_vllm import IMAGE_TOKEN, FakeVllm, fake_tensors, write_fake_model
 from PIL import Image
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import OptionsError, RftError
 from rft_engine.native.engine import NativeEngine
 from rft_engine.request_checks import refuse_media
@@ -21,7 +22,7 @@ from rft_engine.testing.table_model import FakeDecodableModel
 from rft_engine.vllm.engine import VllmEngine
 from rft_engine.vllm.settings import VllmSettings
 
-GREEDY: Mapping[str, Any] = {"temperature": 0.0, "max_new_tokens": 4}
+GREEDY = SamplingOptions(temperature=0.0, max_new_tokens=4)
 
 
 @contextmanager
@@ -57,20 +58,20 @@ def test_each_prompt_is_read_with_its_own_images() -> None:
     model = FakeDecodableModel(torch.randn(11, 7, generator=torch.Generator().manual_seed(0)), carry=3)
     engine = NativeEngine(model, max_rows=3, max_len=16)
     prompts, media = [[1, 2], [1, 2], [1, 2], [4]], [5, None, 8, 5]
-    answers = engine.generate(prompts, [[1, 2], [3], [4], [5]], media=media, **GREEDY)
+    answers = engine.generate(prompts, [[1, 2], [3], [4], [5]], GREEDY, media=media)
     for prompt, start, completions in zip(prompts, media, answers, strict=True):
         for completion in completions:
             for place, token in enumerate(completion.token_ids):
                 told = [*prompt, *completion.token_ids[:place]]
                 assert token == int(model.logits_after(told, start or 0).argmax())
-    plain = engine.generate(prompts[:1], [[1]], **GREEDY)
+    plain = engine.generate(prompts[:1], [[1]], GREEDY)
     assert plain[0][0].token_ids == answers[1][0].token_ids
 
 
 def test_media_are_as_many_as_prompts() -> None:
     engine = NativeEngine(FakeDecodableModel(torch.randn(5, 5)), max_rows=2, max_len=16)
     with pytest.raises(OptionsError, match="2 prompts, 1 entries of media"):
-        engine.generate([[1], [2]], [[1], [2]], media=[None], **GREEDY)
+        engine.generate([[1], [2]], [[1], [2]], GREEDY, media=[None])
 
 
 def vllm_engine(tmp_path: Path, *faults: str, **config: Any) -> tuple[VllmEngine, FakeVllm]:
@@ -85,8 +86,8 @@ def test_vllm_gets_one_placeholder_an_image_and_the_image(tmp_path: Path) -> Non
     engine, runtime = vllm_engine(tmp_path)
     images = [OneImage(3), OneImage(2, {"size": {"longest_edge": 64}})]
     prompts = [images[0].prompt([1, 2]), [5, 6], images[1].prompt([4])]
-    answers = engine.generate(prompts, [[1], [2], [3]], media=[images[0], None, images[1]], **GREEDY)
-    again = engine.generate(prompts, [[1], [2], [3]], **GREEDY)
+    answers = engine.generate(prompts, [[1], [2], [3]], GREEDY, media=[images[0], None, images[1]])
+    again = engine.generate(prompts, [[1], [2], [3]], GREEDY)
     assert [one.token_ids for [one] in answers] == [one.token_ids for [one] in again]  # read as they were meant
     assert runtime.llm is not None
     seen = runtime.llm.llm_engine.images
@@ -110,7 +111,7 @@ def test_other_placeholders_than_the_trainers_are_an_error(tmp_path: Path) -> No
     engine, _ = vllm_engine(tmp_path, "one_too_few")
     image = OneImage(3)
     with refused("engine.vllm.placeholders", r"read 4 prompt tokens, 5 were meant"):
-        engine.generate([image.prompt([1, 2])], [[1]], media=[image], **GREEDY)
+        engine.generate([image.prompt([1, 2])], [[1]], GREEDY, media=[image])
 
 
 def test_engines_without_images_say_so() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_engine.completions import EngineStats
 from rft_engine.native.engine import NativeEngine
 from rft_engine.slowness import slowest_reason
@@ -52,7 +53,7 @@ def test_a_long_tail_in_an_engine_is_named() -> None:
     model = FakeDecodableModel(torch.zeros(1, 5))
     engine = NativeEngine(model, max_rows=16, max_len=256)
     budgets = [[200, *[4] * 15]]
-    engine.generate([[1]], [range(16)], temperature=1.0, max_new_tokens=200, budgets=budgets)
+    engine.generate([[1]], [range(16)], SamplingOptions(temperature=1.0, max_new_tokens=200), budgets=budgets)
     stats = replace(engine.stats(), prefill_seconds=0.0)  # wall times of a table say nothing
     assert stats.tail_ratio == 50.0
     assert slowest_reason(stats).cause == "tail"

@@ -15,11 +15,12 @@ import torch
 from rich.console import Console
 
 from rft.conformance import EngineResult, as_record, compare, draws
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_cli.config.errors import SettingsError
 from rft_cli.config.resolve import resolve
 from rft_cli.pages.conformance import facts, failure, page
 from rft_core.errors import OptionsError, PreflightError, RftError, ServiceError
-from rft_trainer.evaluation.logprob_mismatch import FULL, Draw, Measured, measure_gap
+from rft_trainer.evaluation.logprob_mismatch import FULL, Measured, measure_gap
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.testing.bigram import BigramEngine, BigramPolicy
 
@@ -55,9 +56,9 @@ class Sound(BigramEngine):
 class OneTokenOff(Sound):
     """0.01 nats too much for token 4 of the first sample of the second prompt, in one way of drawing."""
 
-    def generate(self, *arguments: Any, **options: Any) -> Any:
-        found = super().generate(*arguments, **options)
-        if options["temperature"] == 1.0 and options["top_p"] == 1.0:
+    def generate(self, prompts: Any, sample_keys: Any, options: SamplingOptions, **rest: Any) -> Any:
+        found = super().generate(prompts, sample_keys, options, **rest)
+        if options.temperature == 1.0 and options.top_p == 1.0:
             said = [value + 0.01 * (place == 4) for place, value in enumerate(found[1][0].logprobs)]
             found[1][0] = replace(found[1][0], logprobs=tuple(said))
         return found
@@ -66,8 +67,8 @@ class OneTokenOff(Sound):
 class OwnTemperature(Sound):
     """Draws at temperature 1 whatever is asked."""
 
-    def generate(self, *arguments: Any, **options: Any) -> Any:
-        return super().generate(*arguments, **{**options, "temperature": 1.0})
+    def generate(self, prompts: Any, sample_keys: Any, options: SamplingOptions, **rest: Any) -> Any:
+        return super().generate(prompts, sample_keys, replace(options, temperature=1.0), **rest)
 
 
 class Breaks(Sound):
@@ -86,10 +87,10 @@ class Breaks(Sound):
 class NoTopP(Sound):
     """Refuses what it cannot do."""
 
-    def generate(self, *arguments: Any, **options: Any) -> Any:
-        if options["top_p"] < 1.0:
+    def generate(self, prompts: Any, sample_keys: Any, options: SamplingOptions, **rest: Any) -> Any:
+        if options.top_p < 1.0:
             raise OptionsError(code="engine.top_p", what="top_p = 0.9", where="generate", why="not here", do="top_p=1")
-        return super().generate(*arguments, **options)
+        return super().generate(prompts, sample_keys, options, **rest)
 
 
 def compared(engines: dict[str, Callable[[], Any] | RftError], trained: BigramPolicy | None = None) -> Any:
@@ -99,7 +100,7 @@ def compared(engines: dict[str, Callable[[], Any] | RftError], trained: BigramPo
         if isinstance(engines[name], RftError):
             raise engines[name]
 
-    def measure(engine: Any, draw: Draw) -> Measured:
+    def measure(engine: Any, draw: SamplingOptions) -> Measured:
         ids = [prompt.token_ids for prompt in PROMPTS]
         return measure_gap(engine, trained, ids, KEYS, replace(draw, top_p=draw.top_p), limits=FULL)  # type: ignore[arg-type]
 

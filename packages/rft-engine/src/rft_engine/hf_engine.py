@@ -15,10 +15,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core import keyed_random
 from rft_engine.completions import Completion, EngineStats
-from rft_engine.decoding.token_sampler import SamplingOptions, TokenSampler
+from rft_engine.decoding.token_sampler import TokenSampler
 from rft_engine.decoding.trie_constraint import TrieSampler, check_constraint, check_whole
 from rft_engine.engine_base import EngineBase
 from rft_engine.request_checks import check_budgets, check_keys, check_media, check_prompts
@@ -81,36 +82,19 @@ class HfEngine(EngineBase):
         self,
         prompts: Sequence[Sequence[int]],
         sample_keys: Sequence[Sequence[int]],
+        options: SamplingOptions,
         *,
-        temperature: float,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        max_new_tokens: int,
-        min_new_tokens: int = 0,
-        stop_token_ids: Sequence[int] = (),
-        first_token_temperature: float | None = None,
         budgets: Sequence[Sequence[int]] | None = None,
         constraint: TokenTrie | None = None,
         media: Sequence[object | None] | None = None,
     ) -> list[list[Completion]]:
         """Continue every prompt once for each of its keys: as `NativeEngine.generate` does."""
         self._states.require_ready("generate")
-        options = SamplingOptions(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            max_new_tokens=max_new_tokens,
-            min_new_tokens=min_new_tokens,
-            stop_token_ids=tuple(stop_token_ids),
-            first_token_temperature=first_token_temperature,
-        )
-        options.check(self._model.vocab_size)
+        options.check_vocabulary(self._model.vocab_size)
         check_keys(prompts, sample_keys)
         check_media(prompts, media)
-        check_prompts(prompts, max_new_tokens, self._max_len, self._model.vocab_size)
-        allowed = check_budgets(sample_keys, budgets, max_new_tokens)
+        check_prompts(prompts, options.max_new_tokens, self._max_len, self._model.vocab_size)
+        allowed = check_budgets(sample_keys, budgets, options.max_new_tokens)
         if constraint is not None:
             check_constraint(constraint, options, allowed, self._model.vocab_size)
         started = time.perf_counter()

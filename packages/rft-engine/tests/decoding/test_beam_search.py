@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError, ServiceError
 from rft_engine.completions import Completion
@@ -91,9 +92,9 @@ def test_no_prompts_and_the_engine_afterwards():
     trie = TokenTrie.of(catalogue(5))
     assert engine.beam_search([], trie, num_beams=2) == []
     before: list[list[Completion]] = engine.beam_search(PROMPTS, trie, num_beams=2)
-    sampled = engine.generate([[1]], [[5]], temperature=1.0, max_new_tokens=4)
+    sampled = engine.generate([[1]], [[5]], SamplingOptions(temperature=1.0, max_new_tokens=4))
     assert engine.beam_search(PROMPTS, trie, num_beams=2) == before
-    assert engine.generate([[1]], [[5]], temperature=1.0, max_new_tokens=4) == sampled
+    assert engine.generate([[1]], [[5]], SamplingOptions(temperature=1.0, max_new_tokens=4)) == sampled
     engine.beam_search(PROMPTS, trie, num_beams=2)
     stats = engine.stats()
     assert stats.num_prefill_tokens == sum(map(len, PROMPTS))

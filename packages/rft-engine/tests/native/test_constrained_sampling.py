@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import pytest
 import torch
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core import keyed_random
 from rft_core.errors import OptionsError, ServiceError
@@ -61,8 +63,9 @@ def test_every_completion_is_a_whole_sequence_with_exact_numbers(seed: int):
     model, sequences = model_of(seed), catalogue(seed, ended=seed % 2 == 0)
     heat = numbers.choice([0.3, 0.7, 1.0, 2.5])
     engine = engine_of(numbers.choice([1, 2, 5, 64]), model)
-    options: dict[str, Any] = {"temperature": heat, "max_new_tokens": 6, "constraint": TokenTrie.of(sequences)}
-    found = engine.generate(PROMPTS, KEYS, **options, stop_token_ids=[END] if seed % 2 == 0 else [])
+    stops = (END,) if seed % 2 == 0 else ()
+    options = SamplingOptions(temperature=heat, max_new_tokens=6, stop_token_ids=stops)
+    found = engine.generate(PROMPTS, KEYS, options, constraint=TokenTrie.of(sequences))
     for prompt, completions in zip(PROMPTS, found, strict=True):
         for completion in completions:
             assert completion.token_ids in sequences
@@ -80,7 +83,7 @@ def test_top_p_top_k_and_min_p_cut_within_what_may_follow(cut: dict[str, float])
     model, sequences = model_of(), catalogue(3)
     trie = TokenTrie.of(sequences)
     [found] = engine_of(model=model).generate(
-        [[3]], [range(200)], temperature=0.9, max_new_tokens=5, constraint=trie, **cut
+        [[3]], [range(200)], SamplingOptions(temperature=0.9, max_new_tokens=5, **cut), constraint=trie
     )
     narrowed = 0
     for completion in found:
@@ -112,7 +115,7 @@ def test_sequences_come_as_often_as_the_renormalised_distribution_says():
     model, num = model_of(), 6000
     sequences = [(1, 2, END), (1, 3, END), (4, END), (5, 2, 2, END), (5, 2, 7, END), (5, END)]
     [found] = engine_of(num, model).generate(
-        [[2, 3]], [range(num)], temperature=0.8, max_new_tokens=4, constraint=TokenTrie.of(sequences)
+        [[2, 3]], [range(num)], SamplingOptions(temperature=0.8, max_new_tokens=4), constraint=TokenTrie.of(sequences)
     )
     counts, chi_square, total = Counter(c.token_ids for c in found), 0.0, 0.0
     for sequence in sequences:
@@ -127,7 +130,7 @@ def test_sequences_come_as_often_as_the_renormalised_distribution_says():
 def test_token_t_is_the_inverse_cdf_of_uniform_t_among_what_may_follow():
     model, sequences = model_of(), catalogue(7)
     [found] = engine_of(model=model).generate(
-        [[2, 3]], [range(50)], temperature=1.3, max_new_tokens=5, constraint=TokenTrie.of(sequences)
+        [[2, 3]], [range(50)], SamplingOptions(temperature=1.3, max_new_tokens=5), constraint=TokenTrie.of(sequences)
     )
     for key, completion in enumerate(found):
         uniforms = keyed_random.uniforms([key], 5)[0].tolist()
@@ -140,20 +143,22 @@ def test_token_t_is_the_inverse_cdf_of_uniform_t_among_what_may_follow():
 
 
 def test_a_draw_does_not_depend_on_other_rows():
-    options: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "max_new_tokens": 5}
-    options["constraint"] = TokenTrie.of(catalogue(2, ended=False))
-    wanted = engine_of(64).generate(PROMPTS, KEYS, **options)
+    options = SamplingOptions(temperature=1.0, top_p=0.9, max_new_tokens=5)
+    trie = TokenTrie.of(catalogue(2, ended=False))
+    wanted = engine_of(64).generate(PROMPTS, KEYS, options, constraint=trie)
     for max_rows in (1, 2, 3, 7):
-        assert engine_of(max_rows).generate(PROMPTS, KEYS, **options) == wanted
-    assert engine_of(6).generate(PROMPTS[::-1], KEYS[::-1], **options)[::-1] == wanted
+        assert engine_of(max_rows).generate(PROMPTS, KEYS, options, constraint=trie) == wanted
+    assert engine_of(6).generate(PROMPTS[::-1], KEYS[::-1], options, constraint=trie)[::-1] == wanted
     for prompt, keys, completions in zip(PROMPTS, KEYS, wanted, strict=True):
         for key, completion in zip(keys, completions, strict=True):
-            assert engine_of(6).generate([prompt], [[key]], **options) == [[completion]]
+            assert engine_of(6).generate([prompt], [[key]], options, constraint=trie) == [[completion]]
 
 
 def test_greedy_is_the_beam_search_of_width_one():
     trie = TokenTrie.of(catalogue(4))
-    found = engine_of(5).generate(PROMPTS, [[0]] * 6, temperature=0.0, max_new_tokens=5, constraint=trie)
+    found = engine_of(5).generate(
+        PROMPTS, [[0]] * 6, SamplingOptions(temperature=0.0, max_new_tokens=5), constraint=trie
+    )
     beams = engine_of().beam_search(PROMPTS, trie, num_beams=1)
     for [one], [other] in zip(found, beams, strict=True):
         assert one.token_ids == other.token_ids
@@ -166,9 +171,7 @@ def test_the_first_token_has_its_own_temperature():
     [found] = engine_of(model=model).generate(
         [[3]],
         [range(60)],
-        temperature=0.5,
-        first_token_temperature=5.0,
-        max_new_tokens=5,
+        SamplingOptions(temperature=0.5, first_token_temperature=5.0, max_new_tokens=5),
         constraint=TokenTrie.of(sequences),
     )
     for completion in found:
@@ -184,7 +187,7 @@ def test_what_has_nearly_no_mass_is_drawn_by_its_own_shares():
     logits_VV[:, 1] = math.log(3.0)
     engine = engine_of(4000, FakeDecodableModel.bigram(logits_VV))
     [found] = engine.generate(
-        [[1]], [range(4000)], temperature=1.0, max_new_tokens=1, constraint=TokenTrie.of([[1], [2]])
+        [[1]], [range(4000)], SamplingOptions(temperature=1.0, max_new_tokens=1), constraint=TokenTrie.of([[1], [2]])
     )
     share = sum(c.token_ids == (1,) for c in found) / 4000
     assert share == pytest.approx(0.75, abs=0.03)
@@ -199,7 +202,7 @@ def test_no_mass_at_all_is_an_error_and_never_another_token(value: float, temper
     engine = engine_of(model=FakeDecodableModel.bigram(logits_VV))
     trie = TokenTrie.of([[1, 2], [1, 3], [4, 5]])
     with pytest.raises(ServiceError, match=r"all that may follow \[1\]") as caught:
-        engine.generate([[0]], [range(20)], temperature=temperature, max_new_tokens=2, constraint=trie)
+        engine.generate([[0]], [range(20)], SamplingOptions(temperature=temperature, max_new_tokens=2), constraint=trie)
     assert caught.value.problem.code == "engine.constraint.no_mass"
 
 
@@ -215,18 +218,18 @@ def test_no_mass_at_all_is_an_error_and_never_another_token(value: float, temper
 )
 def test_what_would_cut_a_sequence_is_refused(sequences: Any, options: dict[str, Any], what: str, remedy: str):
     given: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 4} | options
+    budgets, trie = given.pop("budgets", None), TokenTrie.of(sequences)
     with pytest.raises(OptionsError, match=what) as caught:
-        engine_of().generate([[1]], [[5, 6]], **given, constraint=TokenTrie.of(sequences))
+        engine_of().generate([[1]], [[5, 6]], SamplingOptions(**given), budgets=budgets, constraint=trie)
     assert remedy in caught.value.problem.do
 
 
 def test_a_minimum_below_the_shortest_sequence_and_stops_at_ends_change_nothing():
-    options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 9, "constraint": TokenTrie.of([[1, 2], [3, 4, 4]])}
-    plain = engine_of().generate(PROMPTS, KEYS, **options)
+    options, trie = SamplingOptions(temperature=1.0, max_new_tokens=9), TokenTrie.of([[1, 2], [3, 4, 4]])
+    plain = engine_of().generate(PROMPTS, KEYS, options, constraint=trie)
     budgets = [[3 + key % 6 for key in keys] for keys in KEYS]
-    assert plain == engine_of().generate(
-        PROMPTS, KEYS, **options, min_new_tokens=1, stop_token_ids=[2], budgets=budgets
-    )
+    ended = replace(options, min_new_tokens=1, stop_token_ids=(2,))
+    assert plain == engine_of().generate(PROMPTS, KEYS, ended, budgets=budgets, constraint=trie)
 
 
 def test_a_walk_that_leaves_the_tree_is_caught_before_anything_is_handed_out(monkeypatch: pytest.MonkeyPatch):
@@ -238,7 +241,9 @@ def test_a_walk_that_leaves_the_tree_is_caught_before_anything_is_handed_out(mon
 
     monkeypatch.setattr(TrieSampler, "draw", wrong)
     with pytest.raises(ServiceError, match="is no sequence of the constraint") as caught:
-        engine_of().generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=5, constraint=TokenTrie.of(catalogue(1)))
+        engine_of().generate(
+            PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=5), constraint=TokenTrie.of(catalogue(1))
+        )
     assert caught.value.problem.code == "engine.constraint.not_whole"
 
 
@@ -270,7 +275,7 @@ def test_rows_leave_at_the_end_of_their_sequence():
     model = model_of()
     engine = engine_of(40, model)
     trie = TokenTrie.of([[1], [2], [3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7]])
-    [found] = engine.generate([[1]], [range(40)], temperature=1.0, max_new_tokens=12, constraint=trie)
+    [found] = engine.generate([[1]], [range(40)], SamplingOptions(temperature=1.0, max_new_tokens=12), constraint=trie)
     num_rows = sum(rows for name, (rows, *_) in model.calls if name == "step")
     long = sum(len(completion.token_ids) > 1 for completion in found)
     assert 0 < long < 40
@@ -280,4 +285,4 @@ def test_rows_leave_at_the_end_of_their_sequence():
 def test_without_a_constraint_no_tree_is_looked_at(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(TokenTrie, "allowed", None)
     monkeypatch.setattr(TokenTrie, "is_end", None)
-    assert engine_of().generate([[1]], [[1]], temperature=1.0, max_new_tokens=3)
+    assert engine_of().generate([[1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=3))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import ServiceError
 from rft_engine.lifecycle import EngineState
@@ -19,7 +20,7 @@ from rft_engine.testing.copied_table_model import CARRY, FakeCopy, TablePolicy, 
 from rft_engine.testing.table_model import FakeCache, FakeDecodableModel
 
 PROMPTS, KEYS = [[1, 2], [3], [4, 5, 1]], [[11, 12], [13], [14, 15]]
-DRAW: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 5}
+DRAW = SamplingOptions(temperature=1.0, max_new_tokens=5)
 
 
 def make(policy: TablePolicy) -> tuple[NativeEngineOnCopy[FakeCache], FakeCopy]:
@@ -38,7 +39,7 @@ def shared(policy: TablePolicy) -> NativeEngine[FakeCache]:
 
 
 def tokens(engine: NativeEngine[FakeCache]) -> list[list[tuple[int, ...]]]:
-    return [[c.token_ids for c in row] for row in engine.generate(PROMPTS, KEYS, **DRAW)]
+    return [[c.token_ids for c in row] for row in engine.generate(PROMPTS, KEYS, DRAW)]
 
 
 def test_nothing_is_generated_before_a_load() -> None:
@@ -58,14 +59,14 @@ def test_it_draws_what_the_native_engine_draws_and_keeps_its_weights_until_a_loa
     policy = TablePolicy()
     engine, _ = ready(policy)
     trie = TokenTrie.of([[1, 2], [3, 1], [4, 4], [5, 0]])
-    first = engine.generate(PROMPTS, KEYS, **DRAW)
-    assert first == shared(policy).generate(PROMPTS, KEYS, **DRAW)
+    first = engine.generate(PROMPTS, KEYS, DRAW)
+    assert first == shared(policy).generate(PROMPTS, KEYS, DRAW)
     assert engine.beam_search(PROMPTS, trie, num_beams=3) == shared(policy).beam_search(PROMPTS, trie, num_beams=3)
     policy.step(1)
-    assert engine.generate(PROMPTS, KEYS, **DRAW) == first
+    assert engine.generate(PROMPTS, KEYS, DRAW) == first
     engine.load_weights(7)
     assert tokens(engine) == tokens(shared(policy)) != [[c.token_ids for c in row] for row in first]
-    assert {c.weight_version for row in engine.generate(PROMPTS, KEYS, **DRAW) for c in row} == {7}
+    assert {c.weight_version for row in engine.generate(PROMPTS, KEYS, DRAW) for c in row} == {7}
 
 
 @pytest.mark.parametrize("lost", [{"rows"}, {"bias", "columns"}, {"rows", "columns", "bias"}])

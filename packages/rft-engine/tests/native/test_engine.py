@@ -7,6 +7,7 @@ from itertools import chain
 import pytest
 import torch
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core import keyed_random
 from rft_core.errors import OptionsError
 from rft_engine.native.engine import NativeEngine
@@ -31,7 +32,9 @@ KEYS = [[100 * p + s for s in range(n)] for p, n in enumerate([3, 1, 4, 2, 4, 5]
 def test_sampled_frequencies_match_the_table():
     model = FakeDecodableModel.bigram(torch.tensor([[0.0, 1.0, -1.0], [2.0, 0.0, 0.5], [-0.5, 0.3, 0.0]]))
     num = 4000
-    [completions] = engine_of(model, max_rows=num).generate([[1]], [range(num)], temperature=0.7, max_new_tokens=2)
+    [completions] = engine_of(model, max_rows=num).generate(
+        [[1]], [range(num)], SamplingOptions(temperature=0.7, max_new_tokens=2)
+    )
     first = torch.tensor([c.token_ids[0] for c in completions])
     second = torch.tensor([c.token_ids[1] for c in completions])
     expected = (torch.tensor([2.0, 0.0, 0.5]) / 0.7).softmax(-1)
@@ -49,7 +52,7 @@ def chi_square(tokens: torch.Tensor, expected: torch.Tensor) -> float:
 
 def test_token_t_is_the_inverse_cdf_of_uniform_t_of_the_samples_key():
     model = random_model()
-    [[completion]] = engine_of(model).generate([[2, 3]], [[77]], temperature=1.3, max_new_tokens=20)
+    [[completion]] = engine_of(model).generate([[2, 3]], [[77]], SamplingOptions(temperature=1.3, max_new_tokens=20))
     uniforms = keyed_random.uniforms([77], 20)[0].tolist()
     history = [2, 3]
     for token, uniform in zip(completion.token_ids, uniforms, strict=True):
@@ -61,7 +64,9 @@ def test_token_t_is_the_inverse_cdf_of_uniform_t_of_the_samples_key():
 
 def test_logprobs_are_those_of_the_table_at_the_sampling_temperature():
     model = random_model()
-    results = engine_of(model, max_rows=5).generate(PROMPTS, KEYS, temperature=0.6, max_new_tokens=12, top_k=3)
+    results = engine_of(model, max_rows=5).generate(
+        PROMPTS, KEYS, SamplingOptions(temperature=0.6, max_new_tokens=12, top_k=3)
+    )
     for prompt, completions in zip(PROMPTS, results, strict=True):
         for completion in completions:
             history = list(prompt)
@@ -76,31 +81,37 @@ def test_logprobs_are_those_of_the_table_at_the_sampling_temperature():
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 5, 8, 64])
 def test_tokens_of_a_sample_do_not_depend_on_max_rows(max_rows: int):
-    wanted = engine_of(random_model()).generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=30, stop_token_ids=[0])
+    wanted = engine_of(random_model()).generate(
+        PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=30, stop_token_ids=(0,))
+    )
     got = engine_of(random_model(), max_rows).generate(
-        PROMPTS, KEYS, temperature=1.0, max_new_tokens=30, stop_token_ids=[0]
+        PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=30, stop_token_ids=(0,))
     )
     assert got == wanted
 
 
 def test_tokens_of_a_sample_do_not_depend_on_order_or_company():
     options = {"temperature": 1.0, "max_new_tokens": 30, "stop_token_ids": [0], "top_p": 0.9}
-    wanted = engine_of(random_model(), 6).generate(PROMPTS, KEYS, **options)
-    backwards = engine_of(random_model(), 6).generate(PROMPTS[::-1], KEYS[::-1], **options)
+    wanted = engine_of(random_model(), 6).generate(PROMPTS, KEYS, SamplingOptions(**options))
+    backwards = engine_of(random_model(), 6).generate(PROMPTS[::-1], KEYS[::-1], SamplingOptions(**options))
     assert backwards[::-1] == wanted
     for prompt, keys, completions in zip(PROMPTS, KEYS, wanted, strict=True):
         for key, completion in zip(keys, completions, strict=True):
-            assert engine_of(random_model(), 6).generate([prompt], [[key]], **options) == [[completion]]
+            assert engine_of(random_model(), 6).generate([prompt], [[key]], SamplingOptions(**options)) == [
+                [completion]
+            ]
 
 
 def test_other_keys_give_other_tokens():
-    [completions] = engine_of(random_model()).generate([[1, 2]], [range(8)], temperature=1.0, max_new_tokens=16)
+    [completions] = engine_of(random_model()).generate(
+        [[1, 2]], [range(8)], SamplingOptions(temperature=1.0, max_new_tokens=16)
+    )
     assert len({completion.token_ids for completion in completions}) == 8
 
 
 def test_greedy_takes_the_argmax_and_reports_logprobs_at_temperature_one():
     model = random_model()
-    [[completion]] = engine_of(model).generate([[4, 2]], [[9]], temperature=0.0, max_new_tokens=15)
+    [[completion]] = engine_of(model).generate([[4, 2]], [[9]], SamplingOptions(temperature=0.0, max_new_tokens=15))
     history = [4, 2]
     for token, logprob in zip(completion.token_ids, completion.logprobs, strict=True):
         logits = model.logits_after(history)
@@ -129,7 +140,7 @@ def kept_by_hand(probabilities: list[float], top_p: float, top_k: int, min_p: fl
 def test_dropped_tokens_are_never_drawn_and_the_kept_mass_is_told(top_p: float, top_k: int, min_p: float):
     model = random_model()
     [completions] = engine_of(model).generate(
-        [[3]], [range(40)], temperature=0.9, top_p=top_p, top_k=top_k, min_p=min_p, max_new_tokens=10
+        [[3]], [range(40)], SamplingOptions(temperature=0.9, top_p=top_p, top_k=top_k, min_p=min_p, max_new_tokens=10)
     )
     for completion in completions:
         history = [3]
@@ -143,7 +154,7 @@ def test_dropped_tokens_are_never_drawn_and_the_kept_mass_is_told(top_p: float, 
 
 def test_a_stop_token_ends_its_completion_and_is_part_of_it():
     results = engine_of(random_model(), 5).generate(
-        PROMPTS, KEYS, temperature=1.0, max_new_tokens=3, stop_token_ids=[0, 2]
+        PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=3, stop_token_ids=(0, 2))
     )
     flat = [completion for completions in results for completion in completions]
     assert {completion.finish_reason for completion in flat} == {"stop", "length"}
@@ -156,8 +167,8 @@ def test_a_stop_token_ends_its_completion_and_is_part_of_it():
 
 def test_stopping_cuts_the_same_sequence_that_would_have_gone_on():
     options = {"temperature": 1.0, "max_new_tokens": 40}
-    free = engine_of(random_model(), 4).generate(PROMPTS, KEYS, **options)
-    cut = engine_of(random_model(), 4).generate(PROMPTS, KEYS, stop_token_ids=[1], **options)
+    free = engine_of(random_model(), 4).generate(PROMPTS, KEYS, SamplingOptions(**options))
+    cut = engine_of(random_model(), 4).generate(PROMPTS, KEYS, SamplingOptions(stop_token_ids=(1,), **options))
     for long, short in zip(chain.from_iterable(free), chain.from_iterable(cut), strict=True):
         end = long.token_ids.index(1) + 1 if 1 in long.token_ids else 40
         assert short.token_ids == long.token_ids[:end]
@@ -167,7 +178,7 @@ def test_stopping_cuts_the_same_sequence_that_would_have_gone_on():
 def test_no_stop_token_before_min_new_tokens_and_the_masked_mass_is_told():
     model = random_model()
     [completions] = engine_of(model).generate(
-        [[3]], [range(60)], temperature=1.0, max_new_tokens=12, min_new_tokens=4, stop_token_ids=[0, 5]
+        [[3]], [range(60)], SamplingOptions(temperature=1.0, max_new_tokens=12, min_new_tokens=4, stop_token_ids=(0, 5))
     )
     lengths = {len(completion.token_ids) for completion in completions}
     assert min(lengths) == 5
@@ -202,7 +213,9 @@ def test_min_new_tokens_holds_where_stopping_is_nearly_certain(top_p: float):
     logits_VV = torch.zeros(3, 3)
     logits_VV[:, 0] = 300.0  # e^-300 is 0 in float32
     [[completion]] = engine_of(FakeDecodableModel.bigram(logits_VV)).generate(
-        [[1]], [[4]], temperature=1.0, top_p=top_p, max_new_tokens=8, min_new_tokens=5, stop_token_ids=[0]
+        [[1]],
+        [[4]],
+        SamplingOptions(temperature=1.0, top_p=top_p, max_new_tokens=8, min_new_tokens=5, stop_token_ids=(0,)),
     )
     assert len(completion.token_ids) == 6
     assert 0 not in completion.token_ids[:5]
@@ -213,7 +226,7 @@ def test_min_new_tokens_holds_where_stopping_is_nearly_certain(top_p: float):
 def test_greedy_respects_min_new_tokens():
     logits_VV = torch.tensor([[5.0, 1.0, 0.0]]).repeat(3, 1)
     [[completion]] = engine_of(FakeDecodableModel.bigram(logits_VV)).generate(
-        [[1]], [[4]], temperature=0.0, max_new_tokens=8, min_new_tokens=2, stop_token_ids=[0]
+        [[1]], [[4]], SamplingOptions(temperature=0.0, max_new_tokens=8, min_new_tokens=2, stop_token_ids=(0,))
     )
     assert completion.token_ids == (1, 1, 0)
 
@@ -223,7 +236,7 @@ def test_long_tailed_lengths_in_few_rows_are_complete_and_keep_the_rows_busy():
     logits_VV[:, 0] = 0.5  # stops with probability 0.1: lengths from 1 to the budget
     engine = engine_of(FakeDecodableModel.bigram(logits_VV), max_rows=8, max_len=256)
     prompts, keys = [[1 + p % 15] * (1 + p % 4) for p in range(40)], [[10 * p, 10 * p + 1] for p in range(40)]
-    results = engine.generate(prompts, keys, temperature=1.0, max_new_tokens=200, stop_token_ids=[0])
+    results = engine.generate(prompts, keys, SamplingOptions(temperature=1.0, max_new_tokens=200, stop_token_ids=(0,)))
     lengths = [len(completion.token_ids) for completions in results for completion in completions]
     assert len(lengths) == 80
     assert max(lengths) > 5 * min(lengths)
@@ -237,22 +250,28 @@ def test_long_tailed_lengths_in_few_rows_are_complete_and_keep_the_rows_busy():
 
 def test_all_samples_of_a_prompt_share_one_prefill():
     model = random_model()
-    engine_of(model, max_rows=4).generate([[1, 2], [3]], [range(4), range(3)], temperature=1.0, max_new_tokens=5)
+    engine_of(model, max_rows=4).generate(
+        [[1, 2], [3]], [range(4), range(3)], SamplingOptions(temperature=1.0, max_new_tokens=5)
+    )
     assert [copies for name, copies in model.calls if name == "prefill"] == [(4,), (3,)]
 
 
 def test_more_samples_than_rows_are_cut_over_several_prefills():
     model = random_model()
-    [completions] = engine_of(model, max_rows=3).generate([[1, 2]], [range(8)], temperature=1.0, max_new_tokens=5)
+    [completions] = engine_of(model, max_rows=3).generate(
+        [[1, 2]], [range(8)], SamplingOptions(temperature=1.0, max_new_tokens=5)
+    )
     assert [copies for name, copies in model.calls if name == "prefill"] == [(3,), (3,), (2,)]
-    [wide] = engine_of(random_model(), 8).generate([[1, 2]], [range(8)], temperature=1.0, max_new_tokens=5)
+    [wide] = engine_of(random_model(), 8).generate(
+        [[1, 2]], [range(8)], SamplingOptions(temperature=1.0, max_new_tokens=5)
+    )
     assert completions == wide
 
 
 def test_prompts_of_very_different_length_do_not_share_a_padded_prefill():
     model = random_model()
     prompts = [[1] * 40, [2] * 38, [3] * 4, [4] * 3]
-    engine_of(model).generate(prompts, [[0], [1], [2], [3]], temperature=1.0, max_new_tokens=2)
+    engine_of(model).generate(prompts, [[0], [1], [2], [3]], SamplingOptions(temperature=1.0, max_new_tokens=2))
     assert [copies for name, copies in model.calls if name == "prefill"] == [(1, 1), (1, 1)]
 
 
@@ -261,7 +280,7 @@ def test_finished_rows_stop_costing_steps():
     logits_VV[:, 0] = 1.0
     model = FakeDecodableModel.bigram(logits_VV)
     [completions] = engine_of(model, max_rows=100).generate(
-        [[1]], [range(100)], temperature=1.0, max_new_tokens=100, stop_token_ids=[0]
+        [[1]], [range(100)], SamplingOptions(temperature=1.0, max_new_tokens=100, stop_token_ids=(0,))
     )
     rows_computed = sum(rows[0] for name, rows in model.calls if name == "step")
     tokens = sum(len(completion.token_ids) for completion in completions)
@@ -271,42 +290,42 @@ def test_finished_rows_stop_costing_steps():
 def test_one_new_token_needs_no_step():
     model = random_model()
     engine = engine_of(model, max_rows=4)
-    results = engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=1)
+    results = engine.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=1))
     assert all(len(completion.token_ids) == 1 for completions in results for completion in completions)
     assert engine.stats().num_decode_steps == 0
 
 
 def test_a_completion_may_fill_max_len_exactly():
     engine = engine_of(random_model(), max_rows=2, max_len=10)
-    [[completion]] = engine.generate([[1, 2, 3, 4]], [[0]], temperature=1.0, max_new_tokens=6)
+    [[completion]] = engine.generate([[1, 2, 3, 4]], [[0]], SamplingOptions(temperature=1.0, max_new_tokens=6))
     assert len(completion.token_ids) == 6
 
 
 def test_prompts_without_keys_give_no_completions():
     engine = engine_of(random_model())
-    assert engine.generate([[1], [2]], [[], [7]], temperature=1.0, max_new_tokens=2)[0] == []
-    assert engine.generate([], [], temperature=1.0, max_new_tokens=2) == []
-    assert engine.generate([[1]], [[]], temperature=1.0, max_new_tokens=2) == [[]]
+    assert engine.generate([[1], [2]], [[], [7]], SamplingOptions(temperature=1.0, max_new_tokens=2))[0] == []
+    assert engine.generate([], [], SamplingOptions(temperature=1.0, max_new_tokens=2)) == []
+    assert engine.generate([[1]], [[]], SamplingOptions(temperature=1.0, max_new_tokens=2)) == [[]]
 
 
 def test_completions_carry_the_version_of_the_weights_and_loading_refreshes_the_model():
     model = random_model()
     engine = engine_of(model)
-    assert engine.generate([[1]], [[0]], temperature=1.0, max_new_tokens=2)[0][0].weight_version == 0
+    assert engine.generate([[1]], [[0]], SamplingOptions(temperature=1.0, max_new_tokens=2))[0][0].weight_version == 0
     engine.load_weights(4)
     assert model.num_refreshes == 1
-    assert engine.generate([[1]], [[0]], temperature=1.0, max_new_tokens=2)[0][0].weight_version == 4
+    assert engine.generate([[1]], [[0]], SamplingOptions(temperature=1.0, max_new_tokens=2))[0][0].weight_version == 4
 
 
 def test_a_second_call_of_the_same_shape_uses_the_same_cache():
     model = random_model()
     engine = engine_of(model)
     for _ in range(3):
-        engine.generate([[1], [2]], [[0], [1]], temperature=1.0, max_new_tokens=5)
+        engine.generate([[1], [2]], [[0], [1]], SamplingOptions(temperature=1.0, max_new_tokens=5))
     assert [shape for name, shape in model.calls if name == "new_cache"] == [(2, 64)]
     engine.sleep()
     engine.wake()
-    engine.generate([[1], [2]], [[0], [1]], temperature=1.0, max_new_tokens=5)
+    engine.generate([[1], [2]], [[0], [1]], SamplingOptions(temperature=1.0, max_new_tokens=5))
     assert len([shape for name, shape in model.calls if name == "new_cache"]) == 2
 
 
@@ -326,17 +345,17 @@ def test_after_a_failed_call_the_next_one_starts_clean():
     table = random_model().log_SV
     engine = engine_of(BreaksOnce(table, carry=3))
     with pytest.raises(MemoryError):
-        engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=9)
-    again = engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=9)
+        engine.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=9))
+    again = engine.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=9))
     assert again == engine_of(FakeDecodableModel(table, carry=3)).generate(
-        PROMPTS, KEYS, temperature=1.0, max_new_tokens=9
+        PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=9)
     )
 
 
 def test_a_prompt_that_leaves_no_room_is_named_with_its_lengths():
     engine = engine_of(random_model(), max_len=20)
     with pytest.raises(OptionsError, match=r"prompt 1 has 13 tokens, max_len - max_new_tokens = 20 - 8 = 12"):
-        engine.generate([[1] * 12, [1] * 13], [[0], [1]], temperature=1.0, max_new_tokens=8)
+        engine.generate([[1] * 12, [1] * 13], [[0], [1]], SamplingOptions(temperature=1.0, max_new_tokens=8))
 
 
 @pytest.mark.parametrize(
@@ -350,7 +369,7 @@ def test_a_prompt_that_leaves_no_room_is_named_with_its_lengths():
 )
 def test_unusable_prompts_are_refused(prompts: list[list[int]], keys: list[list[int]], message: str):
     with pytest.raises(OptionsError, match=message):
-        engine_of(random_model()).generate(prompts, keys, temperature=1.0, max_new_tokens=4)
+        engine_of(random_model()).generate(prompts, keys, SamplingOptions(temperature=1.0, max_new_tokens=4))
 
 
 @pytest.mark.parametrize(
@@ -371,7 +390,7 @@ def test_unusable_prompts_are_refused(prompts: list[list[int]], keys: list[list[
 def test_options_out_of_range_are_refused_with_what_is_allowed(options: dict[str, object], message: str):
     given = {"temperature": 1.0, "max_new_tokens": 4} | options
     with pytest.raises(OptionsError, match=message) as caught:
-        engine_of(random_model()).generate([[1]], [[0]], **given)  # type: ignore[arg-type]
+        engine_of(random_model()).generate([[1]], [[0]], SamplingOptions(**given))  # type: ignore[arg-type]
     assert caught.value.problem.do
 
 
@@ -384,10 +403,10 @@ def test_an_engine_of_impossible_size_is_refused(max_rows: int, max_len: int):
 @pytest.mark.parametrize("stops", [(), (2, 5)])
 @pytest.mark.parametrize("max_rows", [2, 5, 64])
 def test_a_budget_cuts_a_sample_where_it_would_have_gone_on(max_rows: int, stops: tuple[int, ...]):
-    options = {"temperature": 1.0, "max_new_tokens": 40, "stop_token_ids": stops}
-    whole = engine_of(random_model()).generate(PROMPTS, KEYS, **options)  # type: ignore[arg-type]
+    options = SamplingOptions(temperature=1.0, max_new_tokens=40, stop_token_ids=stops)
+    whole = engine_of(random_model()).generate(PROMPTS, KEYS, options)
     budgets = [[1 + (7 * key) % 40 for key in keys] for keys in KEYS]
-    found = engine_of(random_model(), max_rows=max_rows).generate(PROMPTS, KEYS, **options, budgets=budgets)  # type: ignore[arg-type]
+    found = engine_of(random_model(), max_rows=max_rows).generate(PROMPTS, KEYS, options, budgets=budgets)
     for longer, shorter, allowed in zip(chain(*whole), chain(*found), chain(*budgets), strict=True):
         assert shorter.token_ids == longer.token_ids[:allowed]
         assert shorter.logprobs == pytest.approx(longer.logprobs[:allowed], abs=1e-6)
@@ -403,14 +422,14 @@ def test_budgets_that_do_not_fit_are_refused():
         ([[1, 2]], "budgets for 2 samples"),
     ):
         with pytest.raises(OptionsError, match=what):
-            engine.generate([[1]], [[5]], temperature=1.0, max_new_tokens=8, budgets=budgets)
+            engine.generate([[1]], [[5]], SamplingOptions(temperature=1.0, max_new_tokens=8), budgets=budgets)
 
 
 def test_rows_of_many_budgets_leave_together():
     model = random_model()
     engine = engine_of(model, max_rows=40)
     keys, budgets = [list(range(40))], [[8 + key for key in range(40)]]
-    engine.generate([[1]], keys, temperature=1.0, max_new_tokens=64, budgets=budgets)
+    engine.generate([[1]], keys, SamplingOptions(temperature=1.0, max_new_tokens=64), budgets=budgets)
     sizes = [rows for name, (rows, *_) in model.calls if name == "step"]
     assert len(set(sizes)) <= 20  # not a change of the batch for every row that ends
     assert engine.stats().num_decode_steps <= 64

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError, PreflightError
 from rft_engine.native.engine import NativeEngine
@@ -76,25 +77,25 @@ def test_no_setting_runs_out_and_nearly_all_rows_that_fit_are_used(seed: int):
     capacity = optimum * one + shared + numbers.randrange(one)
     asked = numbers.choice([optimum // 2, optimum, 2 * optimum, 1000])
     keys = [list(range(100 * p, 100 * p + 400 // len(prompts) + 1)) for p in range(len(prompts))]
-    options = {"temperature": 1.0, "max_new_tokens": num_new, "stop_token_ids": [0]}
+    options = SamplingOptions(temperature=1.0, max_new_tokens=num_new, stop_token_ids=(0,))
     model = model_of(capacity, of_token)
     engine = engine_of(model, asked, length)
-    found = engine.generate(prompts, keys, **options)  # type: ignore[arg-type]
+    found = engine.generate(prompts, keys, options)
     stats, best = engine.stats(), min(asked, optimum, sum(map(len, keys)))
     assert 0.95 * best <= stats.rows <= best
     assert stats.rows_asked == min(asked, sum(map(len, keys)))
     unlimited = engine_of(model_of(2**60, of_token), asked, length)
-    assert found == unlimited.generate(prompts, keys, **options)  # type: ignore[arg-type]
+    assert found == unlimited.generate(prompts, keys, options)
 
 
 def test_rows_that_fitted_are_kept_from_call_to_call():
     model = model_of(64 * 64 * 10, 64)
     engine = engine_of(model, 40, 64)
     for _ in range(3):
-        engine.generate([[1]], [range(40)], temperature=1.0, max_new_tokens=5)
+        engine.generate([[1]], [range(40)], SamplingOptions(temperature=1.0, max_new_tokens=5))
     assert len(model.most_rows) == 1
     model.capacity //= 2
-    engine.generate([[1]], [range(39)], temperature=1.0, max_new_tokens=5)
+    engine.generate([[1]], [range(39)], SamplingOptions(temperature=1.0, max_new_tokens=5))
     assert len(model.most_rows) == 2
     assert model.most_rows[1] < model.most_rows[0]
 
@@ -102,7 +103,7 @@ def test_rows_that_fitted_are_kept_from_call_to_call():
 def test_one_sequence_that_does_not_fit_is_told_with_the_length_that_would():
     engine = engine_of(model_of(100 * 64, 64), 8, 512)
     with pytest.raises(PreflightError, match="1 sequence of 320 tokens needs") as caught:
-        engine.generate([[1] * 300], [[1]], temperature=1.0, max_new_tokens=20)
+        engine.generate([[1] * 300], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=20))
     problem = caught.value.problem
     assert problem.code == "engine.memory"
     fitting = int(problem.do.split()[1].rstrip(","))
@@ -127,11 +128,11 @@ def test_an_allocator_that_refuses_is_asked_once_more_for_half():
     table = 1.5 * torch.randn(31, VOCAB, generator=torch.Generator().manual_seed(5))
     model = Fragmented(table, carry=3, capacity=2**40, of_token=64)
     engine = engine_of(model, 12, 64)
-    engine.generate([[1]], [range(12)], temperature=1.0, max_new_tokens=5)
+    engine.generate([[1]], [range(12)], SamplingOptions(temperature=1.0, max_new_tokens=5))
     assert model.most_rows == [12, 6]
     assert (engine.stats().rows, engine.stats().rows_asked) == (6, 12)
     with pytest.raises(torch.OutOfMemoryError):
-        engine_of(model, 40, 64).generate([[1]], [range(40)], temperature=1.0, max_new_tokens=5)
+        engine_of(model, 40, 64).generate([[1]], [range(40)], SamplingOptions(temperature=1.0, max_new_tokens=5))
 
 
 def test_beams_of_fewer_prompts_go_together_and_too_few_rows_are_refused():

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fake_vllm import VOCAB, FakeVllm, fake_tensors, write_fake_model
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import ServiceError
 from rft_engine.process.requests import GenerateCall, SampleResult, StepCounts
@@ -23,7 +24,7 @@ from rft_engine.vllm.process import ProcessVllm, VllmProcessEngine
 from rft_engine.vllm.settings import VllmSettings
 
 PROMPTS, KEYS = [[1, 2], [3]], [list(range(4)), list(range(50, 55))]
-ASKED: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 5}
+ASKED = SamplingOptions(temperature=1.0, max_new_tokens=5)
 NUM = 9
 Spoil = Callable[[SampleResult], SampleResult]
 
@@ -116,17 +117,17 @@ def test_garbage_is_refused_before_it_is_handed_out(
 ) -> None:
     engine = engine_of(settings, tensors, **({"log_path": tmp_path / "log"} if engine_of is ProcessEngine else {}))
     engine.load_weights(1)
-    wanted = tokens(engine.generate(PROMPTS, KEYS, **ASKED))
+    wanted = tokens(engine.generate(PROMPTS, KEYS, ASKED))
     spoilt = engine._backend
     spoilt.spoil, spoilt.place = KINDS[kind][variant], place
     with pytest.raises(ServiceError) as caught:
-        engine.generate(PROMPTS, KEYS, **ASKED)
+        engine.generate(PROMPTS, KEYS, ASKED)
     assert caught.value.problem.code == "engine.garbage"
     assert str(place) in caught.value.problem.what or kind == "sample"
     assert engine.stats().num_generated_tokens == 0
     assert engine_of is HereEngine or spoilt.dead, "nothing is known of a process that answers garbage"
     spoilt.spoil = None
-    assert tokens(engine.generate(PROMPTS, KEYS, **ASKED)) == wanted
+    assert tokens(engine.generate(PROMPTS, KEYS, ASKED)) == wanted
 
 
 @pytest.mark.parametrize("missing", [0, 8])
@@ -139,14 +140,16 @@ def test_a_sample_that_never_comes_is_missed(settings: VllmSettings, missing: in
 
     monkeypatch.setattr(Spoilt, "generate", silent)
     with pytest.raises(ServiceError, match=f"sample {missing} of 9 is missing"):
-        engine.generate(PROMPTS, KEYS, **ASKED)
+        engine.generate(PROMPTS, KEYS, ASKED)
 
 
 def test_a_sequence_outside_of_the_constraint_is_refused(settings: VllmSettings) -> None:
     engine = HereEngine(settings, tensors)
     engine._backend.spoil = lambda r: replace(r, token_ids=[3, 2])  # type: ignore[attr-defined]
     with pytest.raises(ServiceError, match=r"\[3, 2\], is no sequence of the constraint"):
-        engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=2, constraint=TokenTrie.of([[1, 2], [2, 3]]))
+        engine.generate(
+            PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=2), constraint=TokenTrie.of([[1, 2], [2, 3]])
+        )
 
 
 def test_a_budget_that_was_passed_or_not_used_up_is_refused(settings: VllmSettings) -> None:
@@ -157,7 +160,7 @@ def test_a_budget_that_was_passed_or_not_used_up_is_refused(settings: VllmSettin
         engine = HereEngine(settings, tensors)
         engine._backend.spoil = spoil  # type: ignore[attr-defined]
         with pytest.raises(ServiceError) as caught:
-            engine.generate([[1]], [[1]], temperature=1.0, max_new_tokens=5, budgets=[[3]])
+            engine.generate([[1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=5), budgets=[[3]])
         assert caught.value.problem.code == "engine.garbage"
 
 
@@ -201,9 +204,9 @@ def test_preemptions_are_told_where_vllm_tells_them(settings: VllmSettings, monk
         return output
 
     engine = HereEngine(settings, tensors)
-    engine.generate(PROMPTS, KEYS, **ASKED)
+    engine.generate(PROMPTS, KEYS, ASKED)
     assert engine.stats().num_preemptions is None
     monkeypatch.setattr(fake_vllm.FakeEngine, "_output", with_metrics)
-    engine.generate(PROMPTS, KEYS, **ASKED)
+    engine.generate(PROMPTS, KEYS, ASKED)
     assert engine.stats().num_preemptions == 2 * NUM
     assert slowest_reason(engine.stats()).cause == "preemptions"

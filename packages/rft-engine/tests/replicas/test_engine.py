@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import RftError, ServiceError
 from rft_engine.completions import Completion
-from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.native.engine import NativeEngine
 from rft_engine.native.partial_requests import SampledTokens, SampleRequests
 from rft_engine.native.resumable_batch import ResumableEngine
@@ -28,7 +28,7 @@ from rft_engine.weight_sync.shared_memory import SharedWeightStore, WeightSnapsh
 
 PROMPTS = [(1,), (2, 3), (4,), (5, 6, 1), (2,), (3, 3)]
 KEYS = [[100 * p + s for s in range(3)] for p in range(len(PROMPTS))]
-OPTIONS: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 40, "stop_token_ids": (0,)}
+OPTIONS = SamplingOptions(temperature=1.0, max_new_tokens=40, stop_token_ids=(0,))
 LIMITS = ReplicaLimits(silence=20.0)
 
 
@@ -42,10 +42,10 @@ class Weights:
         yield "table", self.table
 
 
-def expected(seed: int, **options: Any) -> list[list[Completion]]:
+def expected(seed: int, **rest: Any) -> list[list[Completion]]:
     """What one engine in this process draws."""
     engine = NativeEngine(FakeDecodableModel(table_of(seed), carry=CARRY), max_rows=18, max_len=64)
-    return engine.generate(PROMPTS, KEYS, **OPTIONS | options)
+    return engine.generate(PROMPTS, KEYS, OPTIONS, **rest)
 
 
 def tokens_of(completions: Sequence[Sequence[Completion]]) -> list[list[tuple[int, ...]]]:
@@ -77,15 +77,15 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ReplicaEngin
 
 def test_two_replicas_draw_what_one_engine_draws_and_follow_the_weights(two: tuple[ReplicaEngine, Weights]) -> None:
     engine, weights = two
-    assert tokens_of(engine.generate(PROMPTS, KEYS, **OPTIONS)) == tokens_of(expected(0))
+    assert tokens_of(engine.generate(PROMPTS, KEYS, OPTIONS)) == tokens_of(expected(0))
     weights.table = table_of(1)
-    assert tokens_of(engine.generate(PROMPTS, KEYS, **OPTIONS)) == tokens_of(expected(0)), "a copy, not the weights"
+    assert tokens_of(engine.generate(PROMPTS, KEYS, OPTIONS)) == tokens_of(expected(0)), "a copy, not the weights"
     engine.load_weights(1)
-    after = engine.generate(PROMPTS, KEYS, **OPTIONS)
+    after = engine.generate(PROMPTS, KEYS, OPTIONS)
     assert tokens_of(after) == tokens_of(expected(1))
     assert {one.weight_version for group in after for one in group} == {1}
     budgets = [[1 + s + p for s in range(3)] for p in range(len(PROMPTS))]
-    limited = engine.generate(PROMPTS, KEYS, budgets=budgets, **OPTIONS)
+    limited = engine.generate(PROMPTS, KEYS, OPTIONS, budgets=budgets)
     assert tokens_of(limited) == tokens_of(expected(1, budgets=budgets))
 
 
@@ -100,8 +100,7 @@ def test_interrupted_samples_go_on_elsewhere_under_other_weights_with_their_own_
     keys = [key for group in KEYS for key in group]
     seen = threading.Event()
     first: dict[int, SampledTokens] = {}
-    options: dict[str, Any] = {"temperature": 1.0, "stop_token_ids": (0,)}
-    for one in engine.draw(prompts, keys, [0] * 18, [40] * 18, stop=seen.is_set, **options):
+    for one in engine.draw(prompts, keys, [0] * 18, [40] * 18, OPTIONS, stop=seen.is_set):
         first[one.request] = one
         seen.set()
     begun = {i: one for i, one in first.items() if one.finish_reason == "interrupted" and one.token_ids}
@@ -118,7 +117,7 @@ def test_interrupted_samples_go_on_elsewhere_under_other_weights_with_their_own_
             [keys[i] for i in rest],
             [len(begun[i].token_ids) for i in rest],
             [40 - len(begun[i].token_ids) for i in rest],
-            **options,
+            OPTIONS,
         )
     }
     for i in rest:
@@ -146,13 +145,13 @@ def test_what_a_dead_replica_had_is_drawn_again_to_the_same_tokens(tmp_path: Pat
     limits = ReplicaLimits(silence=3.0)
     engine = pool(tmp_path, Weights(), [bad, {"pause": 0.01}], limits)
     try:
-        drawn = engine.generate(PROMPTS, KEYS, **OPTIONS)
+        drawn = engine.generate(PROMPTS, KEYS, OPTIONS)
         assert (tmp_path / "was").exists()
         assert tokens_of(drawn) == tokens_of(expected(0))
         counters = engine.counters()
         assert counters["engine/restarts"] == 1
         assert counters["engine/reissued"] >= 1
-        assert tokens_of(engine.generate(PROMPTS, KEYS, **OPTIONS)) == tokens_of(expected(0)), "both are there again"
+        assert tokens_of(engine.generate(PROMPTS, KEYS, OPTIONS)) == tokens_of(expected(0)), "both are there again"
         assert engine.counters()["engine/restarts"] == 0
     finally:
         engine.close()
@@ -193,9 +192,9 @@ def test_samples_that_every_replica_dies_of_end_the_run() -> None:
     replicas = [Dying(), Dying()]
     engine = ReplicaEngine(replicas, SharedWeightStore(Weights().provider, torch.float32), max_len=64)
     engine.refresh()
-    assert len(engine.generate(PROMPTS[:1], KEYS[:1], **OPTIONS)[0]) == 3, "keys 0 to 2"
+    assert len(engine.generate(PROMPTS[:1], KEYS[:1], OPTIONS)[0]) == 3, "keys 0 to 2"
     with pytest.raises(ServiceError, match=r"\d+ samples were given to 3 engine replicas, and each") as caught:
-        engine.generate(PROMPTS, KEYS, **OPTIONS)
+        engine.generate(PROMPTS, KEYS, OPTIONS)
     assert caught.value.problem.code == "engine.replicas.die"
     assert "0.log" in caught.value.problem.where
     assert sum(replica.lives for replica in replicas) == 2
@@ -226,7 +225,7 @@ def test_weights_of_another_model_are_refused(two: tuple[ReplicaEngine, Weights]
     engine.publish(4)
     engine.serve(4)
     with pytest.raises(RftError, match="table") as caught:
-        engine.generate(PROMPTS, KEYS, **OPTIONS)
+        engine.generate(PROMPTS, KEYS, OPTIONS)
     assert caught.value.problem.code == "engine.weights.incomplete"
 
 

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fake_sglang import FakeEngine, FakeSglang
 from fake_vllm import VOCAB, fake_logits, fake_tensors, write_fake_model
 
 from rft_algos.decoding import sampling
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core import keyed_random
 from rft_core.errors import OptionsError, PreflightError, ServiceError
@@ -30,7 +32,7 @@ from rft_engine.sglang.settings import LOADER, SglangSettings, end_tokens, engin
 from rft_engine.weight_sync.logprob_probe import check_logprob_parity
 
 PROMPTS, KEYS = [[1, 2], [3]], [[10, 11, 12], [20, -21]]
-ASKED: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 5}
+ASKED = SamplingOptions(temperature=1.0, max_new_tokens=5)
 
 
 class InThisProcess(SglangEngine):
@@ -165,9 +167,9 @@ def test_a_key_gives_its_tokens_in_any_company_with_the_log_probs_of_the_tempera
     policy = Policy(3)
     engine = make(policy)
     engine.load_weights(1)
-    asked = {**ASKED, "temperature": temperature}
-    together = engine.generate(PROMPTS, KEYS, **asked)
-    alone = [[engine.generate([p], [[k]], **asked)[0][0] for k in ks] for p, ks in zip(PROMPTS, KEYS, strict=True)]
+    asked = replace(ASKED, temperature=temperature)
+    together = engine.generate(PROMPTS, KEYS, asked)
+    alone = [[engine.generate([p], [[k]], asked)[0][0] for k in ks] for p, ks in zip(PROMPTS, KEYS, strict=True)]
     assert tokens(together) == tokens(alone)
     for prompt, row in zip(PROMPTS, together, strict=True):
         for completion in row:
@@ -185,7 +187,7 @@ def test_the_draw_has_the_distribution_of_the_model(make: Make) -> None:
     engine.load_weights(1)
     num = 4000
     keys = [keyed_random.derive_key(0, "draws", i) for i in range(num)]
-    [drawn] = engine.generate([[4]], [keys], temperature=1.0, max_new_tokens=1)
+    [drawn] = engine.generate([[4]], [keys], SamplingOptions(temperature=1.0, max_new_tokens=1))
     counts = Counter(completion.token_ids[0] for completion in drawn)
     for token, probability in enumerate(policy.row([4]).exp().tolist()):
         spread = math.sqrt(num * probability * (1 - probability))
@@ -198,7 +200,9 @@ def test_the_mass_that_top_k_and_top_p_kept_is_computed(make: Make, top_k: int, 
     policy = Policy(5)
     engine = make(policy)
     engine.load_weights(1)
-    [drawn] = engine.generate([[6]], [list(range(40))], temperature=0.9, max_new_tokens=1, top_k=top_k, top_p=top_p)
+    [drawn] = engine.generate(
+        [[6]], [list(range(40))], SamplingOptions(temperature=0.9, max_new_tokens=1, top_k=top_k, top_p=top_p)
+    )
     row_V = policy.row([6], 0.9).double()
     order = row_V.argsort(descending=True)[:top_k].tolist()
     kept = [v for i, v in enumerate(order) if float(row_V[order[:i]].exp().sum()) <= top_p]
@@ -223,7 +227,9 @@ def test_greedy_takes_the_likeliest_with_log_probs_of_temperature_1(make: Make) 
     policy = Policy(1)
     engine = make(policy)
     engine.load_weights(1)
-    [[completion]] = engine.generate([[2, 5]], [[9]], temperature=0.0, max_new_tokens=4, top_k=3, top_p=0.5)
+    [[completion]] = engine.generate(
+        [[2, 5]], [[9]], SamplingOptions(temperature=0.0, max_new_tokens=4, top_k=3, top_p=0.5)
+    )
     for t, token in enumerate(completion.token_ids):
         row = policy.row([2, 5, *completion.token_ids[:t]])
         assert token == int(row.argmax())
@@ -234,22 +240,26 @@ def test_greedy_takes_the_likeliest_with_log_probs_of_temperature_1(make: Make) 
 def test_stop_tokens_end_a_sample_and_budgets_bound_it(make: Make) -> None:
     engine = make(Policy(4))
     engine.load_weights(1)
-    free = engine.generate([[1]], [[5, 6, 7, 8]], temperature=1.0, max_new_tokens=12)[0]
+    free = engine.generate([[1]], [[5, 6, 7, 8]], SamplingOptions(temperature=1.0, max_new_tokens=12))[0]
     stop = free[0].token_ids[3]
-    stopped = engine.generate([[1]], [[5, 6, 7, 8]], temperature=1.0, max_new_tokens=12, stop_token_ids=[stop])[0]
+    stopped = engine.generate(
+        [[1]], [[5, 6, 7, 8]], SamplingOptions(temperature=1.0, max_new_tokens=12, stop_token_ids=(stop,))
+    )[0]
     for whole, part in zip(free, stopped, strict=True):
         end = whole.token_ids.index(stop) + 1 if stop in whole.token_ids else 12
         assert part.token_ids == whole.token_ids[:end]
         assert part.finish_reason == ("stop" if stop in whole.token_ids else "length")
     budgets = [[1, 2, 12, 7]]
-    cut = engine.generate([[1]], [[5, 6, 7, 8]], temperature=1.0, max_new_tokens=12, budgets=budgets)[0]
+    cut = engine.generate([[1]], [[5, 6, 7, 8]], SamplingOptions(temperature=1.0, max_new_tokens=12), budgets=budgets)[
+        0
+    ]
     assert [c.token_ids for c in cut] == [w.token_ids[:b] for w, b in zip(free, budgets[0], strict=True)]
 
 
 def test_the_whole_of_max_len_can_be_used(make: Make) -> None:
     engine = make(max_len=9)
     engine.load_weights(1)
-    [[completion]] = engine.generate([[1, 2, 3]], [[4]], temperature=1.0, max_new_tokens=6)
+    [[completion]] = engine.generate([[1, 2, 3]], [[4]], SamplingOptions(temperature=1.0, max_new_tokens=6))
     assert len(completion.token_ids) == 6
 
 
@@ -260,12 +270,12 @@ def test_end_tokens_of_the_directory_are_sglang_s_own_stops(tmp_path: Path, make
     engine = make(model_dir=model_dir)
     engine.load_weights(1)
     with pytest.raises(OptionsError) as caught:
-        engine.generate(PROMPTS, KEYS, **ASKED, stop_token_ids=[3])
+        engine.generate(PROMPTS, KEYS, replace(ASKED, stop_token_ids=(3,)))
     assert caught.value.problem.do == "stop_token_ids=[3, 4, 7]"
-    free = engine.generate([[1]], [list(range(20))], temperature=1.0, max_new_tokens=12)[0]
+    free = engine.generate([[1]], [list(range(20))], SamplingOptions(temperature=1.0, max_new_tokens=12))[0]
     assert all(completion.finish_reason == "length" for completion in free)
     assert any({3, 4, 7} & set(completion.token_ids) for completion in free)
-    engine.generate(PROMPTS, KEYS, **ASKED, stop_token_ids=[3, 4, 7])
+    engine.generate(PROMPTS, KEYS, replace(ASKED, stop_token_ids=(3, 4, 7)))
 
 
 @pytest.mark.parametrize(
@@ -283,12 +293,12 @@ def test_what_sglang_cannot_draw_is_refused_with_a_remedy(make: Make, option: di
     engine = make()
     engine.load_weights(1)
     with pytest.raises(OptionsError) as caught:
-        engine.generate(PROMPTS, KEYS, **{**ASKED, **option})
+        engine.generate(PROMPTS, KEYS, replace(ASKED, **option))
     problem = caught.value.problem
     assert problem.code == f"engine.sglang.{name}"
     assert problem.why
     assert problem.do
-    assert engine.generate(PROMPTS, KEYS, **ASKED)
+    assert engine.generate(PROMPTS, KEYS, ASKED)
 
 
 def test_a_token_trie_is_refused(make: Make) -> None:
@@ -296,7 +306,7 @@ def test_a_token_trie_is_refused(make: Make) -> None:
     engine.load_weights(1)
     trie = TokenTrie.of([[1, 2], [3, 4]])
     with pytest.raises(OptionsError, match="token trie"):
-        engine.generate(PROMPTS, KEYS, **ASKED, constraint=trie)
+        engine.generate(PROMPTS, KEYS, ASKED, constraint=trie)
 
 
 @pytest.mark.parametrize(
@@ -319,11 +329,11 @@ def test_new_weights_change_the_text_and_agree_with_the_policy(make: Make) -> No
     policy = Policy(0)
     engine = make(policy)
     engine.load_weights(1)
-    first = tokens(engine.generate(PROMPTS, KEYS, **ASKED))
+    first = tokens(engine.generate(PROMPTS, KEYS, ASKED))
     policy.values = fake_tensors(9)
     engine.load_weights(2)
     assert check_logprob_parity(engine, policy.logprobs).maximum < 1e-5
-    second = engine.generate(PROMPTS, KEYS, **ASKED)
+    second = engine.generate(PROMPTS, KEYS, ASKED)
     assert tokens(second) != first
     assert {completion.weight_version for row in second for completion in row} == {2}
     assert root(engine).calls[-3:] == ["update flush=True", "update flush=False", "flush"]
@@ -366,7 +376,7 @@ def test_one_worker_of_two_that_missed_an_update_is_seen(make: Make) -> None:
         engine.load_weights(1)
     engine.double.faults.clear()
     engine.load_weights(2)
-    assert engine.generate(PROMPTS, KEYS, **ASKED)
+    assert engine.generate(PROMPTS, KEYS, ASKED)
 
 
 def test_a_prefix_cache_that_is_not_dropped_or_a_worker_s_error_ends_the_load(make: Make) -> None:
@@ -377,9 +387,9 @@ def test_a_prefix_cache_that_is_not_dropped_or_a_worker_s_error_ends_the_load(ma
             engine.load_weights(1)
         engine.double.faults.clear()
         with pytest.raises(ServiceError, match="did not end well"):
-            engine.generate(PROMPTS, KEYS, **ASKED)
+            engine.generate(PROMPTS, KEYS, ASKED)
     engine.load_weights(1)
-    assert engine.generate(PROMPTS, KEYS, **ASKED)
+    assert engine.generate(PROMPTS, KEYS, ASKED)
 
 
 def test_a_worker_that_does_not_answer_is_an_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,15 +403,15 @@ def test_sleep_and_wake_are_idempotent_and_in_order(make: Make) -> None:
     policy = Policy(0)
     engine = make(policy, enable_sleep=True)
     engine.load_weights(1)
-    wanted = tokens(engine.generate(PROMPTS, KEYS, **ASKED))
+    wanted = tokens(engine.generate(PROMPTS, KEYS, ASKED))
     engine.sleep(1)
     engine.sleep(1)
     assert engine.state is EngineState.ASLEEP
     with pytest.raises(ServiceError):
-        engine.generate(PROMPTS, KEYS, **ASKED)
+        engine.generate(PROMPTS, KEYS, ASKED)
     engine.wake()
     engine.wake()
-    assert tokens(engine.generate(PROMPTS, KEYS, **ASKED)) == wanted
+    assert tokens(engine.generate(PROMPTS, KEYS, ASKED)) == wanted
     memory = [call for call in root(engine).calls if call.startswith(("re",))]
     assert memory == ["release ['kv_cache', 'weights']", "resume ['weights', 'kv_cache']"]
 
@@ -413,9 +423,9 @@ def test_an_update_while_asleep_wakes_the_weights_alone(make: Make) -> None:
     engine.sleep(2)
     engine.wake()
     with pytest.raises(ServiceError, match="were given up"):
-        engine.generate(PROMPTS, KEYS, **ASKED)
+        engine.generate(PROMPTS, KEYS, ASKED)
     engine.load_weights(2)
-    assert engine.generate(PROMPTS, KEYS, **ASKED)
+    assert engine.generate(PROMPTS, KEYS, ASKED)
     engine.sleep(2)
     policy.values = fake_tensors(12)
     engine.load_weights(3)
@@ -436,7 +446,7 @@ def test_tokens_without_their_log_probs_are_refused(make: Make) -> None:
     engine = make(faults=["garbage"])
     engine.load_weights(1)
     with pytest.raises(ServiceError, match="log-probs of others"):
-        engine.generate(PROMPTS, KEYS, **ASKED)
+        engine.generate(PROMPTS, KEYS, ASKED)
 
 
 def test_a_deadline_drops_what_is_under_way(model_dir: Path) -> None:

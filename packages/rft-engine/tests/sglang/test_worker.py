@@ -6,6 +6,7 @@ import random
 import re
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from fake_sglang import FakeSglang
 from fake_vllm import fake_logits, fake_tensors, write_fake_model
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import OptionsError, ServiceError
 from rft_engine.lifecycle import EngineState
 from rft_engine.process.client import EngineDied
@@ -26,7 +28,7 @@ from rft_engine.weight_sync.fused_parameters import find_parameter
 from rft_engine.weight_sync.logprob_probe import check_logprob_parity
 
 PROMPTS, KEYS = [[1, 2], [3]], [list(range(10)), list(range(50, 60))]
-ASKED = {"temperature": 1.0, "max_new_tokens": 6}
+ASKED = SamplingOptions(temperature=1.0, max_new_tokens=6)
 
 DOUBLES = str(Path(__file__).parents[1] / "doubles")
 
@@ -95,23 +97,23 @@ def test_a_death_in_the_middle_is_mended_with_the_same_tokens_and_weights(make, 
     engine = make(policy, worker(once, f"flag = Path({str(flag)!r})"), enable_sleep=True)
     engine.load_weights(3)
     first = engine.pid
-    answers = engine.generate(PROMPTS, KEYS, **ASKED)
+    answers = engine.generate(PROMPTS, KEYS, ASKED)
     assert (engine.num_restarts, engine.pid != first) == (1, True)
     assert {c.weight_version for row in answers for c in row} == {3}
-    assert tokens(engine.generate(PROMPTS, KEYS, **ASKED)) == tokens(answers)
+    assert tokens(engine.generate(PROMPTS, KEYS, ASKED)) == tokens(answers)
     assert check_logprob_parity(engine, policy.logprobs).maximum < 1e-5
     engine.sleep(1)
     engine.wake()
-    assert tokens(engine.generate(PROMPTS, KEYS, **ASKED)) == tokens(answers)
+    assert tokens(engine.generate(PROMPTS, KEYS, ASKED)) == tokens(answers)
     assert engine.stats().num_generated_tokens == 120
     with pytest.raises(OptionsError, match="min_p"):
-        engine.generate(PROMPTS, KEYS, **ASKED, min_p=0.1)
+        engine.generate(PROMPTS, KEYS, replace(ASKED, min_p=0.1))
 
 
 def test_a_call_that_hangs_is_aborted_and_the_process_lives(make) -> None:
     engine = make(Policy(), worker("FakeSglang(faults=['hang'])"), deadlines=EngineDeadlines(generate=0.3, other=60.0))
     with pytest.raises(ServiceError) as caught:
-        engine.generate(PROMPTS, KEYS, **ASKED)
+        engine.generate(PROMPTS, KEYS, ASKED)
     assert caught.value.problem.code == "engine.deadline"
     assert "0 of 20 samples" in caught.value.problem.what
     assert engine._backend.is_alive
@@ -120,7 +122,7 @@ def test_a_call_that_hangs_is_aborted_and_the_process_lives(make) -> None:
 def test_a_process_that_is_stuck_is_ended_at_the_deadline(make) -> None:
     engine = make(Policy(), worker("FakeSglang(faults=['stuck'])"), deadlines=EngineDeadlines(generate=0.3, other=0.3))
     with pytest.raises(ServiceError) as caught:
-        engine.generate(PROMPTS, KEYS, **ASKED)
+        engine.generate(PROMPTS, KEYS, ASKED)
     assert caught.value.problem.code == "engine.deadline"
     assert not engine._backend.is_alive
 
@@ -200,7 +202,7 @@ def run_sequence(model_dir: Path, tmp_path: Path, seed: int) -> None:
         elif operation == "kill_later":
             engine._backend.dies_after = chance.randrange(3)  # pyright: ignore[reportAttributeAccessIssue]
         elif state == "ready" and has_weights:
-            [row] = engine.generate([[1, 2]], [[7, 8, 9]], temperature=1.0, max_new_tokens=2)
+            [row] = engine.generate([[1, 2]], [[7, 8, 9]], SamplingOptions(temperature=1.0, max_new_tokens=2))
             then = Policy()
             then.values = served[version]
             expected = then.logprobs([[1, 2]] * 3, [c.token_ids for c in row])
@@ -209,7 +211,7 @@ def run_sequence(model_dir: Path, tmp_path: Path, seed: int) -> None:
                 assert completion.logprobs == pytest.approx(logprobs, abs=1e-5)
         else:
             with pytest.raises(ServiceError):
-                engine.generate([[1, 2]], [[7]], temperature=1.0, max_new_tokens=2)
+                engine.generate([[1, 2]], [[7]], SamplingOptions(temperature=1.0, max_new_tokens=2))
         assert (engine.state is EngineState.READY) == (state == "ready")
         assert engine.weight_version == version
     engine.close()

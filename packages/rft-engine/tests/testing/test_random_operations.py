@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import OptionsError, ServiceError
 from rft_engine.lifecycle import EngineState, StateMachine
 from rft_engine.native.engine import NativeEngine
@@ -97,7 +98,9 @@ class NativeUnderTest:
         return self._engine.state
 
     def generate(self) -> int:
-        [[one], [other]] = self._engine.generate([[1], [2, 3]], [[7], [8]], temperature=1.0, max_new_tokens=3)
+        [[one], [other]] = self._engine.generate(
+            [[1], [2, 3]], [[7], [8]], SamplingOptions(temperature=1.0, max_new_tokens=3)
+        )
         assert one.weight_version == other.weight_version == self._engine.weight_version
         assert len({*one.token_ids, *other.token_ids}) == 1
         return one.token_ids[0]

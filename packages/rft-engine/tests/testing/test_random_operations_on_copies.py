@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import ServiceError
 from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_engine.native.engine import NativeEngine
@@ -74,7 +75,7 @@ class Played:
 
 
 def draw(engine: NativeEngine) -> list[tuple[int, ...]]:
-    found = engine.generate([[1, 2], [3]], [[11, 12], [13]], temperature=1.0, max_new_tokens=3)
+    found = engine.generate([[1, 2], [3]], [[11, 12], [13]], SamplingOptions(temperature=1.0, max_new_tokens=3))
     return [completion.token_ids for row in found for completion in row]
 
 

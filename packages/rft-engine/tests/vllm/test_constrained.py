@@ -14,6 +14,7 @@ import torch
 from fake_vllm import VOCAB, FakeVllm, fake_logits, fake_tensors, write_fake_model
 from torch import Tensor
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import OptionsError
 from rft_engine.native.engine import NativeEngine
@@ -93,10 +94,15 @@ def engines(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         engine.close()
 
 
-def assert_as_native(engines: list[VllmEngine], **options: Any) -> list[Any]:
-    wanted = list(chain(*NativeEngine(TableModel(), max_rows=8, max_len=64).generate(PROMPTS, KEYS, **options)))  # type: ignore[arg-type]
+def assert_as_native(
+    engines: list[VllmEngine], *, budgets: Any = None, constraint: TokenTrie | None = None, **fields: Any
+) -> list[Any]:
+    native = NativeEngine(TableModel(), max_rows=8, max_len=64)  # type: ignore[arg-type]
+    options = SamplingOptions(**fields)
+    wanted = list(chain(*native.generate(PROMPTS, KEYS, options, budgets=budgets, constraint=constraint)))
     for engine in engines:
-        for mine, other in zip(chain(*engine.generate(PROMPTS, KEYS, **options)), wanted, strict=True):
+        drawn = engine.generate(PROMPTS, KEYS, options, budgets=budgets, constraint=constraint)
+        for mine, other in zip(chain(*drawn), wanted, strict=True):
             assert mine.token_ids == other.token_ids
             assert mine.finish_reason == other.finish_reason
             assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-5)
@@ -115,7 +121,7 @@ def test_budgets_are_those_of_the_native_engine(engines: list[VllmEngine], stops
 def test_budgets_out_of_range_are_refused(engines: list[VllmEngine]) -> None:
     for engine in engines:
         with pytest.raises(OptionsError, match="a budget of 0 tokens"):
-            engine.generate([[1]], [[1]], temperature=1.0, max_new_tokens=3, budgets=[[0]])
+            engine.generate([[1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=3), budgets=[[0]])
 
 
 def trees() -> dict[str, list[list[int]]]:
@@ -148,7 +154,7 @@ def test_ends_that_vllm_cannot_see_are_refused_with_the_remedy(engines: list[Vll
     trie = TokenTrie.of([[1, 2], [2, 2, 1]])
     for engine in engines:
         with pytest.raises(OptionsError, match="token 1 ends a sequence") as caught:
-            engine.generate([[1]], [[1]], temperature=1.0, max_new_tokens=3, constraint=trie)
+            engine.generate([[1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=3), constraint=trie)
         assert caught.value.problem.do == "end all sequences with the stop token, or --engine_type native"
 
 
@@ -158,6 +164,6 @@ def test_a_call_without_constraint_after_one_with_it_is_free_again(engines: list
 
 
 def test_the_process_tells_its_steps(engines: list[VllmEngine]) -> None:
-    engines[2].generate([[1, 2, 3]], [[1, 2]], temperature=1.0, max_new_tokens=5)
+    engines[2].generate([[1, 2, 3]], [[1, 2]], SamplingOptions(temperature=1.0, max_new_tokens=5))
     stats = engines[2].stats()
     assert (stats.num_decode_steps, stats.num_generated_tokens, stats.mean_occupancy) == (5, 10, 1.0)

@@ -11,6 +11,7 @@ import torch
 from fake_vllm import VOCAB, FakeVllm, fake_logits, fake_tensors, write_fake_model
 from torch import Tensor
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import OptionsError, PreflightError, ServiceError
 from rft_engine.lifecycle import EngineState
 from rft_engine.native.engine import NativeEngine
@@ -118,8 +119,8 @@ def test_a_key_gives_what_it_gives_in_the_native_engine(model_dir: Path, options
     policy = Policy()
     engine, _ = make(model_dir, policy, max_rows=max_rows)
     native = NativeEngine(TableModel(policy), max_rows=8, max_len=64)
-    ours = flat(engine.generate(PROMPTS, KEYS, max_new_tokens=12, **options))
-    theirs = flat(native.generate(PROMPTS, KEYS, max_new_tokens=12, **options))
+    ours = flat(engine.generate(PROMPTS, KEYS, SamplingOptions(max_new_tokens=12, **options)))
+    theirs = flat(native.generate(PROMPTS, KEYS, SamplingOptions(max_new_tokens=12, **options)))
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.token_ids == other.token_ids
         assert mine.finish_reason == other.finish_reason
@@ -129,13 +130,13 @@ def test_a_key_gives_what_it_gives_in_the_native_engine(model_dir: Path, options
 
 def test_stats_count_tokens_prompts_and_steps(model_dir: Path) -> None:
     engine, runtime = make(model_dir, Policy(), max_rows=2)
-    engine.generate([[1, 2, 3]], [[1, 2, 3]], temperature=1.0, max_new_tokens=5)
+    engine.generate([[1, 2, 3]], [[1, 2, 3]], SamplingOptions(temperature=1.0, max_new_tokens=5))
     stats = engine.stats()
     assert stats.num_generated_tokens == 15
     assert stats.num_prefill_tokens <= 3 + 2, "the second and third sample find the prompt in the cache"
     assert stats.num_decode_steps == runtime.llm.llm_engine.num_steps == 10
     assert stats.mean_occupancy == pytest.approx(15 / 20)
-    assert engine.generate([[1]], [[]], temperature=1.0, max_new_tokens=5) == [[]]
+    assert engine.generate([[1]], [[]], SamplingOptions(temperature=1.0, max_new_tokens=5)) == [[]]
     assert engine.stats().num_generated_tokens == 0
 
 
@@ -264,14 +265,14 @@ def test_a_start_without_memory_says_what_to_lower(model_dir: Path, monkeypatch:
 def test_an_update_is_served_and_agrees_with_the_policy(model_dir: Path, is_cpu: bool) -> None:
     policy = Policy()
     engine, _ = make(model_dir, policy, runtime=FakeVllm(is_cpu=is_cpu))
-    before = flat(engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=8))
+    before = flat(engine.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=8)))
     for version in (1, 4):
         policy.change(version)
         engine.load_weights(version)
         gap = check_logprob_parity(engine, policy.logprobs)
         assert gap.maximum < 1e-5
         assert gap.weight_version == version
-    after = flat(engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=8))
+    after = flat(engine.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=8)))
     assert {c.weight_version for c in after} == {4}
     assert [c.token_ids for c in before] != [c.token_ids for c in after]
 
@@ -322,7 +323,7 @@ def test_a_stale_engine_is_caught_in_the_step_in_which_it_becomes_stale(model_di
     assert "served version 1" in caught.value.problem.where
     assert ".weight" in caught.value.problem.what, "it names tensors"
     with pytest.raises(ServiceError, match="did not end well"):
-        engine.generate([[1]], [[1]], temperature=1.0, max_new_tokens=1)
+        engine.generate([[1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=1))
     runtime.faults.clear()
     engine.load_weights(2)
     assert check_logprob_parity(engine, policy.logprobs).maximum < 1e-5
@@ -357,7 +358,7 @@ def test_weights_that_are_not_the_models_are_refused(model_dir: Path, change, wo
         engine.load_weights(1)
     assert engine.weight_version == 0
     with pytest.raises(ServiceError, match="did not end well"):
-        engine.generate([[1]], [[1]], temperature=1.0, max_new_tokens=1)
+        engine.generate([[1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=1))
 
 
 @pytest.mark.parametrize("names", [["head"], ["embedding", "head"], ["head", "embedding"]], ids="-".join)
@@ -384,7 +385,7 @@ def test_versions_only_increase_and_an_old_one_changes_nothing(model_dir: Path) 
     with pytest.raises(ServiceError) as caught:
         engine.load_weights(3)
     assert caught.value.problem.code == "engine.weights.not_newer"
-    engine.generate([[1]], [[1]], temperature=1.0, max_new_tokens=2)
+    engine.generate([[1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=2))
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -396,13 +397,13 @@ def test_sleep_gives_memory_back_and_wake_serves_again(model_dir: Path, level: i
     engine.sleep(level)
     assert runtime.llm.calls == [f"sleep {level}"]
     with pytest.raises(ServiceError, match="while asleep"):
-        engine.generate([[1]], [[1]], temperature=1.0, max_new_tokens=1)
+        engine.generate([[1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=1))
     engine.wake()
     engine.wake()
     assert runtime.llm.calls == [f"sleep {level}", "wake ['kv_cache', 'weights']"]
     if level == 2:
         with pytest.raises(ServiceError, match="not loaded again"):
-            engine.generate([[1]], [[1]], temperature=1.0, max_new_tokens=1)
+            engine.generate([[1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=1))
         engine.refresh()
     assert engine.state is EngineState.READY
     if level == 2:
@@ -442,14 +443,14 @@ def test_a_closed_engine_stays_closed(model_dir: Path) -> None:
         with pytest.raises(ServiceError, match="closed"):
             call()
     with pytest.raises(ServiceError, match="closed"):
-        engine.generate([[1]], [[1]], temperature=1.0, max_new_tokens=1)
+        engine.generate([[1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=1))
 
 
 def test_a_call_past_its_deadline_leaves_the_engine_usable(model_dir: Path) -> None:
     deadlines = EngineDeadlines(generate=1e-9)
     engine, runtime = make(model_dir, Policy(), deadlines=deadlines)
     with pytest.raises(ServiceError) as caught:
-        engine.generate(PROMPTS, KEYS, temperature=1.0, max_new_tokens=20)
+        engine.generate(PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=20))
     assert caught.value.problem.code == "engine.deadline"
     assert "of 15 samples" in caught.value.problem.what
     assert not runtime.llm.llm_engine.has_unfinished_requests()
@@ -458,7 +459,7 @@ def test_a_call_past_its_deadline_leaves_the_engine_usable(model_dir: Path) -> N
 def test_a_token_that_was_not_drawn_is_an_error(model_dir: Path) -> None:
     engine, _ = make(model_dir, Policy(), runtime=FakeVllm(faults=["wrong_token"]))
     with pytest.raises(ServiceError) as caught:
-        engine.generate([[1]], [[1]], temperature=1.0, max_new_tokens=3)
+        engine.generate([[1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=3))
     assert caught.value.problem.code == "engine.vllm.not_drawn"
 
 
@@ -475,7 +476,7 @@ def test_a_token_that_was_not_drawn_is_an_error(model_dir: Path) -> None:
 def test_prompts_that_cannot_be_continued_are_refused(model_dir: Path, prompts, keys, code: str) -> None:
     engine, runtime = make(model_dir, Policy())
     with pytest.raises(OptionsError) as caught:
-        engine.generate(prompts, keys, temperature=1.0, max_new_tokens=5)
+        engine.generate(prompts, keys, SamplingOptions(temperature=1.0, max_new_tokens=5))
     assert caught.value.problem.code == code
     assert runtime.llm.llm_engine.num_steps == 0
 

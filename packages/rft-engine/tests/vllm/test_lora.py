@@ -11,6 +11,7 @@ import torch
 from fake_vllm import FakeLlm, FakeVllm, fake_tensors, write_fake_model
 from torch import Tensor
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import ServiceError
 from rft_engine.vllm.engine import VllmEngine
 from rft_engine.vllm.settings import VllmSettings, llm_arguments
@@ -54,12 +55,12 @@ def test_vllm_makes_room_for_one_adapter_of_the_next_rank(tmp_path: Path) -> Non
 def test_an_update_sends_the_adapters_and_touches_no_weight(tmp_path: Path) -> None:
     engine, runtime, adapters = started(tmp_path)
     llm = held(runtime)
-    engine.generate([[1, 2]], [[5]], temperature=1.0, max_new_tokens=2)
+    engine.generate([[1, 2]], [[5]], SamplingOptions(temperature=1.0, max_new_tokens=2))
     assert llm.llm_engine.adapters_asked == [None]
     for version in (1, 2):
         adapters.value = adapters.value + version
         engine.load_weights(version)
-        [[completion]] = engine.generate([[1, 2]], [[5]], temperature=1.0, max_new_tokens=2)
+        [[completion]] = engine.generate([[1, 2]], [[5]], SamplingOptions(temperature=1.0, max_new_tokens=2))
         assert completion.weight_version == version
         assert torch.equal(llm.workers[0].adapters[NAME], adapters.value)
         folder = Path(llm.llm_engine.adapters_asked[-1].removeprefix("adapter in "))
@@ -74,7 +75,7 @@ def test_what_a_worker_read_is_compared_with_what_was_sent(tmp_path: Path) -> No
         engine.load_weights(1)
     assert NAME in caught.value.problem.what
     with pytest.raises(ServiceError):
-        engine.generate([[1, 2]], [[5]], temperature=1.0, max_new_tokens=2)
+        engine.generate([[1, 2]], [[5]], SamplingOptions(temperature=1.0, max_new_tokens=2))
     runtime.faults.clear()
     engine.load_weights(1)
-    engine.generate([[1, 2]], [[5]], temperature=1.0, max_new_tokens=2)
+    engine.generate([[1, 2]], [[5]], SamplingOptions(temperature=1.0, max_new_tokens=2))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from fake_vllm import FakeVllm, fake_logits, fake_tensors, write_fake_model
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import OptionsError, ServiceError
 from rft_engine.lifecycle import EngineState
 from rft_engine.process.client import EngineDied, EngineProcess, error_fields
@@ -27,7 +28,7 @@ from rft_engine.vllm.settings import VllmSettings
 from rft_engine.weight_sync.logprob_probe import check_logprob_parity
 
 PROMPTS, KEYS = [[1, 2], [3]], [list(range(10)), list(range(50, 60))]
-ASKED = {"temperature": 1.0, "max_new_tokens": 6}
+ASKED = SamplingOptions(temperature=1.0, max_new_tokens=6)
 
 DOUBLES = str(Path(__file__).parents[1] / "doubles")
 
@@ -99,13 +100,13 @@ def test_a_death_in_the_middle_is_mended_with_the_same_tokens_and_weights(
     settings = VllmSettings(model_dir=model_dir, max_rows=4, max_len=32)
     whole = VllmEngine(settings, policy.tensors, runtime=FakeVllm())
     whole.load_weights(3)
-    wanted = tokens(whole.generate(PROMPTS, KEYS, **ASKED))
+    wanted = tokens(whole.generate(PROMPTS, KEYS, ASKED))
     flag = tmp_path / "started"
     once = "FakeVllm(die_after=None if flag.exists() else (flag.touch(), 4)[1])"
     engine = make(policy, worker(once, f"flag = Path({str(flag)!r})"))
     engine.load_weights(3)
     first = engine.pid
-    answers = engine.generate(PROMPTS, KEYS, **ASKED)
+    answers = engine.generate(PROMPTS, KEYS, ASKED)
     assert tokens(answers) == wanted
     assert {c.weight_version for row in answers for c in row} == {3}
     assert engine.num_restarts == 1
@@ -119,7 +120,7 @@ def test_a_hanging_process_is_ended_at_the_deadline(make) -> None:
     engine = make(Policy(), worker("FakeVllm(faults=['hang'])"), deadlines=deadlines)
     started = time.monotonic()
     with pytest.raises(ServiceError) as caught:
-        engine.generate(PROMPTS, KEYS, **ASKED)
+        engine.generate(PROMPTS, KEYS, ASKED)
     assert caught.value.problem.code == "engine.deadline"
     assert time.monotonic() - started < 30.0
     assert not engine._backend.is_alive
@@ -250,20 +251,20 @@ def test_a_process_that_always_dies_is_given_up(mortal, monkeypatch: pytest.Monk
     engine, _ = mortal
     monkeypatch.setattr(Mortal, "dies_after", 0)
     with pytest.raises(EngineDied):
-        engine.generate(PROMPTS, KEYS, **ASKED)
+        engine.generate(PROMPTS, KEYS, ASKED)
     assert engine.num_restarts == 3
 
 
 def test_finished_samples_are_kept_and_only_the_others_asked_again(mortal) -> None:
     engine, _ = mortal
-    wanted = tokens(engine.generate(PROMPTS, KEYS, **ASKED))
+    wanted = tokens(engine.generate(PROMPTS, KEYS, ASKED))
     first = engine._backend
     first.dies_after = 7
-    assert tokens(engine.generate(PROMPTS, KEYS, **ASKED)) == wanted
+    assert tokens(engine.generate(PROMPTS, KEYS, ASKED)) == wanted
     assert len(engine._backend.asked) == 13
     first.dead, engine._backend.dead = True, True
     engine.load_weights(1)
-    assert tokens(engine.generate(PROMPTS, KEYS, **ASKED)) == wanted
+    assert tokens(engine.generate(PROMPTS, KEYS, ASKED)) == wanted
     assert engine.num_restarts == 2
 
 
@@ -273,7 +274,7 @@ def test_a_policy_that_moved_on_is_not_served_under_the_old_version(mortal) -> N
     policy.values = fake_tensors(2)
     engine._backend.dead = True
     with pytest.raises(ServiceError) as caught:
-        engine.generate(PROMPTS, KEYS, **ASKED)
+        engine.generate(PROMPTS, KEYS, ASKED)
     assert caught.value.problem.code == "engine.out_of_step"
     engine.load_weights(2)
     assert check_logprob_parity(engine, policy.logprobs).maximum < 1e-5
@@ -284,7 +285,7 @@ def test_a_call_for_other_weights_is_refused_by_the_process_itself(mortal) -> No
     engine.load_weights(1)
     engine._backend.version = 0
     with pytest.raises(ServiceError, match="version 1 was asked for"):
-        engine.generate(PROMPTS, KEYS, **ASKED)
+        engine.generate(PROMPTS, KEYS, ASKED)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +309,7 @@ def test_an_answer_that_cannot_be_a_sample_is_an_error(mortal, spoil, words: str
     engine, _ = mortal
     engine._backend.spoil = spoil
     with pytest.raises(ServiceError, match=words) as caught:
-        engine.generate(PROMPTS, KEYS, **ASKED)
+        engine.generate(PROMPTS, KEYS, ASKED)
     assert caught.value.problem.code == "engine.garbage"
 
 
@@ -342,7 +343,7 @@ def run_sequence(model_dir: Path, tmp_path: Path, seed: int) -> None:
         elif operation == "kill_later":
             engine._backend.dies_after = chance.randrange(3)
         elif state == "ready" and has_weights:
-            [row] = engine.generate([[1, 2]], [[7, 8, 9]], temperature=1.0, max_new_tokens=2)
+            [row] = engine.generate([[1, 2]], [[7, 8, 9]], SamplingOptions(temperature=1.0, max_new_tokens=2))
             policy_then = Policy()
             policy_then.values = served[version]
             expected = policy_then.logprobs([[1, 2]] * 3, [c.token_ids for c in row])
@@ -351,7 +352,7 @@ def run_sequence(model_dir: Path, tmp_path: Path, seed: int) -> None:
                 assert completion.logprobs == pytest.approx(logprobs, abs=1e-5)
         else:
             with pytest.raises(ServiceError):
-                engine.generate([[1, 2]], [[7]], temperature=1.0, max_new_tokens=2)
+                engine.generate([[1, 2]], [[7]], SamplingOptions(temperature=1.0, max_new_tokens=2))
         assert (engine.state is EngineState.READY) == (state == "ready")
         assert engine.weight_version == version
     engine.close()

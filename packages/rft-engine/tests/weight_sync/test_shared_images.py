@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_engine.completions import Completion
-from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.native.engine import NativeEngine
 from rft_engine.native.partial_requests import SampledTokens, SampleRequests
 from rft_engine.process.requests import EngineFacts
@@ -28,14 +28,14 @@ from rft_engine.weight_sync.shared_memory import SharedWeightStore
 PROMPTS = [(1, 2), (1, 2), (4,), (1, 2), (5, 6, 1), (1, 2)]
 MEDIA = [FakeMedia.of(3), None, FakeMedia.of(1, 4), FakeMedia.of(8), None, FakeMedia.of(3)]
 KEYS = [[10 * p + s for s in range(3)] for p in range(len(PROMPTS))]
-OPTIONS: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 30, "stop_token_ids": (0,)}
+OPTIONS = SamplingOptions(temperature=1.0, max_new_tokens=30, stop_token_ids=(0,))
 
 
 def expected(table: Tensor) -> list[list[tuple[int, ...]]]:
     """What one engine in this process draws, which is given the numbers themselves."""
     engine = NativeEngine(FakeDecodableModel(table, carry=CARRY), max_rows=18, max_len=64)
     numbers = [one and one.number for one in MEDIA]
-    return tokens_of(engine.generate(PROMPTS, KEYS, media=numbers, **OPTIONS))
+    return tokens_of(engine.generate(PROMPTS, KEYS, OPTIONS, media=numbers))
 
 
 def tokens_of(completions: Sequence[Sequence[Completion]]) -> list[list[tuple[int, ...]]]:
@@ -69,10 +69,10 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplicaEngine]:
 def test_replicas_draw_after_images_what_one_engine_draws(two: ReplicaEngine) -> None:
     whole = expected(table_of(0))
     assert whole[0] != whole[3], "equal tokens and other images are other prompts"
-    assert tokens_of(two.generate(PROMPTS, KEYS, media=MEDIA, **OPTIONS)) == whole
-    again = tokens_of(two.generate(PROMPTS, KEYS, media=MEDIA, **OPTIONS))
+    assert tokens_of(two.generate(PROMPTS, KEYS, OPTIONS, media=MEDIA)) == whole
+    again = tokens_of(two.generate(PROMPTS, KEYS, OPTIONS, media=MEDIA))
     assert again == whole, "also from what is held"
-    one = two.generate(PROMPTS[:1], KEYS[:1], **OPTIONS)
+    one = two.generate(PROMPTS[:1], KEYS[:1], OPTIONS)
     assert tokens_of(one)[0] != whole[0], "without its image it is another prompt"
 
 
@@ -91,10 +91,9 @@ def test_interrupted_samples_see_their_images_again(two: ReplicaEngine) -> None:
             [keys[i] for i in left],
             [len(drawn[i]) for i in left],
             [30 - len(drawn[i]) for i in left],
+            OPTIONS,
             media=[media[i] for i in left],
             stop=seen.is_set,
-            temperature=1.0,
-            stop_token_ids=(0,),
         ):
             found.append(one)
             if rounds < 3:
@@ -110,7 +109,7 @@ def test_what_a_dead_replica_had_is_drawn_again_after_the_same_images(tmp_path: 
     bad = {"trouble": "die", "trouble_at": 5, "marker": str(tmp_path / "was"), "pause": 0.01}
     engine = pool(tmp_path, [bad, {"pause": 0.01}])
     try:
-        assert tokens_of(engine.generate(PROMPTS, KEYS, media=MEDIA, **OPTIONS)) == expected(table_of(0))
+        assert tokens_of(engine.generate(PROMPTS, KEYS, OPTIONS, media=MEDIA)) == expected(table_of(0))
         assert engine.counters()["engine/restarts"] == 1
     finally:
         engine.close()
@@ -162,9 +161,15 @@ class Noting:
     weight_version = 0
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sample_keys: Sequence[Sequence[int]], **options: Any
+        self,
+        prompts: Sequence[Sequence[int]],
+        sample_keys: Sequence[Sequence[int]],
+        options: SamplingOptions,
+        *,
+        budgets: Sequence[Sequence[int]] | None = None,
+        media: Sequence[object | None] | None = None,
     ) -> list[list[Completion]]:
-        self.seen = [(tuple(prompt), one) for prompt, one in zip(prompts, options["media"], strict=True)]
+        self.seen = [(tuple(prompt), one) for prompt, one in zip(prompts, media or (), strict=True)]
         return [[Completion((key % VOCAB,), (0.0,), (0.0,), "stop", 0) for key in keys] for keys in sample_keys]
 
     def load_weights(self, version: int) -> None:
@@ -188,7 +193,7 @@ def test_an_engine_with_an_image_processor_of_its_own_gets_the_media_themselves(
     replica = ExternalEngineReplica(0, lambda provider: noting)
     engine = ReplicaEngine([replica], SharedWeightStore(table_provider, torch.float32), max_len=64)
     engine.refresh()
-    answers = engine.generate(PROMPTS, KEYS, media=MEDIA, **OPTIONS)
+    answers = engine.generate(PROMPTS, KEYS, OPTIONS, media=MEDIA)
     assert tokens_of(answers) == [[(key % VOCAB,) for key in keys] for keys in KEYS]
     assert len(noting.seen) == 5, "the same prompt with the same image is one"
     for prompt, media in zip(PROMPTS, MEDIA, strict=True):

@@ -10,6 +10,8 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.packed_tokens import PackedTokens
 
 
@@ -35,18 +37,17 @@ class Engine(Protocol):
         self,
         prompts: Sequence[Sequence[int]],
         sample_keys: Sequence[Sequence[int]],
+        options: SamplingOptions,
         *,
-        temperature: float,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        max_new_tokens: int,
-        min_new_tokens: int = 0,
-        stop_token_ids: Sequence[int] = (),
-        first_token_temperature: float | None = None,
         budgets: Sequence[Sequence[int]] | None = None,
+        constraint: TokenTrie | None = None,
+        media: Sequence[object | None] | None = None,
     ) -> Sequence[Sequence[SampledCompletion]]:
-        """Sample completions: one list a prompt, one completion a key."""
+        """Sample completions: one list a prompt, one completion a key.
+
+        `budgets` are the tokens that each sample may have at most, where they differ from `max_new_tokens`;
+        `constraint` is the set of allowed completions; `media` are the images of each prompt, None where it has none.
+        """
         ...
 
     def load_weights(self, version: int) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.algorithms.published import Grpo
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import PeerError
 from rft_core.keyed_random import derive_key, permutation
 from rft_trainer.async_rollouts.queue import AsyncConfig, RolloutQueue
@@ -21,7 +22,7 @@ from rft_trainer.evaluation.evaluator import Evaluator
 from rft_trainer.loops.rl import RlLoop, StepConfig
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.protocols import Collectives
-from rft_trainer.records.rollouts import Prompt, RolloutGroup, Sampling
+from rft_trainer.records.rollouts import Prompt, RolloutGroup
 from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.rollouts.collector import RolloutCollector
 from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
@@ -158,7 +159,7 @@ class AheadRun:
         self.writer, self.reward, self.prompts = MemoryWriter(), reward, prompts
         self.directory = RunDirectory.create(path, config_text="", command=["rft-train"], environment={})
         self.optimizer = SummedOptimizer([self.policy.table], self.ranks)
-        self.sampling = Sampling(temperature=1.0, max_new_tokens=LONGEST, stop_token_ids=(STOP,))
+        self.sampling = SamplingOptions(temperature=1.0, max_new_tokens=LONGEST, stop_token_ids=(STOP,))
         self.tables: dict[int, Tensor] = {}
         self.groups: dict[int, list[RolloutGroup]] = {}
         self.engine = BigramAheadEngine(self.policy, pause=pause)
@@ -227,8 +228,7 @@ class AheadRun:
                 self.reward,
                 self.ranks,
                 self.prompts[:5],
-                max_new_tokens=3,
-                stop_token_ids=(STOP,),
+                sampling=SamplingOptions(temperature=0.0, max_new_tokens=3, stop_token_ids=(STOP,)),
             ),
             saver=saver,
             reporter=Reporter(

@@ -28,6 +28,7 @@ from async_runs import (
     trained_entries,
 )
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core import fault_points
 from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key, uniforms
@@ -40,7 +41,7 @@ from rft_trainer.environments.protocol import Answer, AssistantTurn, Environment
 from rft_trainer.environments.tool_calls import ToolCallFormat
 from rft_trainer.evaluation.evaluator import Evaluator
 from rft_trainer.loops.rl import StepConfig
-from rft_trainer.records.rollouts import Rollout, Sampling
+from rft_trainer.records.rollouts import Rollout
 from rft_trainer.records.scores import RewardStatus
 from rft_trainer.rollouts.collector import RolloutCollector
 from rft_trainer.rollouts.conversation import ConversationLimits, ConversationStepper
@@ -52,7 +53,7 @@ MOST, TURN, MAX_TURNS = 20, 4, 3
 SHORT = replace(RULES, max_steps=8)
 TRAINED = EVERY_ENTRY[:40]
 SPEAKS = 5
-SAMPLING = Sampling(temperature=1.0, max_new_tokens=MOST, stop_token_ids=(STOP,))
+SAMPLING = SamplingOptions(temperature=1.0, max_new_tokens=MOST, stop_token_ids=(STOP,))
 
 
 class TokenText:
@@ -105,7 +106,7 @@ class TalkRun(AheadRun):
             )  # fmt: skip
         loop.evaluator = Evaluator(
             loop.engine, DigitDecoder(), self.reward, self.ranks, self.prompts[:5],
-            max_new_tokens=MOST, stop_token_ids=(STOP,), conversations=talks,
+            sampling=replace(SAMPLING, temperature=0.0), conversations=talks,
         )  # fmt: skip
 
     def _queue(self, ledger: Ledger, ahead: AsyncConfig) -> RolloutQueue:
@@ -265,8 +266,7 @@ def draw(drafts: Sequence[ConversationDraft], engine: BigramAheadEngine, rounds:
         [one.key for one in asked],
         [one.start for one in asked],
         [one.budget for one in asked],
-        temperature=1.0,
-        stop_token_ids=(STOP,),
+        SAMPLING,
         stop=lambda: next(looks) >= rounds,
     ):
         going[one.request].add(one)

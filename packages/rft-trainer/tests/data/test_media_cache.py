@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.packed_tokens import PackedTokens
 from rft_trainer.batches.packing import pack
 from rft_trainer.batches.prompt_ledger import Ledger, LedgerEntry
 from rft_trainer.loops.sft import TokenLikelihood, mean_loss
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.metrics.totals import MetricTotals
-from rft_trainer.records.rollouts import Prompt, RolloutGroup, Sampling, TrainingSample
+from rft_trainer.records.rollouts import Prompt, RolloutGroup, TrainingSample
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
 from rft_trainer.rollouts.collector import RolloutCollector
 from rft_trainer.scoring.logprobs import LogprobScorer
@@ -44,9 +45,9 @@ class SeeingEngine(BigramEngine):
 
     seen: Any = "not called"
 
-    def generate(self, prompts: Any, sample_keys: Any, *, media: Any = None, **options: Any) -> Any:
+    def generate(self, prompts: Any, sample_keys: Any, options: Any, *, media: Any = None, **rest: Any) -> Any:
         self.seen = media
-        return super().generate(prompts, sample_keys, **options)
+        return super().generate(prompts, sample_keys, options, **rest)
 
 
 class Ranks(OneRank):
@@ -74,7 +75,7 @@ def entries() -> list[LedgerEntry]:
 
 def collect(engine: SeeingEngine, ranks: OneRank, timer: PhaseTimer, prompts: Sequence[Prompt]) -> list[RolloutGroup]:
     """Two responses to each prompt."""
-    sampling = Sampling(1.0, 3, (0,))
+    sampling = SamplingOptions(temperature=1.0, max_new_tokens=3, stop_token_ids=(0,))
     collector = RolloutCollector(engine, DigitDecoder(), right, ranks, sampling=sampling, group_size=2, seed=0)
     return collector.collect(entries(), prompts, timer)
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.keyed_random import uniforms
 from rft_core.packed_tokens import PackedTokens
 from rft_trainer.evaluation.logprob_mismatch import (
     FULL,
     HALF,
-    Draw,
     Gap,
     Limits,
     Measured,
@@ -57,10 +57,10 @@ class Cutting(BigramEngine):
     cuts_at: float | None = None
     """Top-p that it takes in place of the one it is asked for."""
 
-    def generate(self, prompts: Any, sample_keys: Any, *, top_p: float = 1.0, **options: Any) -> Any:
-        cut = self.cuts_at or top_p
+    def generate(self, prompts: Any, sample_keys: Any, options: SamplingOptions, **_: Any) -> Any:
+        cut = self.cuts_at or options.top_p
         return [
-            [self._drawn(prompt[-1], key, options["temperature"], cut, options["max_new_tokens"]) for key in keys]
+            [self._drawn(prompt[-1], key, options.temperature, cut, options.max_new_tokens) for key in keys]
             for prompt, keys in zip(prompts, sample_keys, strict=True)
         ]
 
@@ -91,7 +91,7 @@ def kept_by_hand(p: Sequence[float], top_p: float) -> tuple[list[int], float]:
     return kept, mass
 
 
-def measured(policy: Counted, draw: Draw, engine: Any = None, **options: Any) -> Measured:
+def measured(policy: Counted, draw: SamplingOptions, engine: Any = None, **options: Any) -> Measured:
     chosen = engine or BigramEngine(policy)
     return measure_gap(chosen, policy, [[1], [2, 3]], [[5, 6], [7, 8, 9]], draw, **options)
 
@@ -99,7 +99,7 @@ def measured(policy: Counted, draw: Draw, engine: Any = None, **options: Any) ->
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_same_weights_have_no_gap_at_any_temperature(temperature: float) -> None:
     policy = Counted()
-    found = measured(policy, Draw(temperature=temperature), sequences_at_once=2)
+    found = measured(policy, SamplingOptions(temperature=temperature, max_new_tokens=32), sequences_at_once=2)
     assert found.gap.num_tokens == 5 * 32
     assert found.gap.largest < 1e-5
     assert found.verdict == "equal"
@@ -109,13 +109,15 @@ def test_the_same_weights_have_no_gap_at_any_temperature(temperature: float) -> 
 
 
 def test_a_gap_is_of_drawn_tokens_alone() -> None:
-    found = measured(Counted(error=-0.25), Draw(max_new_tokens=10))
+    found = measured(Counted(error=-0.25), SamplingOptions(max_new_tokens=10, temperature=1.0))
     assert found.gap.mean == pytest.approx(0.025, abs=1e-5)  # one of the ten new tokens of every sequence
     assert found.gap.largest == pytest.approx(0.25, abs=1e-5)
     assert found.gap.p99 == pytest.approx(0.25, abs=1e-5)
     assert found.num_beyond == 5
     assert found.verdict == "apart"
-    assert measured(Counted(error=9.0, error_at=0), Draw()).gap.largest < 1e-5  # the prompt's
+    assert (
+        measured(Counted(error=9.0, error_at=0), SamplingOptions(temperature=1.0, max_new_tokens=32)).gap.largest < 1e-5
+    )  # the prompt's
 
 
 class Shifted(BigramEngine):
@@ -131,7 +133,7 @@ class Shifted(BigramEngine):
 
 def test_the_worst_token_is_named_with_both_values() -> None:
     policy = Counted()
-    found = measured(policy, Draw(max_new_tokens=10), Shifted(policy), sequences_at_once=2)
+    found = measured(policy, SamplingOptions(max_new_tokens=10, temperature=1.0), Shifted(policy), sequences_at_once=2)
     worst = found.worst
     assert (worst.prompt, worst.sample, worst.position) == (1, 1, 6)
     drawn = found.samples[3]
@@ -145,7 +147,12 @@ def test_the_worst_token_is_named_with_both_values() -> None:
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 0.9), (0.7, 0.6)])
 def test_the_mass_that_top_p_keeps_is_that_of_plain_arithmetic(temperature: float, top_p: float) -> None:
     policy = Counted()
-    found = measured(policy, Draw(temperature=temperature, top_p=top_p), Cutting(policy), logits=policy.logits)
+    found = measured(
+        policy,
+        SamplingOptions(temperature=temperature, top_p=top_p, max_new_tokens=32),
+        Cutting(policy),
+        logits=policy.logits,
+    )
     assert found.kept_mass is not None
     assert found.kept_mass.num_tokens == 5 * 32
     assert found.kept_mass.largest < 1e-5
@@ -155,7 +162,9 @@ def test_the_mass_that_top_p_keeps_is_that_of_plain_arithmetic(temperature: floa
 def test_an_engine_that_says_another_mass_is_apart() -> None:
     policy, engine = Counted(), Cutting(Counted())
     engine.lie = 0.01
-    found = measured(policy, Draw(top_p=0.9), engine, logits=policy.logits)
+    found = measured(
+        policy, SamplingOptions(top_p=0.9, temperature=1.0, max_new_tokens=32), engine, logits=policy.logits
+    )
     assert found.gap.verdict(FULL) == "equal"
     assert found.kept_mass is not None
     assert found.worst_kept is not None
@@ -166,7 +175,12 @@ def test_an_engine_that_says_another_mass_is_apart() -> None:
 
 def test_an_engine_that_ignores_top_p_draws_from_outside() -> None:
     policy = Counted()
-    found = measured(policy, Draw(top_p=0.5), BigramEngine(policy), logits=policy.logits)
+    found = measured(
+        policy,
+        SamplingOptions(top_p=0.5, temperature=1.0, max_new_tokens=32),
+        BigramEngine(policy),
+        logits=policy.logits,
+    )
     outside = 0
     for prompt, sample in zip([1, 1, 3, 3, 3], found.samples, strict=True):
         for last, token in zip([prompt, *sample], sample, strict=False):
@@ -182,7 +196,9 @@ def test_a_cut_on_the_other_side_of_a_rounding_error_is_no_gap() -> None:
     for cut, kept in ((0.9 - 1e-6, 0.9), (0.9 + 1e-6, 1.0)):
         engine = Cutting(policy)
         engine.cuts_at = cut
-        found = measured(policy, Draw(top_p=0.9), engine, logits=policy.logits)
+        found = measured(
+            policy, SamplingOptions(top_p=0.9, temperature=1.0, max_new_tokens=32), engine, logits=policy.logits
+        )
         assert found.worst_kept is not None
         assert found.worst_kept.engine == pytest.approx(math.log(kept), abs=1e-6)
         assert found.verdict == "equal", cut
@@ -190,7 +206,7 @@ def test_a_cut_on_the_other_side_of_a_rounding_error_is_no_gap() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_no_number_is_apart(value: float) -> None:
-    found = measured(Counted(error=value), Draw(max_new_tokens=4))
+    found = measured(Counted(error=value), SamplingOptions(max_new_tokens=4, temperature=1.0))
     assert found.verdict == "apart"
     assert found.num_beyond == 5
     assert found.worst.position in (1, 2)

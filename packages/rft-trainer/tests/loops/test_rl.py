@@ -14,6 +14,7 @@ import torch
 
 from rft_algos.algorithms import components
 from rft_algos.algorithms.published import Grpo, PolicyAlgorithm, Ppo, ReinforceAlgorithm, ReMaxAlgorithm
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.schedules.controllers import AdaptiveKl, EntropyTarget
 from rft_core.errors import NumericsError, SavedAfterSignal, ServiceError
 from rft_core.keyed_random import derive_key, permutation
@@ -22,7 +23,7 @@ from rft_trainer.evaluation.ema_evaluator import EmaEvaluator
 from rft_trainer.evaluation.evaluator import Evaluator
 from rft_trainer.loops.rl import CriticTrainer, OldPolicyScorer, RlLoop, StepConfig
 from rft_trainer.metrics.phase_timer import PhaseTimer
-from rft_trainer.records.rollouts import Prompt, Sampling
+from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
 from rft_trainer.rollouts.collector import RolloutCollector, place_steps
 from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
@@ -99,7 +100,7 @@ class Made:
         progress, one = Progress(), OneRank()
         optimizer = PlainOptimizer([self.policy.table])
         reference = LogprobScorer(BigramPolicy(VOCABULARY), one, max_sequences=4, max_tokens=0, temperature=1.0)
-        sampling = Sampling(temperature=1.0, max_new_tokens=3, stop_token_ids=(STOP,))
+        sampling = SamplingOptions(temperature=1.0, max_new_tokens=3, stop_token_ids=(STOP,))
         self.credit = AdvantageEstimator(record, score_rules, seed=3, **controllers)  # type: ignore[arg-type]
         self.critic = TokenCritic(VOCABULARY)
         self.loop = RlLoop(
@@ -130,7 +131,12 @@ class Made:
                 learning_rate=lambda update: 8.0,
             ),
             evaluator=Evaluator(
-                self.engine, DigitDecoder(), reward, one, PROMPTS[:5], max_new_tokens=3, stop_token_ids=(STOP,)
+                self.engine,
+                DigitDecoder(),
+                reward,
+                one,
+                PROMPTS[:5],
+                sampling=SamplingOptions(temperature=0.0, max_new_tokens=3, stop_token_ids=(STOP,)),
             ),
             saver=Saver(
                 self.writer,

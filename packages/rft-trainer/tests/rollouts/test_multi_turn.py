@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key
 from rft_trainer.environments.episodes import BuiltinEpisodes, Episode, Reply
 from rft_trainer.environments.protocol import Answer, AssistantTurn, EnvironmentPrompt
 from rft_trainer.environments.tool_calls import ToolCallFormat
-from rft_trainer.records.rollouts import Prompt, Rollout, Sampling
+from rft_trainer.records.rollouts import Prompt, Rollout
 from rft_trainer.records.scores import RewardStatus
 from rft_trainer.records.turns import Turn, sampled_mask, turn_rewards, turns_from_json
 from rft_trainer.rollouts.multi_turn import ConversationLimits, Conversations, batch_turns
@@ -42,8 +43,8 @@ class Scripted:
     script: Mapping[int, Sequence[Sequence[int]]]
     calls: list[dict[str, Any]] = field(default_factory=list)
 
-    def generate(self, prompts: Any, sample_keys: Any, **asked: Any) -> list[list[FakeCompletion]]:
-        self.calls.append({"prompts": [tuple(p) for p in prompts], "keys": sample_keys, **asked})
+    def generate(self, prompts: Any, sample_keys: Any, options: Any, **asked: Any) -> list[list[FakeCompletion]]:
+        self.calls.append({"prompts": [tuple(p) for p in prompts], "keys": sample_keys, "options": options, **asked})
         rows = zip(prompts, sample_keys, asked["budgets"], strict=True)
         return [[self._say(p, budget) for _, budget in zip(keys, budgets, strict=True)] for p, keys, budgets in rows]
 
@@ -81,8 +82,8 @@ def talks(engine: Any, environment: Any = Counting, **limits: Any) -> Conversati
     )
 
 
-def sampling(max_new_tokens: int = 20) -> Sampling:
-    return Sampling(1.0, max_new_tokens, (STOP,))
+def sampling(max_new_tokens: int = 20) -> SamplingOptions:
+    return SamplingOptions(temperature=1.0, max_new_tokens=max_new_tokens, stop_token_ids=(STOP,))
 
 
 def test_tokens_are_prompt_turns_and_observations_and_only_turns_are_learned() -> None:
@@ -137,7 +138,7 @@ def test_limits_end_a_conversation(limits: dict[str, int], most: int, reason: st
     assert one.status is RewardStatus.OK
     for call in engine.calls:
         longest = max(map(len, call["prompts"]))
-        assert longest + call["max_new_tokens"] <= 2 + most
+        assert longest + call["options"].max_new_tokens <= 2 + most
 
 
 def test_an_opening_that_leaves_no_room_is_refused() -> None:

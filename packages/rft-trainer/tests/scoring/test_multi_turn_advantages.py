@@ -11,6 +11,7 @@ import torch
 
 from rft_algos.algorithms import components
 from rft_algos.algorithms.published import PUBLISHED, Grpo, PolicyAlgorithm, Ppo, ReinforceAlgorithm
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_trainer.batches.packing import count, pack
 from rft_trainer.batches.prompt_ledger import LedgerEntry
 from rft_trainer.environments.episodes import BuiltinEpisodes
@@ -18,7 +19,7 @@ from rft_trainer.environments.protocol import Answer, AssistantTurn, Environment
 from rft_trainer.environments.tool_calls import ToolCallFormat
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.metrics.totals import MetricTotals
-from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup, Sampling, TrainingSample
+from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup, TrainingSample
 from rft_trainer.records.scores import RewardStatus
 from rft_trainer.records.turns import Turn, turn_rewards
 from rft_trainer.rollouts.collector import RolloutCollector
@@ -226,7 +227,7 @@ def collector(policy: BigramPolicy, collectives: object = None, greedy: bool = F
         DigitDecoder(),
         lambda items: pytest.fail("the environment says what a conversation earns"),
         collectives or OneRank(),  # type: ignore[arg-type]
-        sampling=Sampling(1.0, 12, (STOP,)),
+        sampling=SamplingOptions(temperature=1.0, max_new_tokens=12, stop_token_ids=(STOP,)),
         group_size=16,
         seed=0,
         greedy_baseline=greedy,

@@ -19,6 +19,7 @@ from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine
 from rft.run_lifecycle import environment
 from rft.settings import ConformanceSettings
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import DataError, OptionsError, PreflightError, Problem, RftError
 from rft_core.keyed_random import derive_key, integers
 from rft_core.packed_tokens import PackedTokens
@@ -30,7 +31,6 @@ from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.prompts import PromptRow
 from rft_trainer.evaluation.logprob_mismatch import (
     VERDICTS,
-    Draw,
     Limits,
     Measured,
     NextTokenLogits,
@@ -107,7 +107,7 @@ class ClosingEngine(Engine, Protocol):
 class DrawResult:
     """One engine under one way of drawing."""
 
-    draw: Draw
+    draw: SamplingOptions
     measured: Measured | None
     problem: Problem | None = None
     """Why nothing was measured."""
@@ -138,10 +138,12 @@ class EngineResult:
         return max(measured, key=_badness, default=None)
 
 
-def draws(max_new_tokens: int, stop_token_ids: tuple[int, ...]) -> list[Draw]:
+def draws(max_new_tokens: int, stop_token_ids: tuple[int, ...]) -> list[SamplingOptions]:
     """Each temperature without and with top-p."""
     return [
-        Draw(temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids)
+        SamplingOptions(
+            temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens, stop_token_ids=stop_token_ids
+        )
         for temperature in TEMPERATURES
         for top_p in TOP_PS
     ]
@@ -149,11 +151,11 @@ def draws(max_new_tokens: int, stop_token_ids: tuple[int, ...]) -> list[Draw]:
 
 def compare(
     names: Sequence[str],
-    ways: Sequence[Draw],
+    ways: Sequence[SamplingOptions],
     *,
     refuse: Callable[[str], object],
     start: Callable[[str], ClosingEngine],
-    measure: Callable[[Engine, Draw], Measured],
+    measure: Callable[[Engine, SamplingOptions], Measured],
 ) -> list[EngineResult]:
     """Start, measure and close each engine; a failure of one is its row and ends no other.
 
@@ -165,7 +167,7 @@ def compare(
         measure: one draw beside the trainer's forward.
     """
     results: list[EngineResult] = []
-    native: dict[Draw, tuple[tuple[int, ...], ...]] = {}
+    native: dict[SamplingOptions, tuple[tuple[int, ...], ...]] = {}
     for name in names:
         result = _one(name, ways, native, refuse, start, measure)
         results.append(result)
@@ -176,11 +178,11 @@ def compare(
 
 def _one(
     name: str,
-    ways: Sequence[Draw],
-    native: Mapping[Draw, tuple[tuple[int, ...], ...]],
+    ways: Sequence[SamplingOptions],
+    native: Mapping[SamplingOptions, tuple[tuple[int, ...], ...]],
     refuse: Callable[[str], object],
     start: Callable[[str], ClosingEngine],
-    measure: Callable[[Engine, Draw], Measured],
+    measure: Callable[[Engine, SamplingOptions], Measured],
 ) -> EngineResult:
     try:
         refuse(name)
@@ -204,9 +206,9 @@ def _one(
 
 def _drawn(
     engine: Engine,
-    draw: Draw,
+    draw: SamplingOptions,
     native: tuple[tuple[int, ...], ...] | None,
-    measure: Callable[[Engine, Draw], Measured],
+    measure: Callable[[Engine, SamplingOptions], Measured],
 ) -> DrawResult:
     try:
         measured = measure(engine, draw)
@@ -374,7 +376,7 @@ def _compare(
         )
         return cast("ClosingEngine", engine)
 
-    def measure(engine: Engine, draw: Draw) -> Measured:
+    def measure(engine: Engine, draw: SamplingOptions) -> Measured:
         show_status(f"draws and scores at temperature {draw.temperature:g}, top-p {draw.top_p:g}")
         return measure_gap(engine, policy, token_ids, keys, draw, limits=limits, logits=logits, device=machine.device)
 

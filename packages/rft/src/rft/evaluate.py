@@ -13,6 +13,7 @@ from rft.build.images import codec_with_images, row_images
 from rft.build.prompt_data import as_prompts, read_held_out
 from rft.build.rewards import build_reward
 from rft.build.rl_data import response_limits
+from rft.build.shared_parts import sampling_options
 from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine
 from rft.settings import EvalSettings
@@ -111,12 +112,7 @@ def _evaluate(settings: EvalSettings, machine: Machine, opened: ExitStack) -> Ev
             reward,
             machine.collectives,
             prompts,
-            max_new_tokens=response,
-            stop_token_ids=codec.eos_ids,
-            temperature=settings.sampling.temperature,
-            top_p=settings.sampling.top_p,
-            top_k=max(settings.sampling.top_k, 0),
-            min_p=settings.sampling.min_p,
+            sampling=sampling_options(settings.sampling, response, codec.eos_ids),
             seed=settings.output.seed,
             conversations=environment.conversations(engine, longest) if environment else None,
         )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from rft.build.engines import make_engine
 from rft.build.images import codec_with_images
 from rft.build.prompt_data import given_prompts
+from rft.build.shared_parts import sampling_options
 from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine
 from rft.settings import GenerateSettings
 from rft_core.keyed_random import derive_key
 from rft_models.decode.fast_decoder import decoder_for
 from rft_models.policy.load import load_policy
-from rft_trainer.records.rollouts import Sampling
 from rft_trainer.rollouts.collector import sample_responses
 from rft_trainer.runs.step_report import rollout_row
 
@@ -37,15 +37,8 @@ def generate(settings: GenerateSettings, machine: Machine) -> list[dict[str, obj
         [derive_key(settings.output.seed, "sample", 0, i, j) for j in range(settings.data.n_samples_per_prompt)]
         for i in range(len(prompts))
     ]
-    sampling = Sampling(
-        temperature=drawn.temperature,
-        max_new_tokens=response,
-        stop_token_ids=codec.eos_ids,
-        top_p=drawn.top_p,
-        top_k=max(drawn.top_k, 0),
-        min_p=drawn.min_p,
-    )
-    answers = sample_responses(engine, codec, prompts, keys, sampling)
+    options = sampling_options(drawn, response, codec.eos_ids)
+    answers = sample_responses(engine, codec, prompts, keys, options)
     return [
         rollout_row(prompt, rollout) for prompt, rollouts in zip(prompts, answers, strict=True) for rollout in rollouts
     ]

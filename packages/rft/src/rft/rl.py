@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from rft.build.shared_parts import (
     make_ledger,
     make_saver,
     micro_batching,
+    sampling_options,
     trainable_policy,
 )
 from rft.checkpoints.ema_weights import averaged_evaluator
@@ -53,6 +54,7 @@ from rft.resolved import Resolved
 from rft.run_lifecycle import RunStart, TrainedRun, choose_path, execute, make_sinks, metadata, start, trained_run
 from rft.settings import RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_dist.strategies.registry import choose_strategy
 from rft_models.lora.adapters import BaseModelView
 from rft_models.policy.causal_policy import CausalPolicy
@@ -64,7 +66,7 @@ from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.loops.rl import RlLoop
 from rft_trainer.metrics.sink import Sink
 from rft_trainer.protocols import Engine
-from rft_trainer.records.rollouts import RolloutGroup, Sampling
+from rft_trainer.records.rollouts import RolloutGroup
 from rft_trainer.records.scores import Reward
 from rft_trainer.rollouts.collector import RolloutCollector
 from rft_trainer.rollouts.multi_turn import Conversations
@@ -338,17 +340,10 @@ def _cutting(settings: RlSettings) -> MicroBatching:
     return micro_batching(batch.micro_train_batch_size, batch.max_tokens_per_micro_batch, batch.packing_samples)
 
 
-def _sampling(settings: RlSettings, longest_response: int, codec: HfTokenizer) -> Sampling:
+def _sampling(settings: RlSettings, longest_response: int, codec: HfTokenizer) -> SamplingOptions:
     drawn = settings.sampling
-    return Sampling(
-        temperature=drawn.temperature,
-        max_new_tokens=longest_response,
-        stop_token_ids=codec.eos_ids,
-        top_p=drawn.top_p,
-        top_k=max(drawn.top_k, 0),
-        min_p=drawn.min_p,
-        first_token_temperature=drawn.first_token_temperature if drawn.use_fire else None,
-    )
+    options = sampling_options(drawn, longest_response, codec.eos_ids)
+    return replace(options, first_token_temperature=drawn.first_token_temperature) if drawn.use_fire else options
 
 
 def _control(settings: RlSettings) -> Callable[[Sequence[RolloutGroup]], list[RolloutGroup]] | None:

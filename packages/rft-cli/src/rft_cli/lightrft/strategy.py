@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 from rft.build.engines import choose_engine
 from rft.build.rl_data import response_limits
+from rft.build.shared_parts import SamplingOptions, sampling_options
 from rft.rl import Prepared
 from rft.settings import RlSettings
 from rft_cli.config.suggestions import nearest
@@ -110,16 +111,14 @@ class Strategy:
         token_ids = self._token_ids(
             [lists for lists in (prompts, all_prompts, all_prompt_token_ids) if lists is not None]
         )
-        options = self._options(dict(sampling_params or {}))
-        number = int(options.pop("n"))
-        self._refuse_long(token_ids, int(options["max_new_tokens"]))
+        asked = dict(sampling_params or {})
+        options, number = self._options(asked), int(asked.get("n", 1))
+        self._refuse_long(token_ids, options.max_new_tokens)
         keys = [[self._key(i, j) for j in range(number)] for i in range(len(token_ids))]
         # part of the keys: the next call draws other responses
         self._num_calls += 1
         self._engine.wake()
-        completions = self._engine.generate(
-            token_ids, keys, stop_token_ids=self._ready.codec.eos_ids, **cast("Any", options)
-        )
+        completions = self._engine.generate(token_ids, keys, options)
         if sleep_engine and choose_engine(self._settings.engine, self._ready.machine.device).can_sleep:
             self._engine.sleep(1)
         flat = [(ids, one) for ids, group in zip(token_ids, completions, strict=True) for one in group]
@@ -174,7 +173,7 @@ class Strategy:
             do=shorter if length < room else f"a prompt of at most {room - 1} tokens",
         )
 
-    def _options(self, asked: dict[str, float]) -> dict[str, float]:
+    def _options(self, asked: dict[str, float]) -> SamplingOptions:
         unknown = [name for name in asked if name not in SAMPLING]
         if unknown:
             near = nearest(unknown[0], SAMPLING) or list(SAMPLING)
@@ -188,15 +187,14 @@ class Strategy:
             )
         drawn = self._settings.sampling
         longest, _ = self._limits
-        return {
-            "n": asked.get("n", 1),
-            "temperature": asked.get("temperature", drawn.temperature),
-            "top_p": asked.get("top_p", drawn.top_p),
-            "top_k": max(int(asked.get("top_k", drawn.top_k)), 0),
-            "min_p": asked.get("min_p", drawn.min_p),
-            "max_new_tokens": int(asked.get("max_tokens", longest)),
-            "min_new_tokens": int(asked.get("min_tokens", 0)),
-        }
+        return replace(
+            sampling_options(drawn, int(asked.get("max_tokens", longest)), self._ready.codec.eos_ids),
+            temperature=asked.get("temperature", drawn.temperature),
+            top_p=asked.get("top_p", drawn.top_p),
+            top_k=max(int(asked.get("top_k", drawn.top_k)), 0),
+            min_p=asked.get("min_p", drawn.min_p),
+            min_new_tokens=int(asked.get("min_tokens", 0)),
+        )
 
 
 def _refuse_media(media: Mapping[str, object]) -> None:

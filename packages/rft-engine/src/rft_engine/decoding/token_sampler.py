@@ -1,4 +1,4 @@
-"""Sampling of one token a row: options, their limits, and the draw.
+"""Sampling of one token a row: which tokens are excluded, and the draw.
 
 Order in which tokens are excluded: stop tokens before `min_new_tokens`, then top-k, top-p and min-p
 over what is left. Log-probabilities stay those of the whole temperature distribution, and the
@@ -8,79 +8,13 @@ log of the mass that was left is handed out beside them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from rft_algos.decoding import sampling
-from rft_core.errors import OptionsError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingOptions:
-    """Sampling options of one `generate` call; see `NativeEngine.generate`."""
-
-    temperature: float
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    max_new_tokens: int
-    min_new_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    first_token_temperature: float | None = None
-
-    @property
-    def for_first_token(self) -> SamplingOptions:
-        """The options under which the first token of a completion is drawn."""
-        return self if self.first_token_temperature is None else replace(self, temperature=self.first_token_temperature)
-
-    def check(self, vocab_size: int) -> None:
-        """Raise `OptionsError` for the first value that is out of its range."""
-        limits = (
-            ("temperature", self.temperature, 0.0 <= self.temperature < math.inf, "0 (greedy) or above", "1.0"),
-            (
-                "first_token_temperature",
-                self.first_token_temperature,
-                self.first_token_temperature is None or 0.0 < self.first_token_temperature < math.inf,
-                "above 0, or None for the same temperature at every token",
-                "None",
-            ),
-            ("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0, at most 1 (all)", "1.0"),
-            ("top_k", self.top_k, self.top_k >= -1, "1 or above, 0 or -1 (all)", "0"),
-            ("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "0 (all) to 1", "0.0"),
-            ("max_new_tokens", self.max_new_tokens, self.max_new_tokens >= 1, "1 or above", "1"),
-            (
-                "min_new_tokens",
-                self.min_new_tokens,
-                0 <= self.min_new_tokens <= self.max_new_tokens,
-                f"0 to max_new_tokens = {self.max_new_tokens}",
-                "0",
-            ),
-        )
-        for name, value, is_allowed, allowed, remedy in limits:
-            if not is_allowed:
-                raise _refusal(name, f"{name} = {value}", f"allowed: {allowed}", f"{name}={remedy}")
-        outside = [token for token in self.stop_token_ids if not 0 <= token < vocab_size]
-        if outside:
-            allowed = f"a stop token is one of the model's {vocab_size} tokens, 0 to {vocab_size - 1}"
-            kept = tuple(token for token in self.stop_token_ids if token not in outside)
-            raise _refusal("stop_token_ids", f"stop token {outside[0]}", allowed, f"stop_token_ids={kept}")
-        if self.min_new_tokens > 0 and len(set(self.stop_token_ids)) == vocab_size:
-            allowed = "min_new_tokens needs a token that does not stop"
-            raise _refusal("stop_token_ids", "every token is a stop token", allowed, "min_new_tokens=0")
-
-
-def _refusal(name: str, what: str, why: str, remedy: str) -> OptionsError:
-    return OptionsError(
-        code="engine.sampling_option",
-        what=what,
-        where=f"generate({name}=...)",
-        why=why,
-        state="nothing was generated",
-        do=remedy,
-    )
+from rft_algos.decoding.sampling_options import SamplingOptions
 
 
 class TokenSampler:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from rft_algos.decoding import sampling
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import ROOT, TokenTrie
 from rft_core.errors import OptionsError, ServiceError
 from rft_engine.completions import Completion
-from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.typed_lists import to_ints
 
 States: TypeAlias = Tensor

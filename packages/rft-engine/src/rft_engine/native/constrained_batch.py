@@ -8,8 +8,8 @@ from typing import Generic
 import torch
 from torch import Tensor
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
-from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.decoding.trie_constraint import TrieSampler
 from rft_engine.native.continuous_batch import ContinuousBatch, SampleTensors
 from rft_engine.protocols import CacheT, DecodableModel

@@ -18,8 +18,9 @@ from typing import Generic, TypeAlias
 import torch
 from torch import Tensor
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core import keyed_random
-from rft_engine.decoding.token_sampler import SamplingOptions, TokenSampler
+from rft_engine.decoding.token_sampler import TokenSampler
 from rft_engine.native.scheduler import PrefillScheduler, PromptCopies
 from rft_engine.protocols import CacheT, DecodableModel
 from rft_engine.typed_lists import to_ints

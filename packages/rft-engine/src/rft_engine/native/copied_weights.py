@@ -59,7 +59,7 @@ class NativeEngineOnCopy(NativeEngine[CacheT]):
 
         engine = NativeEngineOnCopy(GenerationCopy(policy), policy.named_parameters, max_rows=64, max_len=512)
         engine.refresh()
-        [samples] = engine.generate([[5, 6, 7]], [[11, 12]], temperature=1.0, max_new_tokens=32)
+        [samples] = engine.generate([[5, 6, 7]], [[11, 12]], SamplingOptions(temperature=1.0, max_new_tokens=32))
     """
 
     def __init__(

@@ -10,10 +10,10 @@ from typing import Generic
 import torch
 
 from rft_algos.decoding.beam_search import Mass
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_engine.completions import Completion, EngineStats
 from rft_engine.decoding.beam_search import BeamSearch
-from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.decoding.trie_constraint import check_constraint, check_whole
 from rft_engine.engine_base import EngineBase
 from rft_engine.native.constrained_batch import ConstrainedBatch
@@ -74,15 +74,8 @@ class NativeEngine(EngineBase, Generic[CacheT]):
         self,
         prompts: Sequence[Sequence[int]],
         sample_keys: Sequence[Sequence[int]],
+        options: SamplingOptions,
         *,
-        temperature: float,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        max_new_tokens: int,
-        min_new_tokens: int = 0,
-        stop_token_ids: Sequence[int] = (),
-        first_token_temperature: float | None = None,
         budgets: Sequence[Sequence[int]] | None = None,
         constraint: TokenTrie | None = None,
         media: Sequence[object | None] | None = None,
@@ -93,14 +86,7 @@ class NativeEngine(EngineBase, Generic[CacheT]):
             prompts: token ids, at least one each.
             sample_keys: for each prompt the keys of its samples; token number t of the sample with
                 key k is drawn with `keyed_random.uniforms([k], ...)[0, t]`.
-            temperature: divides the logits; 0 = greedy, which uses no key.
-            top_p, top_k, min_p: draw only among the likeliest tokens; 1, 0, 0 = among all.
-            max_new_tokens: budget of each completion.
-            min_new_tokens: tokens before which no stop token is drawn. The mass that this takes
-                away counts in `log_kept_mass`; `logprobs` are not changed by it.
-            stop_token_ids: each ends its completion and is part of it.
-            first_token_temperature: temperature of the first token of each completion (FIRE, arXiv 2410.21236),
-                whose log-prob is then that of the distribution it was drawn from; None = `temperature`.
+            options: how tokens are drawn, and the budget of each completion.
             budgets: for each prompt the tokens that its samples may have at most, 1 to `max_new_tokens`, as for
                 samples that continue what was begun elsewhere; None = `max_new_tokens` for all.
             constraint: every completion is one of its sequences, whole, and ends ("stop") with it. The other options
@@ -114,27 +100,17 @@ class NativeEngine(EngineBase, Generic[CacheT]):
             One list a prompt, one completion a key, in the order given.
 
         Raises:
-            OptionsError: an option out of range; a prompt that is empty, has an unknown token or
+            OptionsError: a stop token that is none of the model's; a prompt that is empty, has an unknown token or
                 leaves no room for `max_new_tokens`; a constraint that some option contradicts.
             PreflightError: the memory does not hold one sequence.
             ServiceError: the engine is asleep, closed, or waits for weights.
         """
         self._states.require_ready("generate")
-        options = SamplingOptions(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            max_new_tokens=max_new_tokens,
-            min_new_tokens=min_new_tokens,
-            stop_token_ids=tuple(stop_token_ids),
-            first_token_temperature=first_token_temperature,
-        )
-        options.check(self._model.vocab_size)
-        check_prompts(prompts, max_new_tokens, self._max_len, self._model.vocab_size)
+        options.check_vocabulary(self._model.vocab_size)
+        check_prompts(prompts, options.max_new_tokens, self._max_len, self._model.vocab_size)
         check_keys(prompts, sample_keys)
         check_media(prompts, media)
-        allowed = check_budgets(sample_keys, budgets, max_new_tokens)
+        allowed = check_budgets(sample_keys, budgets, options.max_new_tokens)
         if constraint is not None:
             check_constraint(constraint, options, allowed, self._model.vocab_size)
         keys = [key for prompt_keys in sample_keys for key in prompt_keys]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from rft_engine.decoding.token_sampler import SamplingOptions
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_engine.request_checks import check_prompts, refusal
 from rft_engine.weight_sync.shared_images import SharedImage
 
@@ -91,7 +91,7 @@ class SampleRequests:
         num = len(self.prefixes)
         lengths = (num, len(self.keys), len(self.starts), len(self.budgets), len(self.media) or num)
         assert len(set(lengths)) == 1, f"prefixes, keys, starts, budgets, media: {lengths}"
-        self.options.check(vocab_size)
+        self.options.check_vocabulary(vocab_size)
         for prefix, start, budget in zip(self.prefixes, self.starts, self.budgets, strict=True):
             check_prompts([prefix], budget, max_len, vocab_size)
             if budget < 1 or not 0 <= start < len(prefix):

@@ -11,10 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
+from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import RftError
 from rft_engine.completions import Completion, EngineStats
-from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.engine_base import EngineBase
 from rft_engine.lifecycle import EngineState
 from rft_engine.native.partial_requests import SampledTokens, SampleRequests
@@ -35,7 +37,7 @@ class ReplicaEngine(EngineBase):
 
         engine = ReplicaEngine([ProcessReplica(0, ...), ProcessReplica(1, ...)], shelf, max_len=512)
         engine.refresh()
-        [samples] = engine.generate([[5, 6, 7]], [[11, 12]], temperature=1.0, max_new_tokens=32)
+        [samples] = engine.generate([[5, 6, 7]], [[11, 12]], SamplingOptions(temperature=1.0, max_new_tokens=32))
     """
 
     def __init__(self, replicas: Sequence[Replica], shelf: SharedWeightStore, *, max_len: int) -> None:
@@ -132,14 +134,8 @@ class ReplicaEngine(EngineBase):
         keys: Sequence[int],
         starts: Sequence[int],
         budgets: Sequence[int],
+        options: SamplingOptions,
         *,
-        temperature: float,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        min_new_tokens: int = 0,
-        stop_token_ids: Sequence[int] = (),
-        first_token_temperature: float | None = None,
         media: Sequence[object | None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> Iterator[SampledTokens]:
@@ -149,26 +145,17 @@ class ReplicaEngine(EngineBase):
             prefixes: for each sample its prompt, and what it has drawn already.
             keys: of each sample.
             starts: tokens that each has drawn already.
-            budgets: tokens that each may still have.
+            budgets: tokens that each may still have; the largest replaces `max_new_tokens`.
+            options: how tokens are drawn.
             media: images of each one's prompt, None where it has none; None: no prompt has any.
             stop: polled during the call; None = until every sample has ended.
-            temperature, ...: as of `NativeEngine.generate`.
 
         Raises:
             OptionsError: an option or a request out of range.
             ServiceError: the engine is asleep or closed, or a replica failed.
         """
         self._states.require_ready("draw")
-        options = SamplingOptions(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            max_new_tokens=max(budgets, default=1),
-            min_new_tokens=min_new_tokens,
-            stop_token_ids=tuple(stop_token_ids),
-            first_token_temperature=first_token_temperature,
-        )
+        options = replace(options, max_new_tokens=max(budgets, default=1))
         check_media(prefixes, media)
         shown, image_indices = self._shown(media)
         call = SampleRequests(list(prefixes), list(keys), list(starts), list(budgets), options, image_indices, shown)
@@ -190,36 +177,32 @@ class ReplicaEngine(EngineBase):
         self,
         prompts: Sequence[Sequence[int]],
         sample_keys: Sequence[Sequence[int]],
+        options: SamplingOptions,
         *,
-        max_new_tokens: int,
         budgets: Sequence[Sequence[int]] | None = None,
-        temperature: float,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        min_new_tokens: int = 0,
-        stop_token_ids: Sequence[int] = (),
-        first_token_temperature: float | None = None,
+        constraint: TokenTrie | None = None,
         media: Sequence[object | None] | None = None,
     ) -> list[list[Completion]]:
-        """Continue every prompt once for each of its keys; arguments and result as of `NativeEngine.generate`."""
+        """Continue every prompt once for each of its keys; arguments and result as of `NativeEngine.generate`.
+
+        Raises:
+            OptionsError: as of `NativeEngine.generate`; a constraint, which replicas do not draw within.
+            ServiceError: the engine is asleep or closed, or a replica failed.
+        """
+        if constraint is not None:
+            why = "a request to a replica carries no token trie"
+            raise refusal("engine.replicas.constraint", "generation within a token trie", why, "--engine_replicas 1")
         check_media(prompts, media)
-        check_prompts(prompts, max_new_tokens, self._max_len, self.facts.vocab_size)
+        check_prompts(prompts, options.max_new_tokens, self._max_len, self.facts.vocab_size)
         check_keys(prompts, sample_keys)
-        allowed = check_budgets(sample_keys, budgets, max_new_tokens)
+        allowed = check_budgets(sample_keys, budgets, options.max_new_tokens)
         started = time.perf_counter()
         drawn = self.draw(
             [prompt for prompt, keys in zip(prompts, sample_keys, strict=True) for _ in keys],
             [key for keys in sample_keys for key in keys],
             [0] * len(allowed),
             allowed,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            min_new_tokens=min_new_tokens,
-            stop_token_ids=stop_token_ids,
-            first_token_temperature=first_token_temperature,
+            options,
             media=[one for one, keys in zip(media, sample_keys, strict=True) for _ in keys] if media else None,
         )
         completions = {one.request: _completion(one) for one in drawn}

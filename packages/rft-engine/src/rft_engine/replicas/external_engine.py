@@ -7,11 +7,11 @@ the samples under way have ended (`--async_deterministic`). It starts its proces
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_engine.completions import Completion
 from rft_engine.native.partial_requests import SampledTokens, SampleRequests
 from rft_engine.process.requests import EngineFacts
@@ -29,7 +29,13 @@ class ExternalEngine(Protocol):
     def weight_version(self) -> int: ...
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sample_keys: Sequence[Sequence[int]], **options: Any
+        self,
+        prompts: Sequence[Sequence[int]],
+        sample_keys: Sequence[Sequence[int]],
+        options: SamplingOptions,
+        *,
+        budgets: Sequence[Sequence[int]] | None = None,
+        media: Sequence[object | None] | None = None,
     ) -> list[list[Completion]]: ...
 
     def load_weights(self, version: int) -> None: ...
@@ -76,9 +82,9 @@ class ExternalEngineReplica:
         answers = self._engine.generate(
             [list(call.prefixes[together[0]]) for together in same.values()],
             [[call.keys[request] for request in together] for together in same.values()],
+            call.options,
             budgets=[[call.budgets[request] for request in together] for together in same.values()],
-            **asdict(call.options),
-            **_media_arguments(call, [together[0] for together in same.values()]),
+            media=_media_of(call, [together[0] for together in same.values()]),
         )
         for together, completions in zip(same.values(), answers, strict=True):
             for request, one in zip(together, completions, strict=True):
@@ -110,9 +116,9 @@ class ExternalEngineReplica:
         return self._weights.tensors()
 
 
-def _media_arguments(call: SampleRequests, requests: Sequence[int]) -> dict[str, Any]:
-    """Images of these requests' prompts; nothing where the call has none."""
+def _media_of(call: SampleRequests, requests: Sequence[int]) -> list[object | None] | None:
+    """Images of these requests' prompts; None where the call has none."""
     if not call.shown:
-        return {}
+        return None
     indices = [call.media_of(request) for request in requests]
-    return {"media": [call.shown[index].media if index >= 0 else None for index in indices]}
+    return [call.shown[index].media if index >= 0 else None for index in indices]

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import ServiceError
-from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.lifecycle import EngineState
 from rft_engine.native.partial_requests import SampleRequests
 from rft_engine.native.resumable_batch import ResumableEngine
@@ -102,7 +102,7 @@ class ReplicaWorker(RequestWorker):
     ) -> dict[str, Any]:
         """Every request's result as an item, between them signs of life; replies with figures."""
         images = [SharedImage(media) for media in self.replica.media.of_call(shown)]
-        call = SampleRequests(options=SamplingOptions(**options | _as_tuples(options)), shown=images, **lists)
+        call = SampleRequests(options=SamplingOptions.from_fields(options), shown=images, **lists)
         flag = self._flag
         assert flag is not None
         last = time.monotonic()
@@ -138,10 +138,6 @@ def serve_replica(read_fd: int, write_fd: int, make_model: Callable[[dict[str, A
 def named(tensors: Iterator[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """Tensors by name, those without gradient that a load may write."""
     return {name: tensor.detach() for name, tensor in tensors}
-
-
-def _as_tuples(options: dict[str, Any]) -> dict[str, Any]:
-    return {"stop_token_ids": tuple(options["stop_token_ids"])}
 
 
 def _other_tensors(names: Sequence[str]) -> ServiceError:

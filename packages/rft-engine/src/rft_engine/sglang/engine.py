@@ -10,8 +10,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_engine.process.requests import Answers, GenerateCall, StepCounts
-from rft_engine.sglang.settings import SglangSettings, check_options, end_tokens, options_of, refusal
+from rft_engine.sglang.settings import SglangSettings, check_options, end_tokens, refusal
 from rft_engine.vllm.process import VllmProcessEngine
 from rft_engine.weight_sync.fingerprints import WeightProvider
 
@@ -28,7 +29,7 @@ class SglangEngine(VllmProcessEngine):
 
         engine = SglangEngine(SglangSettings(model_dir=path, max_rows=64, max_len=512), policy.named_tensors)
         engine.load_weights(1)
-        [samples] = engine.generate([[5, 6, 7]], [[11, 12]], temperature=1.0, max_new_tokens=32)
+        [samples] = engine.generate([[5, 6, 7]], [[11, 12]], SamplingOptions(temperature=1.0, max_new_tokens=32))
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class SglangEngine(VllmProcessEngine):
         if call.media:
             why = "what reaches SGLang here are token ids"
             raise refusal("images", "prompts with images", why, "--engine_type native or vllm")
-        check_options(options_of(call.options), self._ends)
+        check_options(SamplingOptions.from_fields(call.options), self._ends)
         return super()._collect(call, answers)
 
     def _backend_sleep(self, level: int) -> None:

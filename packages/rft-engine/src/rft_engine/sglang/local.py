@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import ServiceError
-from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.process.requests import EngineFacts, GenerateCall, SampleResult, StepCounts, garbage
 from rft_engine.sglang.runtime import SglangRoot, SglangRuntime
-from rft_engine.sglang.settings import LOADER, SglangSettings, engine_arguments, options_of
+from rft_engine.sglang.settings import LOADER, SglangSettings, engine_arguments
 from rft_engine.weight_sync.fingerprints import Fingerprint
 from rft_engine.weight_sync.weight_file import read_header, shared_directory
 
@@ -63,7 +63,7 @@ class LocalSglang:
                 contradicts itself.
         """
         self._require_version(call.version)
-        options = options_of(call.options)
+        options = SamplingOptions.from_fields(call.options)
         finished: deque[asyncio.Task[dict[str, Any]]] = deque()
         some_finished = asyncio.Event()
 

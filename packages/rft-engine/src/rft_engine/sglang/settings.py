@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import OptionsError
-from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.process.settings import ExternalEngineSettings
 
 LOADER = "rft_engine.sglang.weight_loader.exchange"
@@ -106,12 +106,6 @@ def end_tokens(model_dir: str | Path) -> frozenset[int]:
         tokens: list[int] = [configured] if isinstance(configured, int) else configured or []
         ends.update(tokens)
     return frozenset(ends)
-
-
-def options_of(fields: dict[str, Any]) -> SamplingOptions:
-    """Options that were JSON."""
-    values: dict[str, Any] = {**fields, "stop_token_ids": tuple(fields["stop_token_ids"])}
-    return SamplingOptions(**values)
 
 
 def check_options(options: SamplingOptions, ends: frozenset[int]) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Protocol
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import ServiceError
 from rft_engine.completions import Completion, EngineStats
-from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.decoding.trie_constraint import check_constraint, check_whole, end_tokens
 from rft_engine.engine_base import EngineBase
 from rft_engine.lifecycle import EngineState
@@ -57,7 +57,7 @@ class VllmEngine(EngineBase):
 
         engine = VllmEngine(VllmSettings(model_dir=path, max_rows=64, max_len=512), policy.named_tensors)
         engine.load_weights(1)
-        [samples] = engine.generate([[5, 6, 7]], [[11, 12]], temperature=1.0, max_new_tokens=32)
+        [samples] = engine.generate([[5, 6, 7]], [[11, 12]], SamplingOptions(temperature=1.0, max_new_tokens=32))
     """
 
     def __init__(
@@ -109,15 +109,8 @@ class VllmEngine(EngineBase):
         self,
         prompts: Sequence[Sequence[int]],
         sample_keys: Sequence[Sequence[int]],
+        options: SamplingOptions,
         *,
-        temperature: float,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        max_new_tokens: int,
-        min_new_tokens: int = 0,
-        stop_token_ids: Sequence[int] = (),
-        first_token_temperature: float | None = None,
         budgets: Sequence[Sequence[int]] | None = None,
         constraint: TokenTrie | None = None,
         media: Sequence[object | None] | None = None,
@@ -131,21 +124,11 @@ class VllmEngine(EngineBase):
                 answered what cannot be a sample.
         """
         self._require_ready()
-        options = SamplingOptions(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            max_new_tokens=max_new_tokens,
-            min_new_tokens=min_new_tokens,
-            stop_token_ids=tuple(stop_token_ids),
-            first_token_temperature=first_token_temperature,
-        )
         vocab_size = self._backend.facts.vocab_size
-        options.check(vocab_size)
-        check_prompts(prompts, sample_keys, max_new_tokens, self._settings.max_len, vocab_size)
+        options.check_vocabulary(vocab_size)
+        check_prompts(prompts, sample_keys, options.max_new_tokens, self._settings.max_len, vocab_size)
         check_media(prompts, media)
-        allowed = check_budgets(sample_keys, budgets, max_new_tokens)
+        allowed = check_budgets(sample_keys, budgets, options.max_new_tokens)
         if constraint is not None:
             check_constraint(constraint, options, allowed, vocab_size)
             # the tree ends every completion, so budgets need not

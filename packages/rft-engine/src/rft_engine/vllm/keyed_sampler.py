@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core import keyed_random
-from rft_engine.decoding.token_sampler import SamplingOptions, TokenSampler
+from rft_engine.decoding.token_sampler import TokenSampler
 from rft_engine.decoding.trie_constraint import TrieSampler
 from rft_engine.typed_lists import to_floats, to_ints
 

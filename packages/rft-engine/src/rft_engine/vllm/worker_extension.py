@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
-from rft_engine.decoding.token_sampler import SamplingOptions
 from rft_engine.vllm.cuda_ipc import decode_update
 from rft_engine.vllm.keyed_sampler import KeyedSampler
 from rft_engine.vllm.lora import WEIGHTS, adapter_request
@@ -31,9 +31,9 @@ class VllmWorkerExtension:
 
     def rft_begin(self, options: dict[str, Any], keys: Sequence[int], constraint: dict[str, Any] | None = None) -> None:
         """Start a `generate` call: fields of `SamplingOptions`, one key a sample, lists of a `TokenTrie` or None."""
-        fields: dict[str, Any] = {**options, "stop_token_ids": tuple(options["stop_token_ids"])}
         trie = None if constraint is None else TokenTrie.from_lists(constraint)
-        self.rft_draws().begin(SamplingOptions(**fields), keys, self.model_config.get_vocab_size(), self.device, trie)
+        drawn = SamplingOptions.from_fields(options)
+        self.rft_draws().begin(drawn, keys, self.model_config.get_vocab_size(), self.device, trie)
 
     def rft_take(self, samples: Sequence[int], lengths: Sequence[int]) -> list[dict[str, Any]]:
         """Return the draws of samples that are done."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core import keyed_random
 from rft_core.errors import ServiceError
 from rft_engine.completions import Completion
@@ -37,9 +38,7 @@ class ProbeTarget(Protocol):
         self,
         prompts: Sequence[Sequence[int]],
         sample_keys: Sequence[Sequence[int]],
-        *,
-        temperature: float,
-        max_new_tokens: int,
+        options: SamplingOptions,
     ) -> list[list[Completion]]: ...
 
 
@@ -74,7 +73,7 @@ def check_logprob_parity(
     """
     probes = prompts if prompts is not None else _probes(engine.facts.vocab_size, engine.max_len)
     keys = [[keyed_random.derive_key(0, "probe", p)] for p in range(len(probes))]
-    answers = engine.generate(probes, keys, temperature=1.0, max_new_tokens=_NEW_TOKENS)
+    answers = engine.generate(probes, keys, SamplingOptions(temperature=1.0, max_new_tokens=_NEW_TOKENS))
     sampled = [completion for [completion] in answers]
     expected = policy_logprobs(probes, [completion.token_ids for completion in sampled])
     gaps = [

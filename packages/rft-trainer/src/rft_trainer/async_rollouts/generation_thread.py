@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.fault_points import declare, fault_point
 from rft_trainer.async_rollouts.partial_rollout import PartialGroup
 from rft_trainer.async_rollouts.protocols import AheadEngine, PartialRollout
 from rft_trainer.async_rollouts.shared_state import LOOK_SECONDS, SharedState, TrainerRequest
 from rft_trainer.data.media_cache import load_media
-from rft_trainer.records.rollouts import Prompt, Sampling
+from rft_trainer.records.rollouts import Prompt
 
 POINT_GROUP_DRAWN = declare("async.group_drawn", "every sample of a prompt is drawn, none has its reward")
 
@@ -31,7 +31,9 @@ class WorkItem:
 class GenerationLoop:
     """Loop of the rollout thread: serves weight versions, samples, and runs the trainer's requests, one at a time."""
 
-    def __init__(self, board: SharedState, engine: AheadEngine, sampling: Sampling, *, deterministic: bool) -> None:
+    def __init__(
+        self, board: SharedState, engine: AheadEngine, sampling: SamplingOptions, *, deterministic: bool
+    ) -> None:
         self._board, self._engine, self._sampling, self._deterministic = board, engine, sampling, deterministic
 
     def run(self) -> None:
@@ -96,7 +98,7 @@ class GenerationLoop:
 
     def _draw(self, turn: WorkItem) -> None:
         """Sample all groups of a work item that can continue, until they have ended or something changed."""
-        board, sampling = self._board, self._sampling
+        board = self._board
         owners = [(group, draft) for group in turn.groups for draft in group.drafts if draft.can_draw]
         requests = [draft.request(group.prompt) for group, draft in owners]
         left = [len(owners)]
@@ -105,15 +107,9 @@ class GenerationLoop:
             [asked.key for asked in requests],
             [asked.start for asked in requests],
             [asked.budget for asked in requests],
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            min_new_tokens=sampling.min_new_tokens,
-            stop_token_ids=sampling.stop_token_ids,
-            first_token_temperature=sampling.first_token_temperature,
+            self._sampling,
+            media=_media_of([group.prompt for group, _ in owners]),
             stop=self._stop(turn, left),
-            **_media_arguments([group.prompt for group, _ in owners]),
         ):
             group, draft = owners[one.request]
             # the lock is held only to record the tokens, never while the engine generates
@@ -144,9 +140,9 @@ class GenerationLoop:
         )
 
 
-def _media_arguments(prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Return the engine's `media` argument; empty for text-only prompts, so text engines need no such parameter."""
+def _media_of(prompts: Sequence[Prompt]) -> list[object | None] | None:
+    """Return the images of each prompt, loaded once a prompt; None where no prompt has any."""
     if all(prompt.media is None for prompt in prompts):
-        return {}
+        return None
     loaded = {id(prompt): load_media(prompt.media) for prompt in {id(prompt): prompt for prompt in prompts}.values()}
-    return {"media": [loaded[id(prompt)] for prompt in prompts]}
+    return [loaded[id(prompt)] for prompt in prompts]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_trainer.protocols import Engine
 from rft_trainer.records.rollouts import Prompt, Rollout
 
@@ -61,20 +62,15 @@ class AheadEngine(Engine, Protocol):
         keys: Sequence[int],
         starts: Sequence[int],
         budgets: Sequence[int],
+        options: SamplingOptions,
         *,
-        temperature: float,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        min_new_tokens: int = 0,
-        stop_token_ids: Sequence[int] = (),
-        first_token_temperature: float | None = None,
         media: Sequence[object | None] | None = None,
         stop: Callable[[], bool] | None = None,
     ) -> Iterator[DrawnTokens]:
         """Yield results as samples end, in any order; soon after `stop()` is true, the unfinished rest as it is.
 
-        A prefix is a prompt with the `starts` tokens that were drawn already; `media` are the images of each, None
+        A prefix is a prompt with the `starts` tokens that were drawn already; a sample's budget replaces
+        `options.max_new_tokens`; `media` are the images of each, None
         where it has none; None: no prompt has any.
         """
         ...

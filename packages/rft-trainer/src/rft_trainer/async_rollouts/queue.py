@@ -39,6 +39,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import CheckpointError
 from rft_core.fault_points import declare, fault_point
 from rft_trainer.async_rollouts.generation_thread import POINT_GROUP_DRAWN, GenerationLoop
@@ -51,7 +53,7 @@ from rft_trainer.async_rollouts.single_turn import SingleResponses
 from rft_trainer.batches.prompt_ledger import Ledger, LedgerEntry
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
 from rft_trainer.protocols import Collectives, ResponseDecoder, SampledCompletion
-from rft_trainer.records.rollouts import Prompt, RolloutGroup, Sampling
+from rft_trainer.records.rollouts import Prompt, RolloutGroup
 from rft_trainer.rollouts.collector import RewardFunction, sample_keys
 
 POINT_PUBLISHED = declare("async.published", "new weights are published, their step is not in the ledger yet")
@@ -79,7 +81,7 @@ class RolloutQueue:
         ledger: Ledger,
         prompts: Sequence[Prompt],
         *,
-        sampling: Sampling,
+        sampling: SamplingOptions,
         rules: AsyncConfig,
         collectives: Collectives | None = None,
         kind: RolloutType | None = None,
@@ -154,10 +156,21 @@ class RolloutQueue:
             board.tell()
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sample_keys: Sequence[Sequence[int]], **options: Any
+        self,
+        prompts: Sequence[Sequence[int]],
+        sample_keys: Sequence[Sequence[int]],
+        options: SamplingOptions,
+        *,
+        budgets: Sequence[Sequence[int]] | None = None,
+        constraint: TokenTrie | None = None,
+        media: Sequence[object | None] | None = None,
     ) -> Sequence[Sequence[SampledCompletion]]:
         """Generate with the newest weights, between two draws."""
-        return self._run_errand(lambda: self._engine.generate(prompts, sample_keys, **options))
+        return self._run_errand(
+            lambda: self._engine.generate(
+                prompts, sample_keys, options, budgets=budgets, constraint=constraint, media=media
+            )
+        )
 
     def sleep(self, level: int = 1) -> None:
         """Do nothing: engines that run ahead do not sleep."""

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.keyed_random import derive_key
 from rft_trainer.protocols import Collectives, Engine, ResponseDecoder
-from rft_trainer.records.rollouts import Prompt, Rollout, Sampling
+from rft_trainer.records.rollouts import Prompt, Rollout
 from rft_trainer.records.turns import TurnCounts, total, turn_counts
 from rft_trainer.rollouts.collector import RewardFunction, sample_responses, score_rollouts
 from rft_trainer.rollouts.multi_turn import Conversations
@@ -72,12 +73,7 @@ class Evaluator:
         collectives: Collectives,
         prompts: Sequence[Prompt],
         *,
-        max_new_tokens: int,
-        stop_token_ids: tuple[int, ...],
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
+        sampling: SamplingOptions,
         seed: int = 0,
         conversations: Conversations | None = None,
     ) -> None:
@@ -87,7 +83,7 @@ class Evaluator:
         self._collectives = collectives
         self._conversations = conversations
         self._prompts = prompts
-        self._sampling = Sampling(temperature, max_new_tokens, stop_token_ids, top_p, top_k, min_p)
+        self._sampling = sampling
         self._keys = [[derive_key(seed, "evaluation", index)] for index in range(len(prompts))]
 
     @property

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rft_algos.decoding.sampling import kept_tokens, temperature_scaled_logprobs
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.packed_tokens import PackedTokens
 from rft_trainer.protocols import Engine, Policy
 
@@ -86,16 +87,6 @@ class TokenGap:
     trainer: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
-    """Sampling parameters of the measurement."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_new_tokens: int = 32
-    stop_token_ids: tuple[int, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Result of one comparison: an engine's samples against the trainer's forward on them."""
@@ -138,7 +129,7 @@ def measure_gap(
     policy: Policy,
     prompts: Sequence[Sequence[int]],
     keys: Sequence[Sequence[int]],
-    draw: Draw,
+    draw: SamplingOptions,
     *,
     limits: Limits = FULL,
     logits: NextTokenLogits | None = None,
@@ -152,7 +143,7 @@ def measure_gap(
         policy: the trained policy.
         prompts: token ids, at least one each.
         keys: for each prompt the keys of its samples.
-        draw: sampling parameters.
+        draw: sampling options; a trainer's top-p is compared, top-k and min-p are not.
         limits: what the precision of the weights explains.
         logits: whole rows of the trainer's logits, to compare the mass that top-p kept; None = it is not compared.
         device: where the policy is.
@@ -191,16 +182,9 @@ def scored_tokens(
 
 
 def _drawn(
-    engine: Engine, prompts: Sequence[Sequence[int]], keys: Sequence[Sequence[int]], draw: Draw
+    engine: Engine, prompts: Sequence[Sequence[int]], keys: Sequence[Sequence[int]], draw: SamplingOptions
 ) -> list[_Sample]:
-    groups = engine.generate(
-        prompts,
-        keys,
-        temperature=draw.temperature,
-        top_p=draw.top_p,
-        max_new_tokens=draw.max_new_tokens,
-        stop_token_ids=draw.stop_token_ids,
-    )
+    groups = engine.generate(prompts, keys, draw)
     return [
         _Sample(p, s, list(prompt), list(one.token_ids), list(one.logprobs), list(one.log_kept_mass))
         for p, (prompt, completions) in enumerate(zip(prompts, groups, strict=True))
@@ -240,7 +224,9 @@ def _flat(rows: Sequence[Sequence[float]]) -> Tensor:
 
 
 @torch.no_grad()
-def _kept_masses(logits: NextTokenLogits, tokens: PackedTokens, draw: Draw, mass_N: Tensor, slack: float) -> _Kept:
+def _kept_masses(
+    logits: NextTokenLogits, tokens: PackedTokens, draw: SamplingOptions, mass_N: Tensor, slack: float
+) -> _Kept:
     """Compare the mass that top-p keeps of the trainer's probabilities with the engine's [N] logs of the kept mass.
 
     Where top-p cuts is a jump: a token more or less is kept when rounding moves a sum across the bound.

@@ -224,17 +224,3 @@ class TokenBatch:
     def tokens(self) -> PackedTokens:
         """The input of the models' forwards; the targets are the tokens in the loss."""
         return PackedTokens(self.token_ids_T, self.positions_T, self.segment_ids_T, self.loss_mask_T, self.mm_inputs)
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Sampling parameters of completions; `temperature` 0 is greedy."""
-
-    temperature: float
-    max_new_tokens: int
-    stop_token_ids: tuple[int, ...]
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    min_new_tokens: int = 0
-    first_token_temperature: float | None = None

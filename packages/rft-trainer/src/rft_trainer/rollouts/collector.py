@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.json_records import json_bytes
 from rft_core.keyed_random import derive_key
 from rft_trainer.batches.prompt_ledger import LedgerEntry
 from rft_trainer.data.media_cache import load_media
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
 from rft_trainer.protocols import Collectives, Engine, ResponseDecoder
-from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup, Sampling
+from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
 from rft_trainer.records.turns import turns_from_json
 from rft_trainer.rollouts.multi_turn import Conversations
@@ -31,7 +32,7 @@ class RolloutCollector:
         reward: RewardFunction,
         collectives: Collectives,
         *,
-        sampling: Sampling,
+        sampling: SamplingOptions,
         group_size: int,
         seed: int,
         greedy_baseline: bool = False,
@@ -87,7 +88,7 @@ class RolloutCollector:
         return self._draw(prompts, [[0]] * len(prompts), self._greedy)
 
     def _draw(
-        self, prompts: Sequence[Prompt], keys: Sequence[Sequence[int]], sampling: Sampling
+        self, prompts: Sequence[Prompt], keys: Sequence[Sequence[int]], sampling: SamplingOptions
     ) -> list[list[Rollout]]:
         if self._conversations is not None:
             return self._conversations.sample(prompts, keys, sampling)
@@ -148,7 +149,7 @@ def sample_responses(
     decoder: ResponseDecoder,
     prompts: Sequence[Prompt],
     keys: Sequence[Sequence[int]],
-    sampling: Sampling,
+    sampling: SamplingOptions,
 ) -> list[list[Rollout]]:
     """Sample responses as rollouts without a reward yet: one list a prompt, one rollout a key."""
     if not prompts:
@@ -156,15 +157,8 @@ def sample_responses(
     completions = engine.generate(
         [prompt.token_ids for prompt in prompts],
         keys,
-        **_media_arguments(prompts),
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        max_new_tokens=sampling.max_new_tokens,
-        min_new_tokens=sampling.min_new_tokens,
-        stop_token_ids=sampling.stop_token_ids,
-        first_token_temperature=sampling.first_token_temperature,
+        sampling,
+        media=_media_of(prompts),
     )
     texts = iter(decoder.decode_batch([c.token_ids for group in completions for c in group]))
     return [
@@ -187,11 +181,11 @@ def sample_responses(
     ]
 
 
-def _media_arguments(prompts: Sequence[Prompt]) -> dict[str, Any]:
-    """Return the engine's `media` argument; empty for text-only prompts, so text engines need no such parameter."""
+def _media_of(prompts: Sequence[Prompt]) -> list[object | None] | None:
+    """Return the images of each prompt, loaded; None where no prompt has any."""
     if all(prompt.media is None for prompt in prompts):
-        return {}
-    return {"media": [load_media(prompt.media) for prompt in prompts]}
+        return None
+    return [load_media(prompt.media) for prompt in prompts]
 
 
 def score_rollouts(

@@ -49,11 +49,11 @@ class SpokenTurn(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ConversationLimits:
-    """Length limits of a conversation, besides its total number of tokens (`Sampling.max_new_tokens`)."""
+    """Length limits of a conversation, besides its total number of tokens (`SamplingOptions.max_new_tokens`)."""
 
     max_turns: int
     turn_max_len: int | None = None
-    """Tokens of one turn; None = all that are left of `Sampling.max_new_tokens`."""
+    """Tokens of one turn; None = all that are left of `SamplingOptions.max_new_tokens`."""
     room: int | None = None
     """Tokens that the engine holds for a context and a turn; None = for the longest prompt and `max_new_tokens`."""
 

@@ -11,15 +11,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_trainer.data.media_cache import load_media
 from rft_trainer.environments.episodes import EpisodeRunner
 from rft_trainer.environments.protocol import AssistantTurn
 from rft_trainer.environments.tool_calls import ToolCallFormat
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
 from rft_trainer.protocols import Engine, ResponseDecoder, SampledCompletion
-from rft_trainer.records.rollouts import Prompt, Rollout, Sampling
+from rft_trainer.records.rollouts import Prompt, Rollout
 from rft_trainer.rollouts.conversation import Conversation, ConversationStepper, TurnText, malformed_call_reply
 from rft_trainer.rollouts.conversation import ConversationLimits as ConversationLimits
 
@@ -46,7 +48,7 @@ class Conversations:
             episodes: answers them.
             text: the chat template between them.
             calls: how tool calls are written.
-            limits: besides `Sampling.max_new_tokens`, which bounds all tokens after the prompt.
+            limits: besides `SamplingOptions.max_new_tokens`, which bounds all tokens after the prompt.
             timer: charges what the environment takes to `tools`.
         """
         self._engine, self._decoder, self._episodes = engine, decoder, episodes
@@ -55,7 +57,7 @@ class Conversations:
         self._numbers = itertools.count()
 
     def sample(
-        self, prompts: Sequence[Prompt], keys: Sequence[Sequence[int]], sampling: Sampling
+        self, prompts: Sequence[Prompt], keys: Sequence[Sequence[int]], sampling: SamplingOptions
     ) -> list[list[Rollout]]:
         """Sample conversations: one list a prompt, one rollout a key, with rewards where the environment gave them."""
         grouped = [
@@ -72,13 +74,13 @@ class Conversations:
     def _tools(self) -> Any:
         return self._timer.phase(Phase.TOOLS) if self._timer is not None else nullcontext()
 
-    def _open(self, talks: Sequence[Conversation], sampling: Sampling) -> None:
+    def _open(self, talks: Sequence[Conversation], sampling: SamplingOptions) -> None:
         with self._tools():
             replies = self._episodes.reset([talk.episode for talk in talks])
         for talk, reply in zip(talks, replies, strict=True):
             self._taking.open(talk, reply, sampling.max_new_tokens)
 
-    def _speak(self, talks: Sequence[Conversation], sampling: Sampling) -> list[SampledCompletion]:
+    def _speak(self, talks: Sequence[Conversation], sampling: SamplingOptions) -> list[SampledCompletion]:
         """Sample the next turn of every conversation."""
         budgets = [self._taking.budget(talk, sampling.max_new_tokens) for talk in talks]
         lengths = [len(talk.prompt.token_ids) + len(talk.token_ids) for talk in talks]
@@ -89,7 +91,7 @@ class Conversations:
         return [turns[index] for index in range(len(talks))]
 
     def _wave(
-        self, talks: Sequence[Conversation], wave: Sequence[int], budgets: Sequence[int], sampling: Sampling
+        self, talks: Sequence[Conversation], wave: Sequence[int], budgets: Sequence[int], sampling: SamplingOptions
     ) -> dict[int, SampledCompletion]:
         """Sample one wave with one engine call; equal contexts are one prompt, so that they are prefilled once."""
         by_context: dict[tuple[object, ...], list[int]] = {}
@@ -99,25 +101,20 @@ class Conversations:
             by_context.setdefault((id(talk.prompt.media), *talk.context), []).append(index)
         owners = list(by_context.values())
         images = [talks[own[0]].prompt.media for own in owners]
-        media = {} if all(one is None for one in images) else {"media": [load_media(one) for one in images]}
+        media = None if all(one is None for one in images) else [load_media(one) for one in images]
         completions = self._engine.generate(
             [list(talks[own[0]].context) for own in owners],
             [[talks[index].turn_key for index in own] for own in owners],
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            max_new_tokens=max(budgets[index] for index in wave),
-            min_new_tokens=sampling.min_new_tokens,
-            stop_token_ids=sampling.stop_token_ids,
-            first_token_temperature=sampling.first_token_temperature,
+            replace(sampling, max_new_tokens=max(budgets[index] for index in wave)),
             budgets=[[budgets[index] for index in own] for own in owners],
-            **media,
+            media=media,
         )
         pairs = zip(owners, completions, strict=True)
         return {index: one for own, group in pairs for index, one in zip(own, group, strict=True)}
 
-    def _listen(self, talks: Sequence[Conversation], turns: Sequence[SampledCompletion], sampling: Sampling) -> None:
+    def _listen(
+        self, talks: Sequence[Conversation], turns: Sequence[SampledCompletion], sampling: SamplingOptions
+    ) -> None:
         """Step the environment on the sampled turns and append its answers to the conversations."""
         texts = self._decoder.decode_batch([one.token_ids for one in turns])
         parsed = [self._taking.parse(text) for text in texts]

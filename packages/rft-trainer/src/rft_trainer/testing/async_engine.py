@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
+from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.keyed_random import uniforms
 from rft_trainer.testing.bigram import BigramEngine, BigramPolicy, FakeCompletion
 
@@ -57,13 +58,14 @@ class BigramAheadEngine:
         keys: Sequence[int],
         starts: Sequence[int],
         budgets: Sequence[int],
+        options: SamplingOptions,
         *,
-        temperature: float,
-        stop_token_ids: Sequence[int] = (),
+        media: Sequence[object | None] | None = None,
         stop: Callable[[], bool] | None = None,
-        **options: Any,
     ) -> Iterator[FakeDrawn]:
         """Sample one token of every request in turn, until they end or `stop()` is true."""
+        del media
+        temperature, stop_token_ids = options.temperature, options.stop_token_ids
         self.calls.append((self.weight_version, tuple(keys)))
         table = (self._tables[self.weight_version] / (temperature or 1.0)).log_softmax(-1)
         drawn: dict[int, tuple[list[int], list[float]]] = {i: ([], []) for i in range(len(keys))}
@@ -92,7 +94,14 @@ class BigramAheadEngine:
         return FakeDrawn(request, tuple(tokens), tuple(logprobs), zeros, reason, self.weight_version)
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sample_keys: Sequence[Sequence[int]], **options: Any
+        self,
+        prompts: Sequence[Sequence[int]],
+        sample_keys: Sequence[Sequence[int]],
+        options: SamplingOptions,
+        *,
+        budgets: Sequence[Sequence[int]] | None = None,
+        constraint: TokenTrie | None = None,
+        media: Sequence[object | None] | None = None,
     ) -> list[list[FakeCompletion]]:
         """Generate complete completions with the served version."""
         frozen = BigramPolicy(self._policy.table.shape[0], dtype=self._policy.table.dtype)
@@ -100,7 +109,7 @@ class BigramAheadEngine:
             frozen.table.copy_(self._tables[self.weight_version])
         engine = BigramEngine(frozen)
         engine.version = self.weight_version
-        return engine.generate(prompts, sample_keys, **options)
+        return engine.generate(prompts, sample_keys, options, budgets=budgets, constraint=constraint, media=media)
 
     def load_weights(self, version: int) -> None:
         """Publish the table and serve it."""

@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.keyed_random import uniforms
 from rft_core.packed_tokens import PackedTokens
 
@@ -93,20 +95,16 @@ class BigramEngine:
         self,
         prompts: Sequence[Sequence[int]],
         sample_keys: Sequence[Sequence[int]],
+        options: SamplingOptions,
         *,
-        temperature: float,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        min_p: float = 0.0,
-        max_new_tokens: int,
-        min_new_tokens: int = 0,
-        stop_token_ids: Sequence[int] = (),
-        first_token_temperature: float | None = None,
         budgets: Sequence[Sequence[int]] | None = None,
+        constraint: TokenTrie | None = None,
+        media: Sequence[object | None] | None = None,
     ) -> list[list[FakeCompletion]]:
-        """Generate one completion a key; temperature 0 takes the most likely token."""
-        del top_p, top_k, min_p, min_new_tokens, first_token_temperature
-        budgets = budgets or [[max_new_tokens] * len(keys) for keys in sample_keys]
+        """Generate one completion a key; temperature 0 takes the most likely token. Nothing is truncated."""
+        del constraint, media
+        temperature, stop_token_ids = options.temperature, options.stop_token_ids
+        budgets = budgets or [[options.max_new_tokens] * len(keys) for keys in sample_keys]
         table = (self._policy.table / (temperature or 1.0)).log_softmax(-1)
         return [
             [

@@ -10,6 +10,7 @@ from rft.build.rl_data import RlData
 from rft.process.machine import choose_device
 from rft.settings import RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import OptionsError
 from rft_engine.replicas.engine import ReplicaEngine
 from rft_models.tokenization.tokenizer import HfTokenizer
@@ -17,7 +18,6 @@ from rft_trainer.async_rollouts.queue import AsyncConfig, RolloutQueue
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.loops.rl import RlLoop
 from rft_trainer.protocols import Collectives, Engine
-from rft_trainer.records.rollouts import Sampling
 from rft_trainer.records.scores import Reward
 
 _ONE_AT_A_TIME = "--max_staleness 0"
@@ -77,7 +77,7 @@ def rollout_queue(
     reward: Reward,
     ledger: Ledger,
     data: RlData,
-    sampling: Sampling,
+    sampling: SamplingOptions,
     collectives: Collectives,
     environment: ChosenEnvironment | None = None,
 ) -> RolloutQueue | None:

@@ -12,6 +12,7 @@ from rft.build.reward_checks import has_images
 from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine
 from rft.settings import EvalSettings, RlSettings
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import DataError, OptionsError
 from rft_models.loading.context_length import model_facts
 from rft_models.policy.load import load_reference
@@ -68,16 +69,16 @@ class EngineJudge:
 
     def _answers(self, prompts: Sequence[_Prompt], keys: Sequence[int]) -> list[str]:
         media = [media for _, media in prompts]
-        seen: dict[str, Any] = {"media": media} if any(media) else {}
+        options = SamplingOptions(
+            temperature=0.0, max_new_tokens=self._max_new_tokens, stop_token_ids=self._codec.eos_ids
+        )
         self._engine.wake()
         try:
             completions = self._engine.generate(
                 [token_ids for token_ids, _ in prompts],
                 [[key] for key in keys],
-                **seen,
-                temperature=0.0,
-                max_new_tokens=self._max_new_tokens,
-                stop_token_ids=self._codec.eos_ids,
+                options,
+                media=media if any(media) else None,
             )
         finally:
             self._engine.sleep(1)

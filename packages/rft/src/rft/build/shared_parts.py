@@ -12,8 +12,10 @@ from rft.checkpoints.parts import CheckpointParts
 from rft.checkpoints.writer import ResumePoint, make_writer, save_schedule
 from rft.parallel.parallelize import held_dtype
 from rft.process.machine import Machine
+from rft_algos.decoding.sampling_options import SamplingOptions as SamplingOptions
 from rft_algos.schedules import learning_rate
 from rft_dist.settings import AdamSettings, CheckpointSettings, StrategySettings
+from rft_engine.settings import SamplingSettings
 from rft_models.files.divisibility import refuse_uneven_model
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
@@ -137,7 +139,18 @@ def make_evaluator(
         reward,
         machine.collectives,
         prompts,
-        max_new_tokens=longest_response,
-        stop_token_ids=codec.eos_ids,
+        sampling=SamplingOptions(temperature=0.0, max_new_tokens=longest_response, stop_token_ids=codec.eos_ids),
         conversations=talks,
+    )
+
+
+def sampling_options(drawn: SamplingSettings, max_new_tokens: int, stop_token_ids: tuple[int, ...]) -> SamplingOptions:
+    """Return the options under which completions are drawn, from the settings of a command."""
+    return SamplingOptions(
+        temperature=drawn.temperature,
+        max_new_tokens=max_new_tokens,
+        stop_token_ids=stop_token_ids,
+        top_p=drawn.top_p,
+        top_k=max(drawn.top_k, 0),
+        min_p=drawn.min_p,
     )
