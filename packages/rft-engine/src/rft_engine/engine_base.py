@@ -1,9 +1,23 @@
-"""Base class of all engines: lifecycle state, weight version, statistics of the last call."""
+"""Base class of all engines: lifecycle state, weight version, statistics of the last call; and an engine's facts."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rft_engine.completions import EngineStats
 from rft_engine.lifecycle import EngineState, StateMachine, Transition
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """Facts that a started engine reports."""
+
+    dtype: str
+    """Of its weights as loaded: float32, bfloat16 or float16."""
+    vocab_size: int
+    is_cpu: bool
+    transport: str
+    """How weights reach it: direct, file, ipc or nccl."""
 
 
 class EngineBase:

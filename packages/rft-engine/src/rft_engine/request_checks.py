@@ -66,16 +66,18 @@ def check_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, max_len
             )
         if min(prompt) < 0 or max(prompt) >= vocab_size:
             token = min(prompt) if min(prompt) < 0 else max(prompt)
-            raise refusal(
-                "engine.unknown_token",
-                f"prompt {index} holds token {token}, the model knows 0 to {vocab_size - 1}",
-                "a prompt consists of the model's tokens",
-                "encode the prompts with the tokenizer of this model",
-            )
+            raise unknown_token("prompt", f"prompt {index}", token, vocab_size)
+
+
+def unknown_token(noun: str, subject: str, token: int, vocab_size: int) -> OptionsError:
+    """Return the error for a token that the model does not have, in a prompt or in another `noun`."""
+    what = f"{subject} holds token {token}, the model knows 0 to {vocab_size - 1}"
+    why, remedy = f"a {noun} consists of the model's tokens", f"encode the {noun}s with the tokenizer of this model"
+    return refusal("engine.unknown_token", what, why, remedy)
 
 
 def refusal(code: str, what: str, why: str, remedy: str) -> OptionsError:
     """An option or a prompt that cannot be served."""
     return OptionsError(
-        code=code, what=what, where="in-process engine", why=why, state="nothing was generated", do=remedy
+        code=code, what=what, where="call of an engine", why=why, state="nothing was generated", do=remedy
     )

@@ -16,11 +16,12 @@ from fake_vllm import VOCAB, FakeVllm, fake_tensors, write_fake_model
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import ServiceError
+from rft_engine.process.process_engine import ProcessBackend
 from rft_engine.process.requests import GenerateCall, SampleResult, StepCounts
 from rft_engine.slowness import slowest_reason
 from rft_engine.vllm.engine import VllmEngine
 from rft_engine.vllm.local import LocalVllm
-from rft_engine.vllm.process import ProcessVllm, VllmProcessEngine
+from rft_engine.vllm.process import VllmProcessEngine
 from rft_engine.vllm.settings import VllmSettings
 
 PROMPTS, KEYS = [[1, 2], [3]], [list(range(4)), list(range(50, 55))]
@@ -85,12 +86,12 @@ class Spoilt(LocalVllm):
 
 
 class HereEngine(VllmEngine):
-    def _start(self, runtime: Any) -> Spoilt:
+    def _start(self) -> Spoilt:
         return Spoilt(self._settings, FakeVllm(), in_process=True)
 
 
 class ProcessEngine(VllmProcessEngine):
-    def _start(self, runtime: Any) -> Spoilt:
+    def _start(self) -> Spoilt:
         return Spoilt(self._settings, FakeVllm(), in_process=False)
 
 
@@ -183,7 +184,7 @@ def test_lines_that_are_no_messages_are_garbage_too(settings: VllmSettings, tmp_
         "    print(answer, file=answers, flush=True)\n"
         "requests.readline()\n"
     )
-    process = ProcessVllm(settings, [sys.executable, "-S", "-c", code], {}, tmp_path / "log")
+    process = ProcessBackend(settings, [sys.executable, "-S", "-c", code], {}, tmp_path / "log")
     call = GenerateCall(0, {"max_new_tokens": 5, "stop_token_ids": []}, [1], [[1]], [(0, 0)])
     try:
         with pytest.raises(ServiceError) as caught:

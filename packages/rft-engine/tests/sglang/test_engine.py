@@ -40,7 +40,7 @@ class InThisProcess(SglangEngine):
 
     double: FakeSglang
 
-    def _start(self, runtime: Any) -> Any:
+    def _start(self) -> Any:
         return LocalSglang(self._settings, self.double)  # pyright: ignore[reportArgumentType]
 
 

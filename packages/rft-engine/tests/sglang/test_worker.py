@@ -168,7 +168,7 @@ class Mortal(LocalSglang):
 class MortalEngine(SglangEngine):
     """`SglangEngine` whose process is a `Mortal`."""
 
-    def _start(self, runtime: Any) -> Any:
+    def _start(self) -> Any:
         return Mortal(self._settings, FakeSglang())  # pyright: ignore[reportArgumentType]
 
 

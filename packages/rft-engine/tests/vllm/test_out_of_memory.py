@@ -11,11 +11,11 @@ import pytest
 from fake_vllm import FakeVllm, write_fake_model
 
 from rft_core.errors import ServiceError
+from rft_engine.process.process_engine import ProcessBackend
 from rft_engine.vllm.engine import VllmEngine
 from rft_engine.vllm.gpu_processes import Device, DeviceProcess, nvidia_inventory, parse_inventory, visible_device
 from rft_engine.vllm.local import LocalVllm
 from rft_engine.vllm.out_of_memory import memory_error
-from rft_engine.vllm.process import ProcessVllm
 from rft_engine.vllm.settings import VllmSettings
 
 AT_START = (
@@ -187,8 +187,9 @@ def test_words_about_something_else_are_left_alone(model_dir: Path, words: str) 
 
 def test_a_process_that_died_for_memory_says_so(model_dir: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", f"import sys; print({TORCH!r}); sys.exit(1)"]
+    settings, inventory = settings_of(model_dir), lambda: gpu(1000, OTHER)
     with pytest.raises(ServiceError) as caught:
-        ProcessVllm(settings_of(model_dir), command, {}, tmp_path / "log", inventory=lambda: gpu(1000, OTHER))
+        ProcessBackend(settings, command, {}, tmp_path / "log", lambda log: memory_error(settings, log, inventory))
     assert caught.value.problem.code == "engine.vllm.memory.others"
 
 

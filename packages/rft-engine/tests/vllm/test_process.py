@@ -236,7 +236,7 @@ class Mortal(LocalVllm):
 class MortalEngine(VllmProcessEngine):
     """`VllmProcessEngine` whose process is a `Mortal`."""
 
-    def _start(self, runtime) -> Mortal:
+    def _start(self) -> Mortal:
         return Mortal(self._settings, FakeVllm(is_cpu=False), in_process=False)
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_engine.completions import Completion
+from rft_engine.engine_base import EngineFacts
 from rft_engine.native.engine import NativeEngine
 from rft_engine.native.partial_requests import SampledTokens, SampleRequests
-from rft_engine.process.requests import EngineFacts
 from rft_engine.replicas.engine import ReplicaEngine
 from rft_engine.replicas.external_engine import ExternalEngineReplica
 from rft_engine.replicas.load_balancing import assign_samples

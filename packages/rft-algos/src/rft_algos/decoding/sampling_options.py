@@ -12,7 +12,7 @@ from rft_core.errors import OptionsError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """How completions are drawn, and how long they may be; the same for all completions of one call.
+    """Sampling options and length limits of completions, the same for all completions of one call.
 
     Example::
 
@@ -70,7 +70,8 @@ class SamplingOptions:
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> SamplingOptions:
         """Make the record of its fields after JSON, which has lists in the place of tuples."""
-        return cls(**{**fields, "stop_token_ids": tuple(fields["stop_token_ids"])})
+        values: dict[str, Any] = {**fields, "stop_token_ids": tuple(fields["stop_token_ids"])}
+        return cls(**values)
 
     @property
     def for_first_token(self) -> SamplingOptions:

@@ -21,6 +21,7 @@ from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import ROOT, TokenTrie
 from rft_core.errors import OptionsError, ServiceError
 from rft_engine.completions import Completion
+from rft_engine.request_checks import unknown_token
 from rft_engine.typed_lists import to_ints
 
 States: TypeAlias = Tensor
@@ -96,15 +97,7 @@ def check_vocabulary(trie: TokenTrie, vocab_size: int) -> None:
     """Raise `OptionsError` for a tree with a token that the model does not know."""
     largest = int(trie.tokens_E.max())
     if largest >= vocab_size:
-        what = f"the tree holds token {largest}, the model knows 0 to {vocab_size - 1}"
-        raise OptionsError(
-            code="engine.unknown_token",
-            what=what,
-            where="token tree",
-            why="a sequence consists of the model's tokens",
-            state="nothing was generated",
-            do="encode the sequences with the tokenizer of this model",
-        )
+        raise unknown_token("sequence", "the tree", largest, vocab_size)
 
 
 def end_tokens(trie: TokenTrie) -> list[int]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from rft_core.errors import ServiceError
+from rft_engine.engine_base import EngineFacts
 from rft_engine.lifecycle import EngineState, StateMachine
 from rft_engine.native.engine import NativeEngine
-from rft_engine.process.requests import EngineFacts
 from rft_engine.protocols import CacheT, DecodableModel
 from rft_engine.weight_sync.fingerprints import Fingerprint, WeightProvider, compare, element_digest
 

@@ -1,1 +1,1 @@
-"""An engine in a child process: client, server, requests. Imports no other room."""
+"""An engine in a child process: client, server, requests, base classes. May import `weight_sync` and `decoding`."""

@@ -7,22 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
-from rft_core.errors import OptionsError, ServiceError
+from rft_core.errors import ServiceError
 from rft_engine.completions import Completion
 
 _ROUNDING = 1e-3  # nats above 0 that a log-probability of nearly 1 may have
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFacts:
-    """Facts that a started engine reports."""
-
-    dtype: str
-    """Of its weights as loaded: float32, bfloat16 or float16."""
-    vocab_size: int
-    is_cpu: bool
-    transport: str
-    """How weights reach it: direct, file, ipc or nccl."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +31,7 @@ class GenerateCall:
     """Lists of the `TokenTrie` that holds every completion, whole; `stop_token_ids` then are what ends requests."""
 
     media: Sequence[dict[str, Any] | None] = ()
-    """Images of each prompt as `vllm.media` describes them; empty: no prompt has any."""
+    """Images of each prompt as the engine's library takes them; empty: no prompt has any."""
 
     def budget(self, sample: int) -> int:
         """Tokens that a sample may have."""
@@ -70,36 +58,6 @@ class StepCounts:
     num_prefill_tokens: int
     num_preemptions: int | None = None
     """Requests that lost their place and were read again; None where the engine does not report it."""
-
-
-def check_prompts(
-    prompts: Sequence[Sequence[int]],
-    sample_keys: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    max_len: int,
-    vocab_size: int,
-) -> None:
-    """Raise `OptionsError` for a prompt that is empty, too long or holds a token that the model has not."""
-    if len(prompts) != len(sample_keys):
-        what = f"{len(prompts)} prompts, {len(sample_keys)} lists of sample keys"
-        raise _refusal("engine.sample_keys", what, "every prompt has its list of keys", "one list of keys a prompt")
-    room = max_len - max_new_tokens
-    for index, prompt in enumerate(prompts):
-        if not prompt:
-            what = f"prompt {index} has no tokens"
-            raise _refusal("engine.empty_prompt", what, "there is nothing to continue", f"leave prompt {index} out")
-        if len(prompt) > room:
-            what = (
-                f"prompt {index} has {len(prompt)} tokens, "
-                f"max_len - max_new_tokens = {max_len} - {max_new_tokens} = {room}"
-            )
-            remedy = f"max_len={len(prompt) + max_new_tokens}"
-            raise _refusal("engine.prompt_too_long", what, "a prompt and its completion share max_len tokens", remedy)
-        if min(prompt) < 0 or max(prompt) >= vocab_size:
-            token = min(prompt) if min(prompt) < 0 else max(prompt)
-            what = f"prompt {index} holds token {token}, the model knows 0 to {vocab_size - 1}"
-            remedy = "encode the prompts with the tokenizer of this model"
-            raise _refusal("engine.unknown_token", what, "a prompt consists of the model's tokens", remedy)
 
 
 class Answers:
@@ -215,7 +173,3 @@ def _is_integer(value: Any) -> bool:
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _refusal(code: str, what: str, why: str, remedy: str) -> OptionsError:
-    return OptionsError(code=code, what=what, where="vLLM engine", why=why, state="nothing was generated", do=remedy)

@@ -16,8 +16,9 @@ from typing import Any, BinaryIO, Protocol
 
 from rft_core.errors import RftError
 from rft_core.json_records import json_bytes
+from rft_engine.engine_base import EngineFacts
 from rft_engine.process.client import error_fields
-from rft_engine.process.requests import EngineFacts, GenerateCall, SampleResult, StepCounts
+from rft_engine.process.requests import GenerateCall, SampleResult, StepCounts
 
 _PARENT_CHECK_SECONDS = 1.0
 

@@ -26,8 +26,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from rft_core.errors import RftError, ServiceError
+from rft_engine.engine_base import EngineFacts
 from rft_engine.native.partial_requests import SampledTokens, SampleRequests
-from rft_engine.process.requests import EngineFacts
 from rft_engine.replicas.load_balancing import assign_samples
 from rft_engine.replicas.process import is_lost
 from rft_engine.weight_sync.shared_memory import WeightSnapshot

@@ -17,10 +17,9 @@ from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core.errors import RftError
 from rft_engine.completions import Completion, EngineStats
-from rft_engine.engine_base import EngineBase
+from rft_engine.engine_base import EngineBase, EngineFacts
 from rft_engine.lifecycle import EngineState
 from rft_engine.native.partial_requests import SampledTokens, SampleRequests
-from rft_engine.process.requests import EngineFacts
 from rft_engine.replicas.dispatch import Replica, ReplicaDispatch
 from rft_engine.replicas.process import is_lost
 from rft_engine.request_checks import check_budgets, check_keys, check_media, check_prompts, refusal

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_engine.completions import Completion
+from rft_engine.engine_base import EngineFacts
 from rft_engine.native.partial_requests import SampledTokens, SampleRequests
-from rft_engine.process.requests import EngineFacts
 from rft_engine.weight_sync.fingerprints import WeightProvider
 from rft_engine.weight_sync.shared_memory import WeightSnapshot
 

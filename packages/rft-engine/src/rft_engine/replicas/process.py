@@ -13,9 +13,10 @@ from typing import Any
 from rft_core.errors import RftError
 from rft_core.fault_points import declare, fault_point
 from rft_core.json_records import json_bytes
+from rft_engine.engine_base import EngineFacts
 from rft_engine.native.partial_requests import SampledTokens, SampleRequests
 from rft_engine.process.client import EngineDied, EngineProcess, error_of
-from rft_engine.process.requests import EngineFacts, garbage
+from rft_engine.process.requests import garbage
 from rft_engine.replicas.interrupt_flag import InterruptFlag
 from rft_engine.weight_sync.fingerprints import compare
 from rft_engine.weight_sync.shared_memory import WeightSnapshot

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import ServiceError
+from rft_engine.engine_base import EngineFacts
 from rft_engine.lifecycle import EngineState
 from rft_engine.native.partial_requests import SampleRequests
 from rft_engine.native.resumable_batch import ResumableEngine
-from rft_engine.process.requests import EngineFacts
 from rft_engine.process.server import RequestWorker, serve_with
 from rft_engine.replicas.interrupt_flag import InterruptFlag
 from rft_engine.weight_sync.fingerprints import Fingerprint, element_digest

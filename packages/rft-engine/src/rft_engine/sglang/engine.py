@@ -9,17 +9,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_engine.process.process_engine import ProcessEngine
 from rft_engine.process.requests import Answers, GenerateCall, StepCounts
 from rft_engine.sglang.settings import SglangSettings, check_options, end_tokens, refusal
-from rft_engine.vllm.process import VllmProcessEngine
-from rft_engine.weight_sync.fingerprints import WeightProvider
+from rft_engine.weight_sync.file_transport import FileTransport, Transport
+from rft_engine.weight_sync.fingerprints import WeightProvider, WeightSource
 
 _WORKER = (sys.executable, "-m", "rft_engine.sglang.worker")
 
 
-class SglangEngine(VllmProcessEngine):
+class SglangEngine(ProcessEngine):
     """Samples from a copy of the policy that SGLang holds in a process of its own.
 
     A sample's tokens depend on its prompt, its key, the weights and the options only. They are SGLang's own draws:
@@ -42,25 +44,40 @@ class SglangEngine(VllmProcessEngine):
         command: Sequence[str] = _WORKER,
         max_restarts: int = 3,
     ) -> None:
-        """Arguments as of `VllmProcessEngine`.
+        """Start SGLang in a process of its own; arguments as for `ProcessEngine`.
 
         Raises:
             OptionsError: a setting that SGLang cannot carry out.
             PreflightError: SGLang is missing or of another release.
         """
         self._ends = end_tokens(settings.model_dir)
+        self._weights = WeightSource(weights, settings.model_dir)
         super().__init__(
-            settings, weights, environment=environment, log_path=log_path, command=command, max_restarts=max_restarts
+            settings,
+            self._weights,
+            environment=environment,
+            log_path=log_path,
+            command=command,
+            max_restarts=max_restarts,
         )
+
+    def _make_transport(self) -> Transport:
+        facts = self._backend.facts
+        return FileTransport(self._weights, self._backend, facts.dtype, self._settings.deadlines.load_weights)
+
+    def _plain_media(
+        self, prompts: Sequence[Sequence[int]], media: Sequence[object | None] | None
+    ) -> list[dict[str, Any] | None]:
+        if media is not None and any(one is not None for one in media):
+            why = "what reaches SGLang here are token ids"
+            raise refusal("images", "prompts with images", why, "--engine_type native or vllm")
+        return []
 
     def _collect(self, call: GenerateCall, answers: Answers) -> StepCounts:
         """Refuse what SGLang cannot draw, then ask for it."""
         if call.constraint is not None:
             why = "SGLang draws the tokens itself, and its own grammars do not know a token trie"
             raise refusal("constraint", "generation within a token trie", why, "--engine_type native or vllm")
-        if call.media:
-            why = "what reaches SGLang here are token ids"
-            raise refusal("images", "prompts with images", why, "--engine_type native or vllm")
         check_options(SamplingOptions.from_fields(call.options), self._ends)
         return super()._collect(call, answers)
 

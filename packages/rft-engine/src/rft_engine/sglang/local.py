@@ -16,7 +16,8 @@ import torch
 
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import ServiceError
-from rft_engine.process.requests import EngineFacts, GenerateCall, SampleResult, StepCounts, garbage
+from rft_engine.engine_base import EngineFacts
+from rft_engine.process.requests import GenerateCall, SampleResult, StepCounts, garbage
 from rft_engine.sglang.runtime import SglangRoot, SglangRuntime
 from rft_engine.sglang.settings import LOADER, SglangSettings, engine_arguments
 from rft_engine.weight_sync.fingerprints import Fingerprint

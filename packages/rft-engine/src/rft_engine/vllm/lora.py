@@ -16,12 +16,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rft_engine.process.settings import ExternalEngineSettings
+from rft_engine.weight_sync.file_transport import Workers
 from rft_engine.weight_sync.fingerprints import Fingerprint, WeightProvider, element_digest
 from rft_engine.weight_sync.weight_file import shared_directory, write_weight_file
 
@@ -30,10 +31,6 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM makes room for; an adapter of another takes the next."""
 _NUMBER = 1
 _METHOD = "rft_load_adapter"
-
-
-class _Workers(Protocol):
-    def rpc(self, method: str, arguments: list[Any], seconds: float | None = None) -> list[Any]: ...
 
 
 class AdapterSource:
@@ -57,7 +54,7 @@ class AdapterSource:
 class AdapterTransport:
     """Sends the adapters of an `AdapterSource`."""
 
-    def __init__(self, settings: ExternalEngineSettings, source: AdapterSource, workers: _Workers) -> None:
+    def __init__(self, settings: ExternalEngineSettings, source: AdapterSource, workers: Workers) -> None:
         self._settings, self._source, self._workers = settings, source, workers
 
     def send(self) -> list[Fingerprint]:

@@ -1,106 +1,34 @@
-"""vLLM in a process of its own: bounded by deadlines, and started again when it dies."""
+"""vLLM in a process of its own."""
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rft_core.errors import ServiceError
-from rft_core.json_records import fields_of
-from rft_engine.process.client import EngineDied, EngineProcess
-from rft_engine.process.requests import (
-    Answers,
-    EngineFacts,
-    GenerateCall,
-    SampleResult,
-    StepCounts,
-    garbage,
-    message_of,
-)
+from rft_core.errors import RftError
+from rft_engine.process.process_engine import ProcessEngine
 from rft_engine.process.settings import ExternalEngineSettings
-from rft_engine.vllm.engine import Backend, VllmEngine
-from rft_engine.vllm.gpu_processes import Inventory, nvidia_inventory
+from rft_engine.vllm.engine import check_sleep, weight_source, weight_transport
+from rft_engine.vllm.gpu_processes import nvidia_inventory
+from rft_engine.vllm.media import plain_media
 from rft_engine.vllm.out_of_memory import memory_error
-from rft_engine.vllm.runtime import VllmRuntime
-from rft_engine.vllm.weight_transport import SenderFactory
+from rft_engine.vllm.weight_transport import SenderFactory, open_sender
+from rft_engine.weight_sync.file_transport import Transport
 from rft_engine.weight_sync.fingerprints import WeightProvider
 
 _WORKER = (sys.executable, "-m", "rft_engine.vllm.worker")
 
 
-class ProcessVllm:
-    """A started `vllm.worker` process and the calls to it."""
+class VllmProcessEngine(ProcessEngine):
+    """Samples from a copy of the policy that vLLM holds in a process of its own; else as `VllmEngine`.
 
-    def __init__(
-        self,
-        settings: ExternalEngineSettings,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        log_path: Path,
-        inventory: Inventory = nvidia_inventory,
-    ) -> None:
-        self._settings = settings
-        self._process = EngineProcess(command, environment, log_path)
-        fields = json.loads(json.dumps(asdict(settings), default=str))
-        try:
-            self.facts = EngineFacts(**self._process.call("start", settings.deadlines.start, settings=fields))
-        except EngineDied as error:
-            self._process.kill()
-            if (known := memory_error(settings, error.problem.where, inventory)) is not None:
-                raise known from error
-            raise
-        except BaseException:
-            self._process.kill()
-            raise
+    Example::
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.is_alive
-
-    def generate(self, call: GenerateCall, seconds: float) -> Iterator[SampleResult | StepCounts]:
-        """Results as samples finish, then the counts."""
-        slack = self._settings.deadlines.other  # the worker gives up first, between two steps, and stays alive
-        messages = self._process.stream("generate", seconds + slack, within=seconds, **fields_of(call))
-        try:
-            counts = yield from _results(messages)
-        except json.JSONDecodeError as error:
-            raise garbage(f"the engine answered what is no JSON: {error.doc[:200]!r}") from error
-        yield message_of(counts)
-
-    def rpc(self, method: str, arguments: Sequence[Any] = (), seconds: float | None = None) -> list[Any]:
-        """Call a method of every worker of that vLLM by name, with JSON values."""
-        limit = seconds or self._settings.deadlines.other
-        return self._process.call("rpc", limit, method=method, arguments=list(arguments))
-
-    def serve(self, version: int) -> None:
-        self._process.call("serve", self._settings.deadlines.other, version=version)
-
-    def sleep(self, level: int) -> None:
-        self._process.call("sleep", self._settings.deadlines.other, level=level)
-
-    def wake(self, tags: list[str]) -> None:
-        self._process.call("wake", self._settings.deadlines.other, tags=tags)
-
-    def close(self) -> None:
-        self._process.kill()
-
-
-class VllmProcessEngine(VllmEngine):
-    """`VllmEngine` with vLLM in a process of its own.
-
-    The process is ended when a call passes its deadline, and started again when it is needed and
-    gone: the present weights are sent and verified before it serves. Samples that were under way are
-    asked for again under their keys, so they come out as they would have.
+        engine = VllmProcessEngine(VllmSettings(model_dir=path, max_rows=64, max_len=512), policy.named_tensors)
+        engine.load_weights(1)
+        [samples] = engine.generate([[5, 6, 7]], [[11, 12]], SamplingOptions(temperature=1.0, max_new_tokens=32))
     """
 
     def __init__(
@@ -118,122 +46,32 @@ class VllmProcessEngine(VllmEngine):
 
         Args:
             settings, weights: as for `VllmEngine`.
-            environment: variables of the process beside this one's, such as CUDA_VISIBLE_DEVICES.
-            log_path: where it prints to; None = a file in the temporary directory.
-            command: what starts the worker.
-            max_restarts: times that one call may start it again before the call fails.
+            environment, log_path, command, max_restarts: as for `ProcessEngine`.
             make_sender: the trainer's end of transports between GPUs; None = vLLM's own.
         """
-        self._command, self._environment = tuple(command), dict(environment or {})
-        self._log_path = log_path or Path(tempfile.mkdtemp(prefix="rft-vllm-")) / "engine.log"
-        self._max_restarts, self._make_sender = max_restarts, make_sender
-        self.num_restarts = 0
-        self._sent_at_load: dict[str, str] = {}
-        super().__init__(settings, weights)
+        self._weights, self._make_sender = weight_source(settings, weights), make_sender
+        super().__init__(
+            settings,
+            self._weights,
+            environment=environment,
+            log_path=log_path,
+            command=command,
+            max_restarts=max_restarts,
+        )
 
-    @property
-    def pid(self) -> int:
-        """Process id of the present process, or of the last one that ran."""
-        assert isinstance(self._backend, ProcessVllm)
-        return self._backend.pid
+    def _explain(self, log: str) -> RftError | None:
+        return memory_error(self._settings, log, nvidia_inventory)
 
-    @property
-    def log_path(self) -> Path:
-        """Path of the log that the process prints to."""
-        return self._log_path
+    def _make_transport(self) -> Transport:
+        transport = self._backend.facts.transport
+        make_sender = self._make_sender or (open_sender if transport in ("ipc", "nccl") else None)
+        return weight_transport(self._settings, self._weights, self._backend, make_sender)
 
-    def _start(self, runtime: VllmRuntime | None) -> Backend:
-        assert runtime is None, "the process makes its own"
-        return ProcessVllm(self._settings, self._command, self._environment, self._log_path)
-
-    def _sender_factory(self) -> SenderFactory | None:
-        if self._backend.facts.transport not in ("ipc", "nccl") or self._make_sender is not None:
-            return self._make_sender
-        from rft_engine.vllm.weight_transport import open_sender
-
-        return open_sender
-
-    def _collect(self, call: GenerateCall, answers: Answers) -> StepCounts:
-        """Collect results while the process lives, the rest from the next one; end one that answers garbage."""
-        for attempt in range(self._max_restarts + 1):
-            if not self._backend.is_alive:
-                self._restart()
-            # finished samples are kept; the others come out the same under their keys
-            left = [(sample, prompt) for sample, prompt in call.requests if sample not in answers.done]
-            try:
-                return super()._collect(replace(call, requests=left), answers)
-            except EngineDied:
-                if attempt == self._max_restarts:
-                    raise
-            except ServiceError as error:
-                if error.problem.code == "engine.garbage":
-                    self._backend.close()  # the state of its weights is unknown
-                raise
-        raise AssertionError("unreachable")
+    def _plain_media(
+        self, prompts: Sequence[Sequence[int]], media: Sequence[object | None] | None
+    ) -> list[dict[str, Any] | None]:
+        return plain_media(prompts, media)
 
     def _backend_sleep(self, level: int) -> None:
-        """Put vLLM to sleep; a process that is gone has given its memory back already."""
-        with suppress(EngineDied):
-            super()._backend_sleep(level)
-
-    def _wake_tags(self, *tags: str) -> None:
-        """Wake vLLM; a process that is gone is started later, by the generation or update that needs it."""
-        if self._backend.is_alive:
-            with suppress(EngineDied):
-                super()._wake_tags(*tags)
-
-    def _update(self, version: int) -> None:
-        """Update the weights as in-process vLLM does; a process that is gone or dies meanwhile is started once more."""
-        if not self._backend.is_alive:
-            self._renew()
-        try:
-            super()._update(version)
-        except EngineDied:
-            self._renew()
-            super()._update(version)
-        except ServiceError:
-            self._backend.close()  # the state of its weights is unknown
-            raise
-        self._sent_at_load = dict(self._source.sent)
-
-    def _renew(self) -> None:
-        """Start another process, with the weights of the model directory."""
-        self._backend.close()
-        self.num_restarts += 1
-        self._backend = self._start(None)
-        self._transport = self._make_transport()
-        self._awake_tags = {"weights", "kv_cache"}
-
-    def _restart(self) -> None:
-        """Start another process and load the weights that the last one held."""
-        self._renew()
-        if not self._sent_at_load:
-            return
-        version = self.weight_version
-        received = self._transport.send()
-        self._verify(received, version)
-        # parameters may have been trained since the load: the version must not be served with other values
-        if self._source.sent != self._sent_at_load:
-            raise _moved_on(version)
-        self._backend.serve(version)
-
-
-def _results(messages: Generator[Any, None, Any]) -> Generator[SampleResult | StepCounts, None, Any]:
-    """Yield the items of a stream as records; return its reply."""
-    while True:
-        try:
-            item = next(messages)
-        except StopIteration as end:
-            return end.value
-        yield message_of(item)
-
-
-def _moved_on(version: int) -> ServiceError:
-    return ServiceError(
-        code="engine.out_of_step",
-        what=f"the policy's tensors are no longer those that were loaded as version {version}",
-        where="a restart of the engine's process",
-        why="tokens would carry the version of weights that did not sample them",
-        state="samples of this call are dropped",
-        do=f"load_weights({version + 1})",
-    )
+        check_sleep(self._settings, self._backend, level)
+        super()._backend_sleep(level)

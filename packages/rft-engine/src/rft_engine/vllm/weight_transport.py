@@ -13,30 +13,21 @@ it did at the start and copies the result into the memory that kernels and CUDA 
 # pyright: reportUnknownArgumentType=false
 from __future__ import annotations
 
-import os
 import socket
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from rft_core.errors import OptionsError
-from rft_engine.process.requests import EngineFacts
+from rft_engine.engine_base import EngineFacts
 from rft_engine.process.settings import ExternalEngineSettings
 from rft_engine.vllm.cuda_ipc import encode_update
+from rft_engine.weight_sync.file_transport import FileTransport, Workers, torch_dtype
 from rft_engine.weight_sync.fingerprints import Fingerprint, WeightSource
-from rft_engine.weight_sync.weight_file import shared_directory, write_weight_file
-
-
-class Workers(Protocol):
-    """The workers of one vLLM, here or in a process of their own."""
-
-    def rpc(self, method: str, arguments: Sequence[Any] = (), seconds: float | None = None) -> list[Any]: ...
 
 
 class Sender(Protocol):
@@ -83,7 +74,8 @@ class WeightTransport:
         make_sender: SenderFactory | None = None,
     ) -> None:
         self._facts, self._source, self._workers = facts, source, workers
-        self._seconds = settings.deadlines.load_weights
+        self._seconds, self._dtype = settings.deadlines.load_weights, torch_dtype(facts.dtype)
+        self._file = FileTransport(source, workers, facts.dtype, self._seconds)
         self._num_workers = settings.tensor_parallel_size
         self._make_sender = make_sender
         self._sender: Sender | None = None
@@ -101,7 +93,7 @@ class WeightTransport:
             self._workers.rpc("rft_load_tensors", [tensors], self._seconds)
             return []
         if self._facts.transport == "file":
-            return self._send_file()
+            return self._file.send()
         if self._sender is None:
             assert self._make_sender is not None, "a transport over GPUs needs vLLM on the trainer's side"
             client = SyncClient(self._workers, self._seconds)
@@ -109,23 +101,6 @@ class WeightTransport:
             self._sender = self._make_sender(self._facts.transport, client, view, self._num_workers)
         self._sender.send_weights()
         return []
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        dtype = getattr(torch, self._facts.dtype)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
-
-    def _send_file(self) -> list[Fingerprint]:
-        directory = shared_directory(2 * self._source.num_bytes)
-        descriptor, name = tempfile.mkstemp(prefix="rft-weights-", suffix=".safetensors", dir=directory)
-        # `write_weight_file` opens the file itself
-        os.close(descriptor)
-        try:
-            write_weight_file(Path(name), self._source.tensors(self._dtype), 2 * self._source.num_tensors)
-            return self._workers.rpc("rft_load_file", [name], self._seconds)
-        finally:
-            Path(name).unlink(missing_ok=True)
 
 
 class SyncClient:

@@ -1,1 +1,1 @@
-"""Weights on their way to an engine: fingerprints, shared memory, log-prob probe. May import `process`."""
+"""Weights on their way to an engine: fingerprints, shared memory, log-prob probe. Imports no other room."""

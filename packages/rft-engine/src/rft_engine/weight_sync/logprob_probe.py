@@ -10,7 +10,7 @@ from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core import keyed_random
 from rft_core.errors import ServiceError
 from rft_engine.completions import Completion
-from rft_engine.process.requests import EngineFacts
+from rft_engine.engine_base import EngineFacts
 
 PolicyLogprobs: TypeAlias = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]]], Sequence[Sequence[float]]]
 """(prompts, completions) -> for each completion the policy's log-prob of each of its tokens, at temperature 1."""
