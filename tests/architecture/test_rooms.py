@@ -44,10 +44,12 @@ ROOT_MODULES = {
     "rft_core": {"durable_files", "errors", "fault_points", "json_records", "keyed_random", "packed_tokens", "secrets"},
     "rft_dist": {"collectives"},
     "rft_engine": {
+        "build_request",
         "completions",
         "engine_base",
         "hf_engine",
         "lifecycle",
+        "registry",
         "request_checks",
         "slowness",
         "typed_lists",

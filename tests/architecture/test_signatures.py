@@ -27,7 +27,7 @@ RUFF = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lin
 MOST_ARGUMENTS = RUFF["pylint"]["max-args"]
 
 LONG_SIGNATURES: dict[str, int] = {
-    "rft": 8,
+    "rft": 7,
     "rft_algos": 3,
     "rft_cli": 0,
     "rft_core": 0,
@@ -42,11 +42,10 @@ LONG_SIGNATURES: dict[str, int] = {
 TYPE_CHECKS: dict[str, int] = {
     "rft.build.algorithm": 2,
     "rft.build.async_rollouts": 2,
-    "rft.build.engines": 3,
-    "rft.build.images": 4,
+    "rft.build.engines": 2,
+    "rft.build.images": 3,
     "rft.build.judge": 2,
     "rft.build.prompt_data": 1,
-    "rft.build.replicas": 2,
     "rft.planning.image_tokens": 1,
     "rft.process.monitored": 1,
     "rft_algos.algorithms.published": 1,

@@ -76,7 +76,9 @@ def test_settings_reach_the_engine_of_the_choice(
 ) -> None:
     put(installed, "sglang", "vllm")
     for module, name in ((sglang_engine, "SglangEngine"), (process, "VllmProcessEngine")):
-        monkeypatch.setattr(module, name, lambda settings, weights, log_path, name=name: (name, settings, log_path))
+        monkeypatch.setattr(
+            module, name, lambda settings, weights, log_path, name=name, **_: (name, settings, log_path)
+        )
     monkeypatch.setattr("rft.build.engines.to_checkpoint_names", lambda model, named: named)
     machine: Any = SimpleNamespace(device="cuda")
     policy: Any = SimpleNamespace(dtype=torch.bfloat16, merged_parameters=list, adapters=None, model=None)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,42 +17,14 @@ from torch import Tensor
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_algos.decoding.token_trie import TokenTrie
 from rft_core import keyed_random
+from rft_engine.build_request import EngineBuildRequest
 from rft_engine.completions import Completion, EngineStats
 from rft_engine.decoding.token_sampler import TokenSampler
 from rft_engine.decoding.trie_constraint import TrieSampler, check_constraint, check_whole
 from rft_engine.engine_base import EngineBase
+from rft_engine.protocols import WholeGenerator
 from rft_engine.request_checks import check_budgets, check_keys, check_media, check_prompts
 from rft_engine.typed_lists import to_floats, to_ints
-
-Pick = Callable[[Tensor, int], Tensor]
-"""([B, V] float32 logits, how many tokens the rows have so far) -> [B] int64 the next ones."""
-
-
-class WholeGenerator(Protocol):
-    """A model that generates whole rows and calls back for each token."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def max_positions(self) -> int:
-        """Tokens of the longest sequence that the model can place; 0 = no limit."""
-        ...
-
-    def run(
-        self,
-        prompts: Sequence[Sequence[int]],
-        max_new_tokens: int,
-        pick: Pick,
-        ended: Callable[[], Tensor],
-        media: Sequence[Any] | None = None,
-    ) -> None:
-        """Continue every row until [B] bool `ended()`, called after each token, or for `max_new_tokens`.
-
-        `media` are the images of each row, None where it has none.
-
-        Rows that ended may be asked for as long as others have not.
-        """
-        ...
 
 
 class HfEngine(EngineBase):
@@ -144,6 +115,13 @@ class HfEngine(EngineBase):
     def close(self) -> None:
         """Refuse everything from now on. Does nothing when closed."""
         self._states.close()
+
+
+def build(request: EngineBuildRequest) -> HfEngine:
+    """Make the engine around transformers' `generate` of the policy in this process."""
+    assert request.model is not None, "this engine needs the policy in its process"
+    rows, generator = request.settings.engine_max_rows, request.model.generator()
+    return HfEngine(generator, max_rows=rows, max_len=request.max_len, device=request.device)
 
 
 class _Draws:

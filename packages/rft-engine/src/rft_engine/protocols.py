@@ -6,9 +6,10 @@ P prompts of one prefill, L tokens of the longest of them, B rows of the cache, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 
@@ -112,4 +113,84 @@ class DecodableModel(Protocol[CacheT]):
 
     def refresh(self) -> None:
         """Derive again whatever is computed from the parameters, after the parameters changed."""
+        ...
+
+
+class WeightCopy(DecodableModel[CacheT], Protocol):
+    """A decodable model whose tensors are written from outside (`rft_models.decode.weight_copy.GenerationCopy`)."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the copy's floating-point tensors."""
+        ...
+
+    def begin(self) -> None:
+        """Take memory where there is none; from now on every tensor is waited for."""
+        ...
+
+    def write(self, name: str, tensor: Tensor) -> tuple[str, Tensor]:
+        """Copy one full tensor; return its name in this model and the tensor that holds it now."""
+        ...
+
+    def finish(self) -> None:
+        """Refuse if a tensor did not come; derive what is computed from them."""
+        ...
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors that the model computes with, under the names of `write`."""
+        ...
+
+    def own_name(self, name: str) -> str:
+        """The name under which `named_tensors` has this tensor of the policy."""
+        ...
+
+    def drop(self) -> None:
+        """Give the memory of the tensors back; `begin` takes it again."""
+        ...
+
+
+Pick = Callable[[Tensor, int], Tensor]
+"""([B, V] float32 logits, how many tokens the rows have so far) -> [B] int64 the next ones."""
+
+
+class WholeGenerator(Protocol):
+    """A model that generates whole rows and calls back for each token."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_positions(self) -> int:
+        """Tokens of the longest sequence that the model can place; 0 = no limit."""
+        ...
+
+    def run(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        pick: Pick,
+        ended: Callable[[], Tensor],
+        media: Sequence[Any] | None = None,
+    ) -> None:
+        """Continue every row until [B] bool `ended()`, called after each token, or for `max_new_tokens`.
+
+        `media` are the images of each row, None where it has none.
+
+        Rows that ended may be asked for as long as others have not.
+        """
+        ...
+
+
+class ServedModel(Protocol):
+    """The policy of this process, as the engines that share its process may use it."""
+
+    def decoder(self, *, graphs: bool) -> DecodableModel[Any]:
+        """Return the decode forward on the parameters being trained; `graphs`: a step may be a CUDA graph."""
+        ...
+
+    def weight_copy(self, *, graphs: bool) -> WeightCopy[Any] | None:
+        """Return a copy to generate with; None where the parameters themselves can be read: whole, and in its dtype."""
+        ...
+
+    def generator(self) -> WholeGenerator:
+        """Return the model's own loop of whole rows on the parameters being trained."""
         ...

@@ -7,17 +7,24 @@ Metadata keys of a field, read by the command line: `minimum`, `maximum` (inclus
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
-EngineType = Literal["auto", "native", "hf", "vllm", "sglang"]
-KNOWN_ENGINES: tuple[str, ...] = tuple(name for name in get_args(EngineType) if name != "auto")
+from rft_engine.registry import ENGINES
+
+AUTO = "auto"
+"""The engine is chosen by what is installed and by the device."""
+
+if TYPE_CHECKING:
+    EngineType = str
+else:
+    EngineType = Literal[(AUTO, *ENGINES)]  # the words of the flag are the rows of the registry
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineChoiceSettings:
     """Which inference engine."""
 
-    engine_type: EngineType = "auto"
+    engine_type: EngineType = AUTO
     """Inference engine; native = in this process, with the weights being trained; hf = transformers' generate with
     them; vllm = vLLM in its own process; sglang = SGLang in its own process (a GPU; not yet run on one); auto = vllm
     on a GPU where it is installed, else native."""
@@ -58,10 +65,10 @@ class ComparedEnginesSettings(EngineSizeSettings):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The engines, once each, in the order of `KNOWN_ENGINES`; names that are not known come last."""
+        """The engines, once each, in the order of `ENGINES`; names that are not known come last."""
         requested = dict.fromkeys(part.strip() for part in self.engines.split(",") if part.strip())
-        known = [name for name in KNOWN_ENGINES if name in requested or not requested]
-        return (*known, *(name for name in requested if name not in KNOWN_ENGINES))
+        known = [name for name in ENGINES if name in requested or not requested]
+        return (*known, *(name for name in requested if name not in ENGINES))
 
 
 @dataclass(frozen=True, kw_only=True)

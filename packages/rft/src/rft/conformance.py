@@ -23,6 +23,7 @@ from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import DataError, OptionsError, PreflightError, Problem, RftError
 from rft_core.keyed_random import derive_key, integers
 from rft_core.packed_tokens import PackedTokens
+from rft_engine.registry import ENGINES, REFERENCE_ENGINE
 from rft_engine.settings import ComparedEnginesSettings, DecodingEngineSettings
 from rft_models.loading.context_length import model_facts
 from rft_models.policy.causal_policy import CausalPolicy
@@ -171,7 +172,7 @@ def compare(
     for name in names:
         result = _one(name, ways, native, refuse, start, measure)
         results.append(result)
-        if name == "native":
+        if name == REFERENCE_ENGINE:
             native = {one.draw: one.measured.samples for one in result.draws if one.measured is not None}
     return results
 
@@ -400,8 +401,9 @@ def full_record(
 ) -> dict[str, Any]:
     """Every figure with settings and environment, for JSON; `prompts` describes the prompts."""
     here = environment(machine)
-    with contextlib.suppress(PackageNotFoundError):
-        here["versions"]["vllm"] = version("vllm")
+    for package in (kind.package for kind in ENGINES.values() if kind.package):
+        with contextlib.suppress(PackageNotFoundError):
+            here["versions"][package] = version(package)
     return {
         "model": settings.model.pretrain,
         "model_type": comparison.model_type,

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from rft.conformance import DrawResult, EngineResult
 from rft_core.errors import OptionsError, PreflightError, Problem, RftError, ServiceError
+from rft_engine.registry import ENGINES, REFERENCE_ENGINE
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.evaluation.logprob_mismatch import VERDICTS, Gap, Limits, Measured, TokenGap
 from rft_trainer.records.rollouts import Prompt
@@ -251,10 +252,12 @@ def _pattern(result: EngineResult) -> str:
 
 def _remedy(name: str, fp8: bool, bf16: bool) -> str:
     correct = "train with --off_policy_correction tis"
-    if fp8 and name not in ("native", "hf"):
+    if fp8 and not ENGINES[name].can.shares_weights:
         return f"leave --engine_fp8 out and compare again, or {correct}"
     if bf16:
         return f"leave --bf16 out and compare again, or {correct}"
     return (
-        f"{correct}, or with an engine that is not apart" if name == "native" else f"--engine_type native, or {correct}"
+        f"{correct}, or with an engine that is not apart"
+        if name == REFERENCE_ENGINE
+        else f"--engine_type native, or {correct}"
     )

@@ -14,19 +14,12 @@ from rft_dist.settings import StrategySettings
 _EIGHT_BIT_CAPABILITY = (8, 9)
 """From Ada and Hopper on, GPUs have products of 8-bit floats."""
 
-_ENGINES = {
-    "native": "in this process, with the weights being trained",
-    "hf": "transformers' generate, with the weights being trained",
-    "vllm": "in its own process, its copy of the weights verified after every update",
-    "sglang": "in its own process, its copy of the weights verified after every update",
-}
-
 
 def engine_line(settings: RlSettings) -> str:
     choice = choose_engine(settings.engine, choose_device(settings.model.device, 0))
-    how = _ENGINES[choice.name]
+    how = choice.kind.summary
     strategy = settings.strategy
-    if choice.name == "native" and (strategy.fsdp or strategy.zero_stage):
+    if choice.shares_weights and choice.can.supports_sharded_policy and (strategy.fsdp or strategy.zero_stage):
         how = "in this process, its whole copy of the weights verified after every update"
     if ahead := rollouts_ahead_words(settings):
         how = f"{ahead}; their copies of the weights verified after every load"
@@ -43,8 +36,8 @@ def engine_line(settings: RlSettings) -> str:
 def _eight_bits(settings: RlSettings) -> str:
     """Return the hint on 8-bit rounding of the engine's matrices, where it is possible and was not asked for."""
     device = choose_device(settings.model.device, 0)
-    engine = choose_engine(settings.engine, device).name
-    if engine != "vllm" or device == "cpu" or settings.engine.engine_fp8:
+    choice = choose_engine(settings.engine, device)
+    if not choice.can.supports_fp8 or device == "cpu" or settings.engine.engine_fp8:
         return ""
     if torch.cuda.get_device_capability() < _EIGHT_BIT_CAPABILITY:
         return ""

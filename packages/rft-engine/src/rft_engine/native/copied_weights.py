@@ -2,51 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
-
 import torch
-from torch import Tensor
 
 from rft_core.errors import ServiceError
 from rft_engine.engine_base import EngineFacts
 from rft_engine.lifecycle import EngineState, StateMachine
 from rft_engine.native.engine import NativeEngine
-from rft_engine.protocols import CacheT, DecodableModel
+from rft_engine.protocols import CacheT, WeightCopy
 from rft_engine.weight_sync.fingerprints import Fingerprint, WeightProvider, compare, element_digest
-
-
-class WeightCopy(DecodableModel[CacheT], Protocol):
-    """A decodable model whose tensors are written from outside (`rft_models.decode.weight_copy.GenerationCopy`)."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the copy's floating-point tensors."""
-        ...
-
-    def begin(self) -> None:
-        """Take memory where there is none; from now on every tensor is waited for."""
-        ...
-
-    def write(self, name: str, tensor: Tensor) -> tuple[str, Tensor]:
-        """Copy one full tensor; return its name in this model and the tensor that holds it now."""
-        ...
-
-    def finish(self) -> None:
-        """Refuse if a tensor did not come; derive what is computed from them."""
-        ...
-
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors that the model computes with, under the names of `write`."""
-        ...
-
-    def own_name(self, name: str) -> str:
-        """The name under which `named_tensors` has this tensor of the policy."""
-        ...
-
-    def drop(self) -> None:
-        """Give the memory of the tensors back; `begin` takes it again."""
-        ...
 
 
 class NativeEngineOnCopy(NativeEngine[CacheT]):

@@ -6,9 +6,12 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
+
+import torch
 
 from rft_core.errors import OptionsError, ServiceError
+from rft_engine.build_request import EngineBuildRequest
 
 Transport = Literal["auto", "direct", "file", "ipc", "nccl"]
 
@@ -132,3 +135,30 @@ class ExternalEngineSettings:
             return self.dtype
         config = self.config()
         return str(config.get("dtype") or config.get("torch_dtype") or "float32").removeprefix("torch.")
+
+
+SettingsT = TypeVar("SettingsT", bound=ExternalEngineSettings)
+
+
+def engine_settings(kind: type[SettingsT], request: EngineBuildRequest) -> SettingsT:
+    """Return the settings of a library's engine, a single one or one of several replicas, from a build request."""
+    chosen = request.settings
+    return kind(
+        model_dir=request.model_dir,
+        max_rows=chosen.engine_max_rows,
+        max_len=request.max_len,
+        dtype=request.dtype,
+        tensor_parallel_size=chosen.engine_tp_size,
+        memory_utilization=chosen.engine_mem_util,
+        quantization="fp8" if chosen.engine_fp8 else None,
+        enable_sleep=request.enable_sleep,
+        enforce_eager=chosen.engine_enforce_eager or torch.device(request.device).type == "cpu",
+        transport="file" if request.from_snapshot else "auto",
+        adapter_config=request.adapter_config,
+    )
+
+
+def make_log_folder(request: EngineBuildRequest) -> None:
+    """Create the folder of the log that the engine's process prints to, where one is named."""
+    if request.log_path is not None:
+        request.log_path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_engine.build_request import EngineBuildRequest
 from rft_engine.process.process_engine import ProcessEngine
 from rft_engine.process.requests import Answers, GenerateCall, StepCounts
+from rft_engine.process.settings import engine_settings, make_log_folder
 from rft_engine.sglang.settings import SglangSettings, check_options, end_tokens, refusal
 from rft_engine.weight_sync.file_transport import FileTransport, Transport
 from rft_engine.weight_sync.fingerprints import WeightProvider, WeightSource
@@ -86,3 +88,10 @@ class SglangEngine(ProcessEngine):
             why = "SGLang must allocate in a pool that it can give back, which is decided when it starts"
             raise refusal("sleep", f"sleep(level={level}) without enable_sleep", why, "enable_sleep=True")
         super()._backend_sleep(level)
+
+
+def build(request: EngineBuildRequest) -> SglangEngine:
+    """Start the engine of a build request in a process of its own."""
+    make_log_folder(request)
+    settings = engine_settings(SglangSettings, request)
+    return SglangEngine(settings, request.weights, environment=request.environment, log_path=request.log_path)

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from rft_core.errors import RftError
+from rft_engine.build_request import EngineBuildRequest
 from rft_engine.process.process_engine import ProcessEngine
-from rft_engine.process.settings import ExternalEngineSettings
+from rft_engine.process.settings import ExternalEngineSettings, engine_settings, make_log_folder
 from rft_engine.vllm.engine import check_sleep, weight_source, weight_transport
 from rft_engine.vllm.gpu_processes import nvidia_inventory
 from rft_engine.vllm.media import plain_media
 from rft_engine.vllm.out_of_memory import memory_error
+from rft_engine.vllm.settings import VllmSettings
 from rft_engine.vllm.weight_transport import SenderFactory, open_sender
 from rft_engine.weight_sync.file_transport import Transport
 from rft_engine.weight_sync.fingerprints import WeightProvider
@@ -75,3 +77,10 @@ class VllmProcessEngine(ProcessEngine):
     def _backend_sleep(self, level: int) -> None:
         check_sleep(self._settings, self._backend, level)
         super()._backend_sleep(level)
+
+
+def build(request: EngineBuildRequest) -> VllmProcessEngine:
+    """Start the engine of a build request in a process of its own."""
+    make_log_folder(request)
+    settings = engine_settings(VllmSettings, request)
+    return VllmProcessEngine(settings, request.weights, environment=request.environment, log_path=request.log_path)

@@ -49,9 +49,9 @@ def _refusals(settings: RlSettings, record: PolicyAlgorithm) -> Iterator[tuple[s
     ahead = settings.ahead.max_staleness
     back = _ONE_AT_A_TIME if ahead else "--engine_replicas 1"
     chosen = choose_engine(settings.engine, choose_device(settings.model.device, 0))
-    if chosen.name == "hf":
-        why = "transformers' generate runs in the trainer's process, with its weights"
-        yield "async.engine", "engine_type hf", why, "--engine_type native"
+    if not chosen.can.supports_replicas:
+        why = f"{chosen.kind.title} runs in the trainer's process, with its weights"
+        yield "async.engine", f"engine_type {chosen.name}", why, "--engine_type native"
     if settings.engine.enable_engine_sleep and not chosen.shares_weights and chosen.can_sleep and ahead:
         why = "an engine that draws while the trainer trains cannot give its memory back meanwhile"
         yield "async.sleep", "enable_engine_sleep", why, "--disable_engine_sleep"
@@ -62,7 +62,7 @@ def _refusals(settings: RlSettings, record: PolicyAlgorithm) -> Iterator[tuple[s
         yield "async.baseline", f"advantage_estimator {record.name}", why, back
     if settings.ahead.async_deterministic:
         return
-    if not chosen.shares_weights:
+    if not chosen.can.supports_partial_rollouts:
         why = f"{chosen.name} draws a sample from its first token to its last: none goes on under other weights"
         yield "async.partial", f"engine_type {chosen.name}", why, "--async_deterministic"
     if settings.sampling.use_fire:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,12 +13,13 @@ from torch import Tensor
 
 from rft.process.machine import Machine
 from rft_core.errors import PreflightError
-from rft_engine.hf_engine import HfEngine
+from rft_engine.build_request import EngineBuildRequest, build_engine
 from rft_engine.native.copied_weights import NativeEngineOnCopy
 from rft_engine.native.copy_check import check_copy
-from rft_engine.native.engine import NativeEngine
+from rft_engine.protocols import DecodableModel, WeightCopy, WholeGenerator
+from rft_engine.registry import ENGINES, REFERENCE_ENGINE, EngineCapabilities, EngineKind
 from rft_engine.replicas.engine import ReplicaEngine
-from rft_engine.settings import DecodingEngineSettings
+from rft_engine.settings import AUTO, DecodingEngineSettings
 from rft_engine.weight_sync.collective_provider import CollectiveLoadEngine, CollectiveWeightProvider
 from rft_engine.weight_sync.fingerprints import WeightProvider
 from rft_models.decode.fast_decoder import decoder_for
@@ -34,10 +35,6 @@ EngineCheck = Callable[[int], dict[str, tuple[float, float]]]
 """Given the version of the policy's weights: whether the engine serves them; metrics as (total, count), or an error."""
 
 
-_EXTRAS = ("vllm", "sglang")
-"""Engines that are optional packages, and hold a copy of the weights in processes of their own."""
-
-
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
     """An engine by name."""
@@ -47,30 +44,47 @@ class EngineChoice:
     can_sleep: bool = True
 
     @property
+    def kind(self) -> EngineKind:
+        """The engine's row in the registry."""
+        return ENGINES[self.name]
+
+    @property
+    def can(self) -> EngineCapabilities:
+        """What the engine can do."""
+        return self.kind.can
+
+    @property
     def shares_weights(self) -> bool:
         """True when the engine reads the parameters that are being trained, so that there is nothing to copy."""
-        return self.name not in _EXTRAS
+        return self.can.shares_weights
 
 
 def choose_engine(settings: DecodingEngineSettings, device: torch.device | str) -> EngineChoice:
-    """The engine of the settings; `auto` takes vLLM on a GPU where it is installed, else the native one.
+    """The engine of the settings; `auto` takes the preferred one on a GPU where it is installed, else the reference.
 
     Raises:
         PreflightError: the engine that was asked for is not installed, or not for this device.
     """
     on_gpu = torch.device(device).type == "cuda"
-    asked = settings.engine_type
-    if asked == "auto":
-        if on_gpu and _is_installed("vllm"):
-            return EngineChoice("vllm", "auto: vLLM is installed and there is a GPU")
-        why = "vLLM is not installed" if on_gpu else "on a CPU it is the fastest, and shares the weights being trained"
-        return EngineChoice("native", f"auto: {why}")
-    if asked == "sglang" and not on_gpu:
-        raise _needs_gpu()
-    if asked in _EXTRAS and not _is_installed(asked):
-        raise _not_installed(asked, f"{asked}-cpu" if asked == "vllm" and not on_gpu else asked)
-    why = "as asked; written after SGLang's source and not yet run on a GPU" if asked == "sglang" else "as asked"
-    return EngineChoice(asked, why, can_sleep=asked != "vllm" or on_gpu)
+    if settings.engine_type == AUTO:
+        return _automatic(on_gpu)
+    kind = ENGINES[settings.engine_type]
+    if kind.needs_gpu and not on_gpu:
+        raise _needs_gpu(kind)
+    if kind.package and not _is_installed(kind.package):
+        raise _not_installed(kind, kind.package if on_gpu else kind.cpu_extra or kind.package)
+    why = f"as asked; {kind.note}" if kind.note else "as asked"
+    return EngineChoice(kind.name, why, can_sleep=on_gpu or kind.can.sleeps_on_cpu)
+
+
+def _automatic(on_gpu: bool) -> EngineChoice:
+    preferred = [kind for kind in ENGINES.values() if kind.is_preferred_on_gpu]
+    for kind in preferred if on_gpu else []:
+        if _is_installed(kind.package):
+            return EngineChoice(kind.name, f"auto: {kind.title} is installed and there is a GPU")
+    absent = " or ".join(f"{kind.title} is not installed" for kind in preferred)
+    why = absent if on_gpu else "on a CPU it is the fastest, and shares the weights being trained"
+    return EngineChoice(REFERENCE_ENGINE, f"auto: {why}")
 
 
 def _is_installed(package: str) -> bool:
@@ -79,24 +93,49 @@ def _is_installed(package: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def _not_installed(engine: str, extra: str) -> PreflightError:
+def _not_installed(kind: EngineKind, extra: str) -> PreflightError:
     return PreflightError(
         code="engine.not_installed",
-        what=f"engine_type = {engine}, and {engine} is not installed in this environment",
+        what=f"engine_type = {kind.name}, and {kind.package} is not installed in this environment",
         where="--engine_type",
         why="it is an optional extra: its own torch pins would bind everybody",
-        do=f"uv sync --all-packages --extra {extra}, or --engine_type native",
+        do=f"uv sync --all-packages --extra {extra}, or --engine_type {REFERENCE_ENGINE}",
     )
 
 
-def _needs_gpu() -> PreflightError:
+def _needs_gpu(kind: EngineKind) -> PreflightError:
     return PreflightError(
-        code="engine.sglang.cpu",
-        what="engine_type = sglang on a CPU",
+        code=f"engine.{kind.name}.cpu",
+        what=f"engine_type = {kind.name} on a CPU",
         where="--engine_type",
-        why="SGLang's CPU kernels are no part of its published package, and its keyed draws and sleep want a GPU",
+        why=kind.needs_gpu,
         do="--engine_type native (or vllm, which has a CPU build)",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyModel:
+    """The policy as an engine in this process uses it (`rft_engine.protocols.ServedModel`)."""
+
+    policy: CausalPolicy
+    dtype: torch.dtype | None
+    """What the engine computes in; None = the type of the policy's weights."""
+    is_sharded: bool
+    """No rank has the parameters whole."""
+
+    def decoder(self, *, graphs: bool) -> DecodableModel[Any]:
+        """The decode forward on the parameters being trained."""
+        return decoder_for(self.policy, graphs=graphs)
+
+    def weight_copy(self, *, graphs: bool) -> WeightCopy[Any] | None:
+        """A copy to generate with, where the parameters are sharded or of another type."""
+        if not self.is_sharded and not needs_copy(self.policy, self.dtype):
+            return None
+        return GenerationCopy(self.policy, dtype=self.dtype, graphs=graphs)
+
+    def generator(self) -> WholeGenerator:
+        """Transformers' `generate` on the parameters being trained."""
+        return HfGenerator(self.policy)
 
 
 def make_engine(
@@ -126,42 +165,27 @@ def make_engine(
         adapters: the same of the adapters alone, for an engine that adds them itself.
         dtype: what the policy computes in; None = the type of its weights.
     """
-    choice, rows = choose_engine(settings, machine.device), settings.engine_max_rows
-    if choice.name == "hf":
-        return HfEngine(HfGenerator(policy), max_rows=rows, max_len=max_len, device=machine.device)
-    if choice.name == "native":
-        graphs = not settings.engine_enforce_eager
-        return native_engine(policy, rows, max_len, machine.device, dtype=dtype, weights=weights, graphs=graphs)
-    # imported here: optional engines only when one is chosen
-    from rft_engine.sglang.engine import SglangEngine
-    from rft_engine.sglang.settings import SglangSettings
-    from rft_engine.vllm.process import VllmProcessEngine
-    from rft_engine.vllm.settings import VllmSettings
-
-    sends_alone = engine_applies_lora(policy, choice.name) and (weights is None or adapters is not None)
+    choice = choose_engine(settings, machine.device)
+    request = EngineBuildRequest(
+        settings=settings,
+        model_dir=model_dir,
+        max_len=max_len,
+        device=machine.device,
+        dtype=str(dtype or policy.dtype).removeprefix("torch."),
+        weights=weights or policy.merged_parameters,
+        model=PolicyModel(policy, dtype, is_sharded=weights is not None),
+        enable_sleep=sleeps and choice.can_sleep,
+        log_path=log_path,
+    )
+    if choice.shares_weights:
+        return build_engine(choice.kind, request)
+    sends_alone = engine_applies_lora(policy, choice.can) and (weights is None or adapters is not None)
     gathered = adapters if sends_alone else weights
     agreed = CollectiveWeightProvider(gathered, rank=machine.ranks.rank) if gathered is not None else None
-    alone = lora_payload(policy, agreed) if sends_alone else None
-    kind = SglangSettings if choice.name == "sglang" else VllmSettings
-    chosen = kind(
-        model_dir=model_dir,
-        max_rows=rows,
-        max_len=max_len,
-        dtype=str(dtype or policy.dtype).removeprefix("torch."),
-        tensor_parallel_size=settings.engine_tp_size,
-        memory_utilization=settings.engine_mem_util,
-        quantization="fp8" if settings.engine_fp8 else None,
-        enable_sleep=sleeps and choice.can_sleep,
-        enforce_eager=settings.engine_enforce_eager or torch.device(machine.device).type == "cpu",
-        adapter_config=alone.config if alone else "",
-    )
-    provider = alone.tensors if alone else to_checkpoint_names(policy.model, agreed or policy.merged_parameters)
-    if log_path is not None:
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(chosen, SglangSettings):
-        engine = SglangEngine(chosen, provider, log_path=log_path)
-    else:
-        engine = VllmProcessEngine(chosen, provider, log_path=log_path)
+    payload = lora_payload(policy, agreed) if sends_alone else None
+    provider = payload.tensors if payload else to_checkpoint_names(policy.model, agreed or policy.merged_parameters)
+    request = replace(request, weights=provider, adapter_config=payload.config if payload else "")
+    engine = build_engine(choice.kind, request)
     return cast(Engine, CollectiveLoadEngine(engine, agreed)) if agreed is not None else engine
 
 
@@ -180,13 +204,17 @@ def native_engine(
     `weights` yields whole tensors for the copy; None = the policy's parameters are whole. `graphs`: a step may be a
     CUDA graph.
     """
-    if weights is None and not needs_copy(policy, dtype):
-        return NativeEngine(decoder_for(policy, graphs=graphs), max_rows=max_rows, max_len=max_len, device=device)
-    twin = GenerationCopy(policy, dtype=dtype, graphs=graphs)
-    provider = weights or policy.merged_parameters
-    engine = NativeEngineOnCopy(twin, provider, max_rows=max_rows, max_len=max_len, device=device)
-    engine.refresh()
-    return engine
+    settings = DecodingEngineSettings(engine_max_rows=max_rows, engine_enforce_eager=not graphs)
+    request = EngineBuildRequest(
+        settings=settings,
+        model_dir=policy.where,
+        max_len=max_len,
+        device=device,
+        dtype=str(dtype or policy.dtype).removeprefix("torch."),
+        weights=weights or policy.merged_parameters,
+        model=PolicyModel(policy, dtype, is_sharded=weights is not None),
+    )
+    return build_engine(ENGINES[REFERENCE_ENGINE], request)
 
 
 def engine_check(
@@ -217,13 +245,11 @@ def engine_check(
 
 
 Provider = Callable[[], Iterable[tuple[str, Tensor]]]
-MOST_ALONE = 512
-"""Highest rank that vLLM makes room for."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraPayload:
-    """Adapters as vLLM takes them."""
+    """Adapters as an engine takes them that adds them itself."""
 
     config: str
     """adapter_config.json."""
@@ -231,13 +257,13 @@ class LoraPayload:
     """Under peft's names of files."""
 
 
-def engine_applies_lora(policy: CausalPolicy, engine: str) -> bool:
+def engine_applies_lora(policy: CausalPolicy, can: EngineCapabilities) -> bool:
     """Return True when an engine adds the policy's adapters itself; else it is sent merged tensors.
 
-    vLLM adds LoRA and rsLoRA. It has no DoRA, and SGLang's loads of adapters are not taken in place.
+    LoRA and rsLoRA up to the engine's rank; no engine adds DoRA.
     """
     rules = None if policy.adapters is None else policy.adapters.rules
-    return engine == "vllm" and rules is not None and rules.kind != "dora" and rules.rank <= MOST_ALONE
+    return rules is not None and rules.kind != "dora" and rules.rank <= can.max_lora_rank
 
 
 def lora_payload(policy: CausalPolicy, gather: Provider | None = None) -> LoraPayload:

@@ -18,6 +18,7 @@ from rft.build.engines import EngineChoice, choose_engine
 from rft.process.machine import Machine, usable_cores
 from rft.settings import RlSettings
 from rft_core.errors import PreflightError
+from rft_engine.build_request import EngineBuildRequest, build_engine
 from rft_engine.replicas.dispatch import Replica
 from rft_engine.replicas.engine import ReplicaEngine
 from rft_engine.replicas.external_engine import ExternalEngineReplica
@@ -71,11 +72,21 @@ def make_replicas(
     architecture = source if policy.adapters is not None else settings.model.pretrain
     shelf = SharedWeightStore(provider, dtype, together=agreed.together if agreed else None)
 
+    external = EngineBuildRequest(
+        settings=settings.engine,
+        model_dir=source,
+        max_len=longest,
+        device=machine.device,
+        dtype=str(dtype).removeprefix("torch."),
+        weights=provider,
+        from_snapshot=True,
+    )
+
     def start(number: int) -> Replica:
         log = logs / f"replica-{machine.ranks.rank}-{number}.log"
         environment = _environment(settings, machine, number)
         if not choice.shares_weights:
-            return _whole(settings, choice, machine, number, source, longest, log, environment, dtype)
+            return _external(number, choice, replace(external, environment=environment, log_path=log))
         replica = _native(settings, machine, number, architecture, longest, log, environment, dtype)
         try:
             replica.ready()
@@ -155,47 +166,9 @@ def _native(
     )
 
 
-def _whole(
-    settings: RlSettings,
-    choice: EngineChoice,
-    machine: Machine,
-    number: int,
-    source: str | Path,
-    longest: int,
-    log: Path,
-    environment: dict[str, str],
-    dtype: torch.dtype,
-) -> ExternalEngineReplica:
-    """Make a replica around vLLM or SGLang."""
-    from rft_engine.sglang.engine import SglangEngine
-    from rft_engine.sglang.settings import SglangSettings
-    from rft_engine.vllm.process import VllmProcessEngine
-    from rft_engine.vllm.settings import VllmSettings
-
-    engine_settings = settings.engine
-    kind = SglangSettings if choice.name == "sglang" else VllmSettings
-    chosen = kind(
-        model_dir=source,
-        max_rows=engine_settings.engine_max_rows,
-        max_len=longest,
-        dtype=str(dtype).removeprefix("torch."),
-        tensor_parallel_size=engine_settings.engine_tp_size,
-        memory_utilization=engine_settings.engine_mem_util,
-        quantization="fp8" if engine_settings.engine_fp8 else None,
-        enable_sleep=False,
-        enforce_eager=engine_settings.engine_enforce_eager or torch.device(machine.device).type == "cpu",
-    )
-    if isinstance(chosen, VllmSettings):
-        # the weights come from a snapshot in shared memory, not from this process's GPU tensors
-        chosen = replace(chosen, transport="file")
-    log.parent.mkdir(parents=True, exist_ok=True)
-
-    def start(provider: WeightProvider) -> Any:
-        if isinstance(chosen, SglangSettings):
-            return SglangEngine(chosen, provider, environment=environment, log_path=log)
-        return VllmProcessEngine(chosen, provider, environment=environment, log_path=log)
-
-    return ExternalEngineReplica(number, start)
+def _external(number: int, choice: EngineChoice, request: EngineBuildRequest) -> ExternalEngineReplica:
+    """Make a replica around an engine with a process of its own."""
+    return ExternalEngineReplica(number, lambda provider: build_engine(choice.kind, replace(request, weights=provider)))
 
 
 def _merged(policy: CausalPolicy, weights: WeightProvider) -> Iterable[tuple[str, Tensor]]:

@@ -25,6 +25,7 @@ from rft_dist.planning.memory_estimate import (
     peak_bytes,
 )
 from rft_dist.planning.parallel_dims import BatchShare, ParallelDims, RequestedDims, SourcedNumber, resolve_grid
+from rft_engine.registry import engine_kind
 from rft_models.files.divisibility import refuse_uneven_model
 
 if TYPE_CHECKING:
@@ -190,9 +191,12 @@ def _training(
         needs_reference, needs_critic = record.needs_reference, record.advantage.needs_values
         prompts = -(-values["rollout_batch_size"] // grid.dp_size)
         rows = min(values["engine_max_rows"], prompts * values["n_samples_per_prompt"])
-        if values["engine_type"] == "vllm":
+        engine = engine_kind(values["engine_type"])
+        if engine.can.reserves_memory:
             rows = 0
-            notes.append("vllm holds its own copy of the weights and its cache within --engine_mem_util of the GPU")
+            notes.append(
+                f"{engine.name} holds its own copy of the weights and its cache within --engine_mem_util of the GPU"
+            )
     adapters, more = adapter_weights(values, model_sizes(values["pretrain"])[0])
     notes += more
     if adapters and needs_reference:

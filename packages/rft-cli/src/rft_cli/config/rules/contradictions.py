@@ -18,12 +18,11 @@ from rft_cli.config.schema import build
 from rft_cli.config.suggestions import nearest
 from rft_cli.config.values import as_text
 from rft_core.errors import OptionsError, Problem
-from rft_engine.settings import KNOWN_ENGINES, ComparedEnginesSettings
+from rft_engine.registry import ENGINES, REFERENCE_ENGINE, limits_met
+from rft_engine.settings import ComparedEnginesSettings
 
 Values = Mapping[str, Any]
 Origins = Mapping[str, Origin]
-
-_VLLM = "--engine_type vllm"
 
 
 def contradictions(command: str, values: Values, origins: Origins) -> list[Problem]:
@@ -78,78 +77,22 @@ def _adapters(command: str, values: Values, origins: Origins) -> Iterator[Proble
 
 
 def _engine(values: Values, origins: Origins) -> Iterator[Problem]:
-    engine = values.get("engine_type", "vllm")
-    if engine == "sglang":
-        yield from _sglang(values, origins)
-    if engine == "hf":
-        yield from _hf(values, origins)
-    if engine in ("vllm", "sglang"):
-        return
-    if values.get("engine_tp_size", 1) > 1:
+    """Yield the problems of settings that the chosen engine does not carry out."""
+    for limit in limits_met(values):
         yield _problem(
-            "engine.native_one_device",
-            origins,
-            values,
-            ["engine_tp_size", "engine_type"],
-            "this engine works on one device; vllm and sglang split a model",
-            "--engine_type vllm",
+            limit.code, origins, values, list(limit.settings), limit.why, limit.remedy.format_map(dict(values))
         )
-    if values.get("engine_mem_util") is not None:
-        yield _problem(
-            "engine.native_no_reserve",
-            origins,
-            values,
-            ["engine_mem_util", "engine_type"],
-            "this engine reserves no memory: its size follows from its rows and lengths; vllm and sglang take a share",
-            f"--engine_max_rows {values['engine_max_rows']} (and leave engine_mem_util out)",
-        )
-    if values.get("engine_fp8"):
-        yield _problem(
-            "engine.native_no_fp8",
-            origins,
-            values,
-            ["engine_fp8", "engine_type"],
-            "this engine computes with the weights as they are; vllm rounds its copy of them",
-            "--engine_type vllm",
-        )
-
-
-def _hf(values: Values, origins: Origins) -> Iterator[Problem]:
-    if values.get("engine_enforce_eager"):
-        why = "transformers' generate starts its kernels one by one in any case"
-        flags = ["engine_enforce_eager", "engine_type"]
-        yield _problem("engine.hf_no_graphs", origins, values, flags, why, "--engine_type native")
-
-
-def _sglang(values: Values, origins: Origins) -> Iterator[Problem]:
-    """Yield the problems of SGLang's limits (`rft_engine.sglang.settings` has the full list)."""
-    why = "SGLang rounds matrices when it starts, and not those that are loaded after every step"
-    if values.get("engine_fp8"):
-        yield _problem("engine.sglang.quantization", origins, values, ["engine_fp8", "engine_type"], why, _VLLM)
-    if values.get("temperature", 0.0) == 0.0:
-        return
-    if values.get("use_fire"):
-        why = "a request of SGLang has one temperature for all its tokens"
-        yield _problem(
-            "engine.sglang.first_token_temperature", origins, values, ["use_fire", "engine_type"], why, _VLLM
-        )
-    if values["min_p"] > 0.0:
-        why = "SGLang's keyed draw is wrong together with min-p, by its own assertion"
-        yield _problem("engine.sglang.min_p", origins, values, ["min_p", "engine_type"], why, _VLLM)
-    if values["top_p"] < 1.0 and values["top_k"] <= 0:
-        why = "SGLang does not say how much probability top-p kept; with top-k it can be computed"
-        yield _problem("engine.sglang.top_p", origins, values, ["top_p", "top_k", "engine_type"], why, "--top_k 256")
 
 
 def _compared_engines(values: Values, origins: Origins) -> Iterator[Problem]:
     """Yield the problems of unknown engine names, and of flags that none of the engines supports."""
     names = ComparedEnginesSettings(engines=values["engines"]).names
     for name in names:
-        if name not in KNOWN_ENGINES:
-            near = (nearest(name, KNOWN_ENGINES) or [KNOWN_ENGINES[0]])[0]
-            why = f"engines are {', '.join(KNOWN_ENGINES)}; nearest: {near}"
+        if name not in ENGINES:
+            near = (nearest(name, tuple(ENGINES)) or [REFERENCE_ENGINE])[0]
+            why = f"engines are {', '.join(ENGINES)}; nearest: {near}"
             yield _problem("conformance.unknown_engine", origins, values, ["engines"], why, f"--engines {near}")
-    idle = set(names) <= {"native", "hf"}
+    idle = all(name in ENGINES and ENGINES[name].can.shares_weights for name in names)
     for name, default in (("engine_tp_size", 1), ("engine_mem_util", None), ("engine_fp8", False)):
         if idle and values[name] != default:
             why = "native and hf compute with the trainer's own weights on its device; vllm and sglang take this"

@@ -7,6 +7,7 @@ from typing import Any
 
 from rft.parallel.refusals import strategy_refusals
 from rft_core.errors import Problem
+from rft_engine.registry import REFERENCE_ENGINE, engine_kind
 
 Complain = Callable[[str, list[str], str, str], Problem]
 """(code, names of the settings, why, remedy) -> the problem, with values and origins filled in."""
@@ -65,8 +66,9 @@ def _with_blocks(values: Mapping[str, Any], complain: Complain) -> Iterator[Prob
     if values["train_only_tokens_from"] >= 0:
         why = "the trained rows are a part of a matrix that no rank holds whole"
         yield complain("strategy.rows", ["train_only_tokens_from", how], why, f"leave {how} out")
-    if values.get("engine_type") == "hf":
-        why = "transformers' generate reads whole weights; the native engine takes a copy of its own"
+    engine = engine_kind(values.get("engine_type", REFERENCE_ENGINE))
+    if not engine.can.supports_sharded_policy:
+        why = f"{engine.title} reads whole weights; the native engine takes a copy of its own"
         yield complain("strategy.hf", ["engine_type", how], why, "--engine_type native")
     if values.get("save_value_network"):
         why = "the ranks write the policy's weights together, and a value network is written by one"
