@@ -18,7 +18,7 @@ from rft_engine.settings import DecodingEngineSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineBuildRequest:
-    """What an engine is built from; a builder takes what it needs."""
+    """Inputs of an engine builder, each of which takes what it needs."""
 
     settings: DecodingEngineSettings
     model_dir: str | Path

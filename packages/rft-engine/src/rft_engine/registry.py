@@ -16,7 +16,7 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCapabilities:
-    """What an engine can do; the defaults are those of an engine without limits in a process of its own."""
+    """Capabilities of an engine; the defaults are those of one in a process of its own."""
 
     shares_weights: bool = False
     """It runs in the trainer's process and reads the parameters being trained; else it holds a copy of the weights in

@@ -50,7 +50,7 @@ class EngineChoice:
 
     @property
     def can(self) -> EngineCapabilities:
-        """What the engine can do."""
+        """The capabilities of the engine."""
         return self.kind.can
 
     @property
