@@ -29,7 +29,7 @@ from rft_models.layers.fast_linear import use_fast_linears
 from rft_models.loading.transformers_loading import model_without_weights
 from rft_models.lora.dropout import KeyedDropout, RowKeys
 from rft_models.lora.fingerprint import fingerprint
-from rft_models.lora.initial_values import Files, begin
+from rft_models.lora.initial_values import Files, initialize
 from rft_models.lora.merge import ADAPTER, MergeFacts, is_adapted, is_adapter_tensor, merge_into_base, to_plain_tensor
 from rft_models.lora.targets import ALL_LINEAR, ends_with, linear_layers, target_modules
 from rft_models.settings import AdapterKind
@@ -106,7 +106,7 @@ class Adapters:
             if not is_adapter_tensor(name, self._facts):
                 yield name.replace(".base_layer.", "."), parameter
 
-    def readers(self) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
+    def cross_module_reads(self) -> Iterator[tuple[nn.Module, list[nn.Parameter]]]:
         """(module, parameters of other modules that it reads): the lengths of DoRA's rows are over the matrix.
 
         A strategy that gathers the weights of each module for its forward has to gather these with it.
@@ -189,7 +189,7 @@ def add_lora(
     adapted = {name: module for name, module in model.named_modules() if is_adapted(module)}
     waiting: dict[str, Tensor] = {}
     for name, module in adapted.items():
-        waiting |= begin(name, module, derive_key(seed, f"adapter:{name}"), files)
+        waiting |= initialize(name, module, derive_key(seed, f"adapter:{name}"), files)
     rows = _key_dropout(model, adapted, rules.dropout, seed) if rules.dropout else None
     use_fast_linears(model)  # again: peft put new linear layers in
     return Adapters(model, rules, config, base_fingerprint, rows, waiting)

@@ -26,7 +26,7 @@ class Files(Protocol):
 
 
 @torch.no_grad()
-def begin(name: str, module: Any, key: int, files: Files | None) -> dict[str, Tensor]:
+def initialize(name: str, module: Any, key: int, files: Files | None) -> dict[str, Tensor]:
     """Give a layer's adapter its first values: A from the key, B zero, DoRA's lengths those of the matrix.
 
     They are float32, or wider where the matrix is. A is uniform in +-1 / sqrt(in), as peft draws it.

@@ -66,7 +66,7 @@ class ShardablePolicy:
 
     def cross_module_reads(self) -> Iterable[tuple[nn.Module, Sequence[nn.Parameter]]]:
         """Yield the modules of adapters that read the matrix under them."""
-        return () if self.inner.adapters is None else self.inner.adapters.readers()
+        return () if self.inner.adapters is None else self.inner.adapters.cross_module_reads()
 
     def wrap_forward(self, wrapper: ComputeWrapper) -> None:
         """Run every forward inside `wrapper`."""
@@ -131,7 +131,7 @@ class ShardableCritic:
 
     def cross_module_reads(self) -> Iterable[tuple[nn.Module, Sequence[nn.Parameter]]]:
         """Yield the modules of adapters that read the matrix under them."""
-        return () if self._critic.adapters is None else self._critic.adapters.readers()
+        return () if self._critic.adapters is None else self._critic.adapters.cross_module_reads()
 
     def wrap_forward(self, wrapper: ComputeWrapper) -> None:
         """Run every forward inside `wrapper`; a vision tower is used for rows without images too."""
