@@ -65,8 +65,10 @@ def models_own(model: Any, batch: Batch, temperature: float) -> tuple[Tensor, Te
 
 def segment_by_segment(policy: CausalPolicy, batch: Batch) -> tuple[Tensor, Tensor]:
     """The policy itself, one segment a call: nothing can be shared."""
-    calls = [tuple(tensor[batch[2] == number] for tensor in batch) for number in batch[2].unique()]
-    found = [policy.token_logprobs(PackedTokens(*call), with_entropy=True) for call in calls]
+    ids, positions, segments, wanted = batch
+    rows = [segments == number for number in segments.unique()]
+    calls = [PackedTokens(ids[row], positions[row], segments[row], wanted[row]) for row in rows]
+    found = [policy.token_logprobs(call, with_entropy=True) for call in calls]
     return torch.cat([row for row, _ in found]), torch.cat([row for _, row in found if row is not None])
 
 

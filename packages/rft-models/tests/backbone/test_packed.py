@@ -94,9 +94,9 @@ def test_result_does_not_depend_on_what_is_packed_beside_it(tiny_model: Build) -
     ids, positions, segments, wanted = packed_batch()
     policy = make_policy(tiny_model("gemma2"), None, packed=True)
     together, _ = policy.token_logprobs(PackedTokens(ids, positions, segments, wanted))
+    rows = [segments == number for number in range(5)]
     alone = [
-        policy.token_logprobs(PackedTokens(*(t[segments == n] for t in (ids, positions, segments, wanted))))[0]
-        for n in range(5)
+        policy.token_logprobs(PackedTokens(ids[row], positions[row], segments[row], wanted[row]))[0] for row in rows
     ]
     torch.testing.assert_close(torch.cat(alone), together, atol=2e-6, rtol=0)
 

@@ -287,7 +287,8 @@ def test_adapters_and_frozen_parts_keep_out_of_each_others_way(tiny_model: Build
 
 
 def dropped(policy: CausalPolicy, rows: Tensor) -> Tensor:
-    return policy.token_logprobs(PackedTokens(*(tensor[rows] for tensor in batch())))[0]
+    ids, positions, segments, wanted = batch()
+    return policy.token_logprobs(PackedTokens(ids[rows], positions[rows], segments[rows], wanted[rows]))[0]
 
 
 def test_dropout_does_not_depend_on_how_a_batch_is_cut_and_differs_between_updates(tiny_model: Build) -> None:

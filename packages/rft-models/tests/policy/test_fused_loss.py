@@ -90,7 +90,7 @@ def test_no_more_rows_than_asked_for_are_formed_at_a_time(tiny_model: Build) -> 
             seen.append(len(tokens_N))
             return -logprobs_N
 
-        policy.fused_loss(*given, objective)
+        policy.fused_loss(PackedTokens(*given), objective)
     num_rows = int(given[3].sum())
     assert sizes[None] == [num_rows]
     assert sum(sizes[4]) == num_rows
