@@ -1,12 +1,14 @@
-"""Mutation test of the equations: small faults, one at a time, each of which the tests of rft-algos must notice.
+"""Mutation test: small faults, one at a time, each of which the tests of its package must notice.
 
-    python ci/mutate.py --list                       every mutant's id and line
+    python ci/mutate.py --list                       every mutant's id and line, of the equations (rft-algos)
     python ci/mutate.py --sample 60 --seed 7         60 of them, drawn by the seed
     python ci/mutate.py --module surrogates.ppo      those of one module
     python ci/mutate.py --jobs 2                     all, two at a time
+    python ci/mutate.py --package rft-trainer --sample 40 --seed 7     of another package
 
-Ends with 1 if less than 95 % are noticed, and with 2 if the run says nothing: tests that fail without
-a mutant, or an entry of ci/mutation_equivalents.json that is no mutant. docs/mutation.md says more.
+Ends with 1 if fewer are noticed than --required says, and with 2 if the run says nothing: tests of the
+equations that fail without a mutant, or an entry of ci/mutation_equivalents.json that is no mutant.
+docs/mutation.md says more.
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ import json
 import math
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -58,11 +62,13 @@ class Outcome:
 def words() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--module", action="append", help="below rft_algos, such as surrogates.ppo; may be repeated")
+    parser.add_argument("--package", default=tree.EQUATIONS, choices=(tree.EQUATIONS, *tree.OTHERS))
+    parser.add_argument("--module", action="append", help="below the package, such as surrogates.ppo; may be repeated")
     parser.add_argument("--sample", type=int, help="how many mutants, drawn by the seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="children at a time")
     parser.add_argument("--lenient", action="store_true", help="leave out tests that fail without a mutant")
+    parser.add_argument("--required", type=float, default=REQUIRED, help="share that must be noticed, from 0 to 1")
     parser.add_argument("--list", action="store_true", help="run nothing")
     parser.add_argument("--json", type=Path, help="write every outcome there, a line each")
     return parser.parse_args()
@@ -82,11 +88,10 @@ def chosen(arguments: argparse.Namespace, found: dict[str, list[Mutant]], proofs
     return [candidates[number] for number in sorted(numbers)]
 
 
-def unmutated(mutants: list[Mutant], lenient: bool) -> dict[str, float]:
-    """Seconds of every test that the mutants meet, without a mutant; all must pass, or they are left out."""
-    files = {path for module in {m.module for m in mutants} for group in groups_of(module) for path in group}
+def unmutated(files: Iterable[Path], lenient: bool) -> dict[str, float]:
+    """Seconds of every test of these files, without a mutant; all must pass, or they are left out."""
     reports: list[Report] = []
-    job = Job(None, sorted(files), 600)
+    job = Job(None, sorted(set(files)), 1800)
     running.run_all(iter([(job, lambda report: reports.append(report))]), 1)
     [report] = reports
     if not report.passed and not (lenient and report.durations):
@@ -94,12 +99,18 @@ def unmutated(mutants: list[Mutant], lenient: bool) -> dict[str, float]:
     if report.failures:
         print("left out, because they fail without a mutant:", *report.failures, sep="\n  ")
     for name in report.modules:  # what every child would import again
-        if name.partition(".")[0] in sys.stdlib_module_names | {"torch", "hypothesis", "_pytest", "numpy"}:
-            try:
+        if _is_shared(name.partition(".")[0]):
+            # what another test brought under a name of its own is no module to import
+            with contextlib.suppress(Exception):
                 importlib.import_module(name)
-            except ImportError:
-                continue
     return report.durations
+
+
+def _is_shared(name: str) -> bool:
+    """Whether a library may be imported once for all children: it starts no thread and knows nothing of the package."""
+    if name in sys.stdlib_module_names | {"torch", "hypothesis", "_pytest", "numpy"}:
+        return True
+    return tree.is_wider() and name in {"transformers", "tokenizers", "safetensors", "yaml", "regex", "huggingface_hub"}
 
 
 def groups_of(module: str) -> list[list[Path]]:
@@ -108,10 +119,45 @@ def groups_of(module: str) -> list[list[Path]]:
     return [group for group in (files.by_name, files.others) if group]
 
 
+def in_stages(mutants: list[Mutant], arguments: argparse.Namespace, tell: Callable[[Outcome], None]) -> list[Outcome]:
+    """Outside of the equations: every mutant against the file of its module, then what survives against the others.
+
+    Those others are run without a mutant only where there is a survivor, since they take minutes.
+    """
+    outcomes: list[Outcome] = []
+    for number in range(2):
+        groups = {module: _stage(module, number) for module in {mutant.module for mutant in mutants}}
+        durations = unmutated((path for files in groups.values() for path in files), lenient=True)
+        told = run(mutants, durations, arguments.jobs, lambda outcome: None, partial(_group_of, groups))
+        survivors = {outcome.id for outcome in told if outcome.verdict == "survived"}
+        again = {mutant.id for mutant in mutants if mutant.id in survivors and _stage(mutant.module, 1)}
+        final = [outcome for outcome in told if number or outcome.id not in again]
+        for outcome in final:
+            tell(outcome)
+        outcomes += final
+        mutants = [mutant for mutant in mutants if not number and mutant.id in again]
+        if not mutants:
+            break
+    return outcomes
+
+
+def _group_of(groups: dict[str, list[Path]], module: str) -> list[list[Path]]:
+    return [groups[module]]
+
+
+def _stage(module: str, number: int) -> list[Path]:
+    files = tree.tests_of(module)
+    return files.others if number else files.by_name
+
+
 def run(
-    mutants: list[Mutant], durations: dict[str, float], processes: int, tell: Callable[[Outcome], None]
+    mutants: list[Mutant],
+    durations: dict[str, float],
+    processes: int,
+    tell: Callable[[Outcome], None],
+    groups: Callable[[str], list[list[Path]]] = groups_of,
 ) -> list[Outcome]:
-    """Every mutant against the tests of its module, then against all others that reach it."""
+    """Every mutant against the groups of tests of its module, one after another until one notices it."""
     outcomes: list[Outcome] = []
 
     def jobs() -> Iterator[tuple[Job, Callable[[Report], Job | None]]]:
@@ -119,9 +165,11 @@ def run(
             path = tree.mutated_modules()[mutant.module]
             source = path.read_bytes()
             change = Change(mutant.module, path, mutant.applied(source))
-            waiting = [_job(change, group, durations) for group in groups_of(mutant.module)]
+            waiting = [_job(change, group, durations) for group in groups(mutant.module)]
+            if tree.is_wider():  # of a group without a test that passes and is quick enough nothing is left to run
+                waiting = [job for job in waiting if job.first]
             if not waiting:
-                outcomes.append(Outcome(mutant.id, "survived", "no test imports it", *mutant.lines(source), 0.0))
+                outcomes.append(Outcome(mutant.id, "survived", "no test of it is run", *mutant.lines(source), 0.0))
                 tell(outcomes[-1])
                 continue
             yield waiting.pop(0), _judge(mutant, source, waiting, lambda o: (outcomes.append(o), tell(o)))
@@ -131,7 +179,7 @@ def run(
 
 
 def _job(change: Change, files: list[Path], durations: dict[str, float]) -> Job:
-    names = {path.relative_to(tree.PACKAGE).as_posix() for path in files}
+    names = {path.relative_to(tree.ROOT).as_posix() for path in files}
     own = {test: seconds for test, seconds in durations.items() if test.partition("::")[0] in names}
     return Job(change, files, math.ceil(LEAST_TIME + TIME_FACTOR * sum(own.values())), own)
 
@@ -172,7 +220,7 @@ def table(outcomes: list[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def report(outcomes: list[Outcome], seconds: float) -> int:
+def report(outcomes: list[Outcome], seconds: float, required: float) -> int:
     """Print what was found, and give the exit code."""
     survivors = [outcome for outcome in outcomes if outcome.verdict == "survived"]
     counted = [outcome for outcome in outcomes if outcome.verdict != "equivalent"]
@@ -181,9 +229,9 @@ def report(outcomes: list[Outcome], seconds: float) -> int:
     print(f"\n{timeouts} ended by the clock; {seconds:.0f} s, {seconds / max(1, len(counted)):.2f} s a mutant")
     for outcome in survivors:
         print(f"\nsurvived {outcome.id}\n  - {outcome.before}\n  + {outcome.after}")
-    enough = len(counted) - len(survivors) >= REQUIRED * len(counted)
+    enough = len(counted) - len(survivors) >= required * len(counted)
     if not enough:
-        print(f"\nless than {REQUIRED:.0%} were killed")
+        print(f"\nless than {required:.0%} were killed")
     return 0 if enough else 1
 
 
@@ -191,10 +239,12 @@ def main() -> int:
     """Carry out the command line."""
     arguments = words()
     torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # children end with it
+    tree.select(arguments.package)
     with contextlib.ExitStack() as stack:
         running.prepare(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rft-mutants-"))))
         found = tree.all_mutants()
-        proofs = tree.equivalents(found)
+        proofs = {} if tree.is_wider() else tree.equivalents(found)
         total = sum(map(len, found.values()))
         if len(proofs) > MOST_EQUIVALENT * total:
             raise tree.Refused(f"{len(proofs)} of {total} mutants are called equivalent, above {MOST_EQUIVALENT:.0%}")
@@ -224,10 +274,15 @@ def carry_out(mutants: list[Mutant], proofs: dict[str, str], arguments: argparse
         if mutant.id in proofs
     ]
     unproved = [mutant for mutant in mutants if mutant.id not in proofs]
-    durations = unmutated(unproved, arguments.lenient)
-    outcomes = run(unproved, durations, arguments.jobs, Teller(len(unproved), file).tell)
+    tell = Teller(len(unproved), file).tell
+    if tree.is_wider():
+        outcomes = in_stages(unproved, arguments, tell)
+    else:
+        files = (path for module in {m.module for m in unproved} for group in groups_of(module) for path in group)
+        outcomes = run(unproved, unmutated(files, arguments.lenient), arguments.jobs, tell)
     order = {mutant.id: number for number, mutant in enumerate(mutants)}
-    return report(sorted(outcomes + equal, key=lambda outcome: order[outcome.id]), time.monotonic() - begin)
+    outcomes = sorted(outcomes + equal, key=lambda outcome: order[outcome.id])
+    return report(outcomes, time.monotonic() - begin, arguments.required)
 
 
 @dataclass(slots=True)

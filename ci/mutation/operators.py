@@ -15,7 +15,16 @@
     clamp               x.clamp(...) -> x
     bound               clamp(min=b) -> clamp(min=b + 1), where b holds no literal
 
-Annotations, docstrings, f-strings, messages of assertions, what is raised, and unions of types are left alone.
+and, outside of the equations ("wider"), where order and effects count as much as numbers:
+
+    boolean             True <-> False
+    statement           a call whose value nobody takes, such as os.fsync(handle) -> pass
+    branch              if c: -> if False:, where there is no else
+    keyword             f(a, name=b) -> f(a), in calls with no other change of a keyword
+    order               f(a, b) -> f(b, a), where the first two arguments are names or attributes
+
+What is written to logs or printed, and what an error says, is left alone. Annotations, docstrings, f-strings, messages
+of assertions, what is raised, and unions of types are left alone everywhere.
 """
 
 from __future__ import annotations
@@ -33,6 +42,12 @@ PAIRS = (("min", "max"), ("amin", "amax"), ("minimum", "maximum"), ("argmin", "a
 EXTREMA = dict(PAIRS) | {right: left for left, right in PAIRS}
 CLAMPS = ("clamp", "clamp_", "clamp_min", "clamp_max")
 COMMENT = re.compile(rb"#[^\n]*")
+SILENT = ("print", "debug", "info", "warning", "error", "exception", "declare", "__init__")
+"""Calls that a removal would not change for a program: what they say is for people, or is needed to begin at all."""
+DEFENCES = {"strict", "exist_ok", "missing_ok", "parents", "daemon", "non_blocking"}
+"""Keywords that refuse or allow what does not come about."""
+OF_ERRORS = {"code", "what", "why", "where"}
+"""Keywords of what an error says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +91,18 @@ class Mutant:
         return before, after
 
 
-def mutants(module: str, source: bytes) -> list[Mutant]:
+def mutants(module: str, source: bytes, *, wider: bool = False) -> list[Mutant]:
     """Every fault of the list that fits the source, in order of place.
 
     Args:
         module: its name, for the ids.
         source: Python.
+        wider: with the faults that are made outside of the equations.
 
     Returns:
         Mutants, each with an id of its own.
     """
-    finder = _Finder(source)
+    finder = _WiderFinder(source) if wider else _Finder(source)
     finder.visit(ast.parse(source))
     lines = source.split(b"\n")
     found: list[Mutant] = []
@@ -296,6 +312,58 @@ class _Finder(ast.NodeVisitor):
             for bound in (*node.args[of_torch:], *(keyword.value for keyword in node.keywords)):
                 if not any(isinstance(part, ast.Constant) for part in ast.walk(bound)):
                     self.one_more("bound", bound)
+
+
+class _WiderFinder(_Finder):
+    """Besides, the faults of programs that do things: what is left out, taken in another order, or not asked."""
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, bool):
+            self.add("boolean", self.span(node)[0], self.span(node), str(not node.value))
+        super().visit_Constant(node)
+
+    def visit_keyword(self, node: ast.keyword) -> None:
+        if node.arg not in DEFENCES:
+            self.generic_visit(node)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if isinstance(node.value, ast.Call):
+            if _name_of(node.value.func) in SILENT:
+                return
+            self.add("statement", self.span(node)[0], self.span(node), "pass")
+        self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> None:
+        if not node.orelse and ast.unparse(node.test) not in ("TYPE_CHECKING", "False"):
+            self.add("branch", self.span(node.test)[0], self.span(node.test), "False")
+        super().visit_If(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if OF_ERRORS & {keyword.arg for keyword in node.keywords} or _name_of(node.func).endswith("Error"):
+            return
+        self.keywords(node)
+        if len(node.args) >= 2 and all(isinstance(part, ast.Name | ast.Attribute) for part in node.args[:2]):
+            first, second = (self.span(part) for part in node.args[:2])
+            between = self.source[first[1] : second[0]].decode()
+            swapped = f"{self.text(node.args[1])}{between}{self.text(node.args[0])}"
+            if self.text(node.args[0]) != self.text(node.args[1]) and _name_of(node.func) != "isinstance":
+                self.add("order", first[0], (first[0], second[1]), swapped)
+        super().visit_Call(node)
+
+    def keywords(self, node: ast.Call) -> None:
+        """A keyword and the comma before it go; of a call with keywords alone the first one stays."""
+        dropped = node.keywords if node.args else node.keywords[1:]
+        for before, keyword in zip([*node.args[-1:], *node.keywords], dropped, strict=False):
+            if keyword.arg not in {None, *DEFENCES} and self.span(before)[1] < self.span(keyword)[0]:
+                start, end = self.span(before)[1], self.span(keyword)[1]
+                self.add("keyword", self.span(keyword)[0], (start, end), "")
+
+
+def _name_of(function: ast.expr) -> str:
+    """The last part of a dotted name; empty for what has none."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def _is_number(node: ast.expr) -> bool:

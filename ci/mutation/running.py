@@ -1,6 +1,6 @@
 """Runs tests against a mutant: a forked child that has torch, pytest and hypothesis imported already.
 
-The child puts the mutated module in place of the real one before anything imports rft_algos, and
+The child puts the mutated module in place of the real one before anything imports its package, and
 runs the tests in its own process until one fails. Nothing is written to the tree.
 """
 
@@ -17,7 +17,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -35,9 +35,17 @@ WITHOUT = ("cacheprovider", "warnings", "logging", "junitxml", "doctest", "unrai
 """Plugins that tell nothing here; the last two collect all garbage when they end, which takes longer than the tests."""
 
 
+PATIENCE = 10
+"""Outside of the equations a test is given up, without a mutant too, after so many seconds by the clock."""
+
+
+class TooSlow(BaseException):
+    """A test took longer than `PATIENCE`; no test catches it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A module of rft_algos and the source that stands in for it."""
+    """A module of the package and the source that stands in for it."""
 
     module: str
     path: Path
@@ -76,7 +84,7 @@ class _Stand(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader)
     """Finds and loads one module, from a text in place of its file."""
 
     def __init__(self, change: Change) -> None:
-        super().__init__(f"rft_algos.{change.module}", str(change.path))
+        super().__init__(f"{tree.import_name()}.{change.module}", str(change.path))
         self.change = change
 
     def find_spec(
@@ -107,6 +115,18 @@ class _Watch:
         if self.first:
             items[:] = sorted((item for item in items if item.nodeid in self.first), key=lambda i: self.first[i.nodeid])
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        if not tree.is_wider():
+            return (yield)
+        signal.signal(signal.SIGALRM, _give_up)
+        # again and again: what takes a test long may catch the first, or hold the fixtures of a whole file
+        signal.setitimer(signal.ITIMER_REAL, PATIENCE, PATIENCE)
+        try:
+            return (yield)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self.failures.append(f"import by {report.nodeid}")
@@ -117,22 +137,25 @@ class _Watch:
             self.failures.append(report.nodeid)
 
 
+def _give_up(number: int, frame: object) -> None:
+    raise TooSlow
+
+
 def _in_child(job: Job) -> Report:
-    assert not any(name.partition(".")[0] == "rft_algos" for name in sys.modules), "the parent must not import it"
+    own = tree.import_name()
+    assert not any(name.partition(".")[0] == own for name in sys.modules), "the parent must not import it"
     if job.change is not None:
         sys.meta_path.insert(0, _Stand(job.change))
     watch, begin = _Watch(job.first), time.monotonic()
     stop = () if job.change is None else ("-x",)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     plugins = [word for name in WITHOUT for word in ("-p", f"no:{name}")]
-    code = pytest.main(
-        [*OPTIONS, *plugins, "--rootdir", str(tree.PACKAGE), *stop, *map(str, job.files)], plugins=[watch]
-    )
+    code = pytest.main([*OPTIONS, *plugins, "--rootdir", str(tree.ROOT), *stop, *map(str, job.files)], plugins=[watch])
     failure = watch.failures[0] if watch.failures else "" if code == 0 else f"pytest ended with {int(code)}"
     seconds = time.monotonic() - begin
     if job.change is not None:
         return Report(code == 0, failure, seconds)
-    foreign = [name for name in sys.modules if name.partition(".")[0] not in ("rft_algos", "tests", "packages")]
+    foreign = [name for name in sys.modules if name.partition(".")[0] not in (own, "tests", "packages")]
     passed = {name: duration for name, duration in watch.durations.items() if name not in watch.failures}
     return Report(code == 0, failure, seconds, passed, watch.failures, foreign)
 
@@ -169,12 +192,12 @@ class _Running:
 
 
 def prepare(scratch: Path) -> None:
-    """A copy of the package, which children import; compiled files are kept beside it, outside the tree.
+    """A copy of the selected package, which children import; compiled files are kept beside it, outside the tree.
 
     Args:
         scratch: an empty folder, kept until the run is over.
     """
-    tree.snapshot(scratch / "package")
+    tree.snapshot(scratch / "tree")
     sys.path.insert(0, str(tree.PACKAGE / "src"))
     sys.pycache_prefix = str(scratch / "compiled")
     sys.dont_write_bytecode = False

@@ -12,10 +12,43 @@ from pathlib import Path
 from mutation.operators import Mutant, mutants
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "packages/rft-algos"
+EQUATIONS = "rft-algos"
+"""The package that is mutated unless another is named: pure functions, whose tests are all quick."""
+OTHERS = ("rft-trainer", "rft-models", "rft-dist", "rft-engine", "rft", "rft-cli")
+"""Packages that do things, mutated with more operators and tested by the files that concern a module."""
+PACKAGE = ROOT / "packages" / EQUATIONS
 EQUIVALENTS = ROOT / "ci/mutation_equivalents.json"
 NOT_RUN = ("test_package",)
 """Tests of texts."""
+NOT_MUTATED = ("settings", "testing", "pages", "tasks")
+"""Rooms and modules outside of the equations that hold declarations, doubles, texts or made-up data."""
+
+
+def select(package: str) -> None:
+    """Mutate this package from now on; rft-algos is selected at the start."""
+    global PACKAGE
+    PACKAGE = ROOT / "packages" / package
+    _forget()
+
+
+def package_name() -> str:
+    """The name of the selected package, such as rft-trainer."""
+    return PACKAGE.name
+
+
+def import_name() -> str:
+    """The name by which it is imported, such as rft_trainer."""
+    return PACKAGE.name.replace("-", "_")
+
+
+def is_wider() -> bool:
+    """Whether the selected package is one of those that do things."""
+    return PACKAGE.name != EQUATIONS
+
+
+def _forget() -> None:
+    for function in (sources, tests_of, _reached):
+        function.cache_clear()
 
 
 class Refused(Exception):
@@ -28,32 +61,48 @@ def snapshot(folder: Path) -> None:
     Args:
         folder: empty, and kept until the run is over.
     """
-    global PACKAGE
-    for part in ("src", "tests"):
-        shutil.copytree(PACKAGE / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-    PACKAGE = folder
-    for function in (sources, tests_of, _reached):
-        function.cache_clear()
+    global PACKAGE, ROOT
+    copied = folder / "packages" / PACKAGE.name
+    if is_wider():  # tests of other packages may cover its modules, and share the fixtures of the workspace
+        for package in (ROOT / "packages").iterdir():
+            _copy(package / "tests", folder / "packages" / package.name / "tests")
+        _copy(ROOT / "tests" / "support", folder / "tests" / "support")
+        for file in ("conftest.py", "tests/tier2_cases.txt", "tests/COVERED_BY"):
+            shutil.copy(ROOT / file, folder / file)
+    else:
+        _copy(PACKAGE / "tests", copied / "tests")
+    _copy(PACKAGE / "src", copied / "src")
+    PACKAGE, ROOT = copied, folder
+    _forget()
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 @cache
 def sources() -> dict[str, Path]:
-    """The file of every module below rft_algos, by its name with dots; packages end in .__init__."""
+    """The file of every module of the package, by its name below it with dots; folders end in .__init__."""
     found: dict[str, Path] = {}
-    folder = PACKAGE / "src/rft_algos"
+    folder = PACKAGE / "src" / import_name()
     for path in sorted(folder.rglob("*.py")):
         found[".".join(path.relative_to(folder).with_suffix("").parts)] = path
     return found
 
 
 def mutated_modules() -> dict[str, Path]:
-    """Those of them that are mutated."""
-    return {name: path for name, path in sources().items() if name.rpartition(".")[2] != "__init__"}
+    """Those of them that are mutated; outside of the equations those that a test without whole runs covers."""
+    found = {name: path for name, path in sources().items() if name.rpartition(".")[2] != "__init__"}
+    if not is_wider():
+        return found
+    kept = {name: path for name, path in found.items() if not set(NOT_MUTATED) & set(name.split("."))}
+    return {name: path for name, path in kept.items() if tests_of(name).by_name}
 
 
 def all_mutants() -> dict[str, list[Mutant]]:
     """Every mutant of every module."""
-    return {name: mutants(name, path.read_bytes()) for name, path in mutated_modules().items()}
+    return {name: mutants(name, path.read_bytes(), wider=is_wider()) for name, path in mutated_modules().items()}
 
 
 def test_files() -> list[Path]:
@@ -80,10 +129,17 @@ def tests_of(module: str) -> Files:
 
     Returns:
         surrogates/test_ppo.py, others there that begin with test_ppo_, and surrogates/test_contract.py first, as far
-        as they are there.
+        as they are there. Outside of the equations: the module's own file, or that of its line in tests/COVERED_BY
+        where it is the test of a package; then those of the package that import it by name.
     """
     room, _, last = module.rpartition(".")
     folder = PACKAGE / "tests" / room.replace(".", "/")
+    if is_wider():
+        named = [folder / f"test_{last}.py", *sorted(folder.glob(f"test_{last}_*.py"))]
+        row = covered_by().get(f"{import_name()}.{module}", "")
+        covering = [ROOT / row] if row.startswith("packages/") else []
+        near = [path for path in dict.fromkeys([*named, *covering]) if path.is_file()]
+        return Files(near, [path for path in test_files() if path not in near and module in _imported(path)])
     by_name: list[Path] = []
     rest: list[Path] = []
     for path in test_files():
@@ -92,6 +148,13 @@ def tests_of(module: str) -> Files:
         named = path.stem in (f"test_{last}", "test_contract") or path.stem.startswith(f"test_{last}_")
         (by_name if named and path.parent == folder else rest).append(path)
     return Files(by_name, rest)
+
+
+def covered_by() -> dict[str, str]:
+    """The test of each module without one of its own, from tests/COVERED_BY."""
+    lines = (ROOT / "tests" / "COVERED_BY").read_text().splitlines()
+    pairs = [line.partition(":") for line in lines if line.strip() and not line.startswith("#")]
+    return {name.strip(): path.strip() for name, _, path in pairs}
 
 
 @cache
@@ -119,7 +182,7 @@ def _imported(path: Path) -> set[str]:
     found: set[str] = set()
     for word in words:
         parts = word.split(".")
-        if parts[0] != "rft_algos":
+        if parts[0] != import_name():
             continue
         for end in range(1, len(parts) + 1):
             name = ".".join(parts[1:end])

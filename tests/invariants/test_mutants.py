@@ -1,4 +1,4 @@
-"""The tests of the equations notice faults: what the faults are, how they are run, and sixty of them."""
+"""Tests notice faults: what the faults are, how they are run, sixty in the equations and a few in other packages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -98,6 +98,38 @@ FAULTS = {
 }
 
 
+WIDER = {
+    "y = f(a, True)": [("boolean", "y = f(a, False)")],
+    "os.fsync(handle)": [("statement", "pass")],
+    "log.info(1 + 1)": [],
+    "print(a, b)": [],
+    "if a: f.g()": [
+        ("branch", "if False: f.g()"),
+        ("condition", "if (not (a)): f.g()"),
+        ("statement", "if a: pass"),
+    ],
+    "if a: y = b\nelse: y = c": [("condition", "if (not (a)): y = b")],
+    "y = f(a, b=c, d=e)": [("keyword", "y = f(a, d=e)"), ("keyword", "y = f(a, b=c)")],
+    "y = f(a=b, c=d)": [("keyword", "y = f(a=b)")],
+    "y = zip(a, b, strict=True)": [("order", "y = zip(b, a, strict=True)")],
+    "y = f(a.b, c, d=1)": [
+        ("order", "y = f(c, a.b, d=1)"),
+        ("keyword", "y = f(a.b, c)"),
+        ("constant", "y = f(a.b, c, d=2)"),
+    ],
+    "y = isinstance(a, b)": [],
+    "raise OptionsError(code='a', what=f(1 + 1))": [],
+    "y = refused(code='a', what=f(1 + 1))": [],
+}
+
+
+@pytest.mark.parametrize("source", WIDER)
+def test_outside_of_the_equations_order_effects_and_options_are_changed_too(source: str) -> None:
+    text = f"# 数 is three bytes\n{source}\n".encode()
+    found = mutants("m", text, wider=True)
+    assert [(mutant.operator, mutant.lines(text)[1]) for mutant in found] == WIDER[source]
+
+
 @pytest.mark.parametrize("source", FAULTS)
 def test_every_place_of_a_fault_is_found_and_nothing_else(source: str) -> None:
     text = f"# 数 is three bytes\n{source}\n".encode()
@@ -131,6 +163,41 @@ def test_every_module_with_mutants_has_tests_that_import_it() -> None:
 def any_test_of(module: str) -> bool:
     files = tree.tests_of(module)
     return bool(files.by_name or files.others)
+
+
+@pytest.fixture
+def selected() -> Iterator[Callable[[str], None]]:
+    """Selects a package, until the test ends."""
+    yield tree.select
+    tree.select(tree.EQUATIONS)
+
+
+@pytest.mark.parametrize("package", tree.OTHERS)
+def test_every_mutant_of_another_package_is_another_program(package: str, selected: Callable[[str], None]) -> None:
+    selected(package)
+    modules = tree.mutated_modules()
+    assert len(modules) > 10
+    number = 0
+    for module, path in modules.items():
+        source = path.read_bytes()
+        found = mutants(module, source, wider=True)
+        number += len(found)
+        for mutant in found[:: max(1, len(found) // 8)]:  # a few of each module
+            assert ast.dump(ast.parse(mutant.applied(source))) != ast.dump(ast.parse(source)), mutant.id
+    assert number > 1000
+
+
+def test_a_module_meets_its_own_file_of_tests_or_that_of_its_line(selected: Callable[[str], None]) -> None:
+    selected("rft-trainer")
+    tests = ROOT / "packages/rft-trainer/tests"
+    assert tree.tests_of("update.optimizer_step").by_name == [tests / "update/test_optimizer_step.py"]
+    assert tree.tests_of("update.policy_objective").by_name == [
+        ROOT / tree.covered_by()["rft_trainer.update.policy_objective"]
+    ]
+    assert tests / "loops/test_rl.py" in tree.tests_of("update.optimizer_step").others
+    assert "settings.batches" not in tree.mutated_modules()
+    selected("rft")
+    assert "rl" not in tree.mutated_modules(), "whole runs alone cover it"
 
 
 @pytest.fixture
@@ -168,3 +235,16 @@ def test_of_sixty_mutants_the_tests_kill_nearly_all(tmp_path: Path) -> None:
     assert {outcome["verdict"] for outcome in outcomes} <= {"killed", "survived", "timeout"}
     by_test = [outcome for outcome in outcomes if "::test_" in outcome["killer"]]
     assert len(by_test) >= 50, "nearly all are noticed by a test, not by an import that fails"
+
+
+@pytest.mark.parametrize(
+    "package", [name if name == "rft-engine" else pytest.param(name, marks=pytest.mark.full) for name in tree.OTHERS]
+)
+def test_of_a_few_mutants_of_another_package_most_are_noticed(package: str, tmp_path: Path) -> None:
+    """How many in all, the long matrix says (`ci/full.sh`); of so few one more or less may be an equivalent."""
+    file = tmp_path / "outcomes.jsonl"
+    words = ["--package", package, "--sample", "4", "--seed", "7", "--required", "0.5", "--json", str(file)]
+    command = [sys.executable, str(ROOT / "ci/mutate.py"), *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert len(file.read_text().splitlines()) == 4
