@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_trainer.batches.prompt_ledger import LedgerEntry
 from rft_trainer.metrics.phase_timer import PhaseTimer
-from rft_trainer.records.rollouts import Prompt, Sampling
+from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.rollouts.collector import RolloutCollector
 from rft_trainer.testing.bigram import BigramEngine, BigramPolicy, DigitDecoder, OneRank
@@ -23,9 +25,15 @@ class RecordingEngine(BigramEngine):
         super().__init__(BigramPolicy(6))
         self.calls: list[dict[str, Any]] = []
 
-    def generate(self, prompts: Sequence[Sequence[int]], sample_keys: Sequence[Sequence[int]], **options: Any):
-        self.calls.append({"sample_keys": [list(keys) for keys in sample_keys], **options})
-        return super().generate(prompts, sample_keys, **options)
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sample_keys: Sequence[Sequence[int]],
+        options: SamplingOptions,
+        **rest: Any,
+    ):
+        self.calls.append({"sample_keys": [list(keys) for keys in sample_keys], **asdict(options)})
+        return super().generate(prompts, sample_keys, options, **rest)
 
 
 def scores(items: Sequence[RewardItem]) -> list[Score]:
@@ -39,7 +47,7 @@ def test_the_greedy_baseline_is_greedy_from_its_first_token_on() -> None:
         DigitDecoder(),
         scores,
         OneRank(),
-        sampling=Sampling(1.0, 3, (0,), first_token_temperature=8.0),
+        sampling=SamplingOptions(temperature=1.0, max_new_tokens=3, stop_token_ids=(0,), first_token_temperature=8.0),
         group_size=4,
         seed=3,
         greedy_baseline=True,
