@@ -47,7 +47,7 @@ class SmallModel:
         return [self.module[0], self.module[2]]
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return self.module.named_parameters()
+        return ((f"small.{name}", parameter) for name, parameter in self.module.named_parameters())
 
     trainable_parameters = named_parameters
 

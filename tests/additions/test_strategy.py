@@ -40,9 +40,11 @@ def test_two_steps_of_the_new_strategy_are_those_of_full_copies() -> None:
     assert all(bool((weights[name] == tensor).all()) for name, tensor in expected.items())
 
 
-def test_two_ranks_take_the_same_steps_as_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["parameter_server", "fsdp"])
+def test_two_ranks_take_the_same_steps_as_one(name: str, tmp_path: Path) -> None:
+    """Weights go by the names that the model gives them, and not by those of its module."""
     program = Path(strategy_ranks.__file__)
-    run_ranks(program, 2, tmp_path, "parameter_server", environment={"PYTHONPATH": str(program.parents[1])})
+    run_ranks(program, 2, tmp_path, name, environment={"PYTHONPATH": str(program.parents[1])})
     norms, expected = strategy_ranks.trained("data_parallel")
     for rank in range(2):
         assert json.loads((tmp_path / f"norms_{rank}.json").read_text()) == pytest.approx(norms, rel=1e-5)

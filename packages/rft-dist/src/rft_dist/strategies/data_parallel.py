@@ -61,8 +61,12 @@ def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedM
             context.collectives,
             **context.adamw_options(master=narrow_dtype(context.settings) is not None),
         )
-    weights = ShardedWeights(model.named_parameters, context.collectives.rank)
-    return DistributedModel(data=data, weights=weights, optimizer=optimizer)
+    return DistributedModel(data=data, weights=weights_of(model, context), optimizer=optimizer)
+
+
+def weights_of(model: ShardableModel, context: StrategyContext) -> ShardedWeights:
+    """Return the weights of a distributed model by their names in checkpoints, which its module may not have."""
+    return ShardedWeights(model.named_parameters, context.collectives.rank)
 
 
 def share_sequences(model: ShardableModel, context: StrategyContext) -> DataRanks:

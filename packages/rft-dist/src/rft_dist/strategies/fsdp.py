@@ -33,7 +33,7 @@ from rft_dist.checkpoint_format.shards import Shard, ShardRequest, StoredCompone
 from rft_dist.collectives import Collectives
 from rft_dist.launch.single_process import init_single_process_group
 from rft_dist.optim.adamw import is_optional, squared_norm
-from rft_dist.strategies.data_parallel import share_sequences
+from rft_dist.strategies.data_parallel import share_sequences, weights_of
 from rft_dist.strategies.dtensor_shards import ShardedWeights, is_first_copy, local, num_copies, start_of
 from rft_dist.strategies.optimizer import AdamWOptimizer, AdamWOptions, restore_shards
 from rft_dist.strategies.protocols import (
@@ -50,11 +50,11 @@ _METHOD = "rft_compute"
 def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedModel:
     """Shard a model's weights over the ranks, and make the optimizer of its shards."""
     data = share_sequences(model, context)
-    sharded = shard_weights(model, context)
+    shard_weights(model, context)
     optimizer = None
     if context.adam is not None:
         optimizer = ShardedOptimizer(model.trainable_parameters(), context.collectives, **context.adamw_options())
-    return DistributedModel(data=data, weights=sharded, optimizer=optimizer)
+    return DistributedModel(data=data, weights=weights_of(model, context), optimizer=optimizer)
 
 
 def shard_weights(model: ShardableModel, context: StrategyContext, mesh: DeviceMesh | None = None) -> FullyShardedModel:

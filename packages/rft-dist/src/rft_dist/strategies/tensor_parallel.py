@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn import functional as F
 
 from rft_dist.collectives import Collectives
-from rft_dist.strategies.data_parallel import verify_equal_weights
+from rft_dist.strategies.data_parallel import verify_equal_weights, weights_of
 from rft_dist.strategies.dtensor_shards import ShardedWeights, local, start_of
 from rft_dist.strategies.fsdp import ShardedOptimizer
 from rft_dist.strategies.optimizer import AdamWOptions
@@ -37,7 +37,7 @@ _BUCKET_BYTES = 64 * 2**20
 def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedModel:
     """Cut a model's matrices over groups of ranks, and make the optimizer of this rank's parts."""
     group = TensorGroup(context.collectives, context.settings.tp_size, context.device)
-    cut, plan = cut_matrices(model, group)
+    plan = cut_matrices(model, group)
     optimizer = None
     if context.adam is not None:
         optimizer = TensorParallelOptimizer(
@@ -46,14 +46,18 @@ def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedM
             of_heads=plan.of_heads,
             **context.adamw_options(master=narrow_dtype(context.settings) is not None),
         )
-    return DistributedModel(data=DataParallelRanks(context.collectives, group), weights=cut, optimizer=optimizer)
+    return DistributedModel(
+        data=DataParallelRanks(context.collectives, group), weights=weights_of(model, context), optimizer=optimizer
+    )
 
 
-def cut_matrices(model: ShardableModel, group: TensorGroup) -> tuple[TensorParallelModel, TensorPlan]:
+def cut_matrices(model: ShardableModel, group: TensorGroup) -> TensorPlan:
     """Cut a model's matrices over the group, and return the plan that says how."""
-    cut: list[TensorParallelModel] = []
-    plan = model.enable_tensor_parallel(group, lambda plan: cut.append(TensorParallelModel(model.module, plan, group)))
-    return cut[0], plan
+
+    def cut(plan: TensorPlan) -> None:
+        TensorParallelModel(model.module, plan, group)
+
+    return model.enable_tensor_parallel(group, cut)
 
 
 class TensorParallelModel(ShardedWeights):

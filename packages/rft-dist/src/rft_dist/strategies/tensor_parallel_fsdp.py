@@ -14,6 +14,7 @@ from typing import Unpack
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from rft_dist.strategies.data_parallel import weights_of
 from rft_dist.strategies.fsdp import ShardedOptimizer, shard_weights
 from rft_dist.strategies.optimizer import AdamWOptions
 from rft_dist.strategies.process_groups import DataParallelRanks, TensorGroup
@@ -24,14 +25,16 @@ from rft_dist.strategies.tensor_parallel import buckets, cut_matrices, unflatten
 def parallelize(model: ShardableModel, context: StrategyContext) -> DistributedModel:
     """Cut a model's matrices over groups of ranks, and shard each part over the ranks that hold the same one."""
     group = TensorGroup(context.collectives, context.settings.tp_size, context.device)
-    _, plan = cut_matrices(model, group)
-    sharded = shard_weights(model, context, group.data_mesh)
+    plan = cut_matrices(model, group)
+    shard_weights(model, context, group.data_mesh)
     optimizer = None
     if context.adam is not None:
         optimizer = TensorShardedOptimizer(
             model.trainable_parameters(), group, of_heads=plan.of_heads, **context.adamw_options()
         )
-    return DistributedModel(data=DataParallelRanks(context.collectives, group), weights=sharded, optimizer=optimizer)
+    return DistributedModel(
+        data=DataParallelRanks(context.collectives, group), weights=weights_of(model, context), optimizer=optimizer
+    )
 
 
 class TensorShardedOptimizer(ShardedOptimizer):
