@@ -25,13 +25,14 @@ from rft_engine.replicas.process import ProcessReplica
 from rft_engine.weight_sync.shared_memory import SharedWeightStore
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.policy.load import load_policy
-from rft_trainer.async_rollouts.queue import AsyncConfig, RolloutQueue
+from rft_trainer.async_rollouts.queue import AsyncConfig, AsyncRollouts
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.loops.rl import RlLoop, StepConfig
 from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.rollouts.collector import RolloutCollector
+from rft_trainer.rollouts.source import RolloutSource, SyncRollouts
 from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.step_report import Reporter
@@ -143,7 +144,8 @@ def run(model: Path, work: Workload, staleness: int, num_steps: int, seed: int, 
         try:
             return _measured(loop, work, num_steps)
         finally:
-            (loop.ahead or engine).close()
+            loop.rollouts.close()
+            engine.close()
 
 
 def _measured(loop: RlLoop, work: Workload, num_steps: int) -> Measured:
@@ -203,20 +205,20 @@ def _loop(
     sampling = SamplingOptions(temperature=1.0, max_new_tokens=work.longest, stop_token_ids=())
     credit = AdvantageEstimator(record, RewardShapingConfig(longest_response=work.longest), seed=seed)
     rules = AsyncConfig(staleness, deterministic, work.prompts_per_step, num_steps, work.group_size, seed)
-    queue = None
+    rollouts: RolloutSource
     if staleness:
-        queue = RolloutQueue(engine, DigitDecoder(), judge, ledger, prompts, sampling=sampling, rules=rules)
-    plain = RolloutCollector(
-        engine, DigitDecoder(), judge, one, sampling=sampling, group_size=work.group_size, seed=seed
-    )
+        rollouts = AsyncRollouts(engine, DigitDecoder(), judge, ledger, prompts, sampling=sampling, rules=rules)
+    else:
+        collector = RolloutCollector(
+            engine, DigitDecoder(), judge, one, sampling=sampling, group_size=work.group_size, seed=seed
+        )
+        rollouts = SyncRollouts(engine, collector, ledger)
     reporter = TimedReporter(directory, [], one, num_steps=num_steps, rollout_every=0, rollouts_kept=0)
     reporter.times = []
     return RlLoop(
         ledger=ledger,
         prompts=prompts,
-        engine=queue or engine,
-        collector=queue or plain,
-        ahead=queue,
+        rollouts=rollouts,
         assign_credit=credit,
         reference=None,
         old_policy=None,

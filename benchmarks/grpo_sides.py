@@ -45,6 +45,7 @@ from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.rollouts.collector import RolloutCollector
+from rft_trainer.rollouts.source import SyncRollouts
 from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.step_report import Reporter
@@ -201,24 +202,25 @@ def our_run(case: Case, directory: Path, num_steps: int, gate: Gate) -> RlLoop:
     prompts = our_prompts(case, policy, num_steps * PROMPTS_PER_STEP)
     progress = Progress()
     run_directory = RunDirectory.create(directory / "run", config_text="", command=[], environment={})
-    return RlLoop(
-        ledger=Ledger(len(prompts), 1, lambda epoch: range(len(prompts)), data_hash="benchmark", seed=0),
-        prompts=prompts,
-        engine=engine,
-        collector=RolloutCollector(
-            engine,
-            policy.codec,
-            TextReward(),
-            collectives,
-            sampling=SamplingOptions(
-                temperature=1.0,
-                max_new_tokens=NEW_TOKENS,
-                min_new_tokens=NEW_TOKENS,
-                stop_token_ids=policy.codec.eos_ids,
-            ),
-            group_size=GROUP_SIZE,
-            seed=0,
+    ledger = Ledger(len(prompts), 1, lambda epoch: range(len(prompts)), data_hash="benchmark", seed=0)
+    collector = RolloutCollector(
+        engine,
+        policy.codec,
+        TextReward(),
+        collectives,
+        sampling=SamplingOptions(
+            temperature=1.0,
+            max_new_tokens=NEW_TOKENS,
+            min_new_tokens=NEW_TOKENS,
+            stop_token_ids=policy.codec.eos_ids,
         ),
+        group_size=GROUP_SIZE,
+        seed=0,
+    )
+    return RlLoop(
+        ledger=ledger,
+        prompts=prompts,
+        rollouts=SyncRollouts(engine, collector, ledger),
         assign_credit=AdvantageEstimator(record(), RewardShapingConfig(longest_response=NEW_TOKENS), seed=0),
         reference=None,
         old_policy=None,

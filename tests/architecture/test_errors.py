@@ -43,7 +43,6 @@ SHARED_CODES: dict[str, int] = {
     "reward.judge_template": 2,
     "run.exists": 3,
     "run.not_found": 2,
-    "run.stopped": 2,
 }
 """Codes that so many modules write; each is to get one function that makes the error, or a code of its own."""
 

@@ -41,7 +41,6 @@ LONG_SIGNATURES: dict[str, int] = {
 
 TYPE_CHECKS: dict[str, int] = {
     "rft.build.algorithm": 2,
-    "rft.build.async_rollouts": 2,
     "rft.build.engines": 2,
     "rft.build.images": 3,
     "rft.build.judge": 2,

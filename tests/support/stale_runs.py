@@ -30,6 +30,7 @@ from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.rollouts.collector import RolloutCollector
+from rft_trainer.rollouts.source import SyncRollouts
 from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.step_report import Reporter
@@ -112,6 +113,10 @@ class Replicas:
         for engine in self.engines:
             engine.load_weights(version)
 
+    def refresh(self) -> None:
+        for engine in self.engines:
+            engine.refresh()
+
     def sleep(self, level: int = 1) -> None:
         for engine in self.engines:
             engine.sleep(level)
@@ -163,25 +168,26 @@ def _loop(path: Path, policy: CausalPolicy, engine: Replicas, seed: int) -> RlLo
         policy.trainable_parameters(), one, betas=(0.9, 0.999), epsilon=1e-8, weight_decay=0.0, max_norm=1.0
     )
     credit = AdvantageEstimator(record, RewardShapingConfig(longest_response=5), seed=seed)
+    ledger = Ledger(
+        len(PROMPTS),
+        4,
+        lambda epoch: permutation(derive_key(seed, "order", epoch), len(PROMPTS)).tolist(),
+        data_hash="d",
+        seed=seed,
+    )
+    collector = RolloutCollector(
+        engine,
+        DigitDecoder(),
+        _spread,
+        one,
+        sampling=SamplingOptions(temperature=1.0, max_new_tokens=5, stop_token_ids=(2,)),
+        group_size=3,
+        seed=seed,
+    )
     return RlLoop(
-        ledger=Ledger(
-            len(PROMPTS),
-            4,
-            lambda epoch: permutation(derive_key(seed, "order", epoch), len(PROMPTS)).tolist(),
-            data_hash="d",
-            seed=seed,
-        ),
+        ledger=ledger,
         prompts=PROMPTS,
-        engine=engine,
-        collector=RolloutCollector(
-            engine,
-            DigitDecoder(),
-            _spread,
-            one,
-            sampling=SamplingOptions(temperature=1.0, max_new_tokens=5, stop_token_ids=(2,)),
-            group_size=3,
-            seed=seed,
-        ),
+        rollouts=SyncRollouts(engine, collector, ledger),
         assign_credit=credit,
         reference=None,
         old_policy=None,

@@ -61,6 +61,14 @@ class Engine(Protocol):
     def wake(self) -> None: ...
 
 
+class RefreshableEngine(Engine, Protocol):
+    """An engine that can serve other weights under the version that it has, such as moving averages."""
+
+    def refresh(self) -> None:
+        """Serve the policy's present weights under the present version."""
+        ...
+
+
 class Policy(Protocol):
     """Log-probabilities of packed tokens; the gradient follows torch's grad mode."""
 

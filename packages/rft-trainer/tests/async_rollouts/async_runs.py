@@ -16,7 +16,7 @@ from rft_algos.algorithms.published import Grpo
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import PeerError
 from rft_core.keyed_random import derive_key, permutation
-from rft_trainer.async_rollouts.queue import AsyncConfig, RolloutQueue
+from rft_trainer.async_rollouts.queue import AsyncConfig, AsyncRollouts
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.evaluation.evaluator import Evaluator
 from rft_trainer.loops.rl import RlLoop, StepConfig
@@ -25,6 +25,7 @@ from rft_trainer.protocols import Collectives
 from rft_trainer.records.rollouts import Prompt, RolloutGroup
 from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.rollouts.collector import RolloutCollector
+from rft_trainer.rollouts.source import RolloutSource, SyncRollouts
 from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.step_report import Reporter
@@ -163,18 +164,19 @@ class AheadRun:
         self.tables: dict[int, Tensor] = {}
         self.groups: dict[int, list[RolloutGroup]] = {}
         self.engine = BigramAheadEngine(self.policy, pause=pause)
-        self.queue: RolloutQueue | None = None
+        self.queue: AsyncRollouts | None = None
         ledger, progress = _ledger(len(prompts), episodes), Progress()
         parts: dict[str, Any] = {"progress": progress, "ledger": ledger}
-        serving: Any = BigramEngine(self.policy)
-        collector: Any = RolloutCollector(
+        serving = BigramEngine(self.policy)
+        collector = RolloutCollector(
             serving, DigitDecoder(), reward, self.ranks, sampling=self.sampling, group_size=GROUP, seed=SEED
         )
+        rollouts: RolloutSource = SyncRollouts(serving, collector, ledger)
         if staleness is not None:
             num = rules.prompts_per_rollout * rules.rollouts_per_step
             ahead = AsyncConfig(staleness, deterministic, num, rules.max_steps, GROUP, SEED, patience)
             self.queue = self._queue(ledger, ahead)
-            serving = collector = parts["rollouts_ahead"] = self.queue
+            rollouts = parts["rollouts_ahead"] = self.queue
         saver = Saver(
             self.writer,
             self.policy,
@@ -185,10 +187,10 @@ class AheadRun:
             before_save=self.directory.sync,
         )
         rules = replace(rules, max_staleness=staleness or 0)
-        self.loop = self._loop(ledger, progress, serving, collector, saver, rules)
+        self.loop = self._loop(ledger, progress, rollouts, saver, rules)
 
-    def _queue(self, ledger: Ledger, ahead: AsyncConfig) -> RolloutQueue:
-        return RolloutQueue(
+    def _queue(self, ledger: Ledger, ahead: AsyncConfig) -> AsyncRollouts:
+        return AsyncRollouts(
             self.engine,
             DigitDecoder(),
             self.reward,
@@ -200,15 +202,14 @@ class AheadRun:
         )
 
     def _loop(
-        self, ledger: Ledger, progress: Progress, engine: Any, collector: Any, saver: Saver, rules: StepConfig
+        self, ledger: Ledger, progress: Progress, rollouts: RolloutSource, saver: Saver, rules: StepConfig
     ) -> RlLoop:
         record = Grpo(kl_place="none", kl_coef=0.0)
         credit = AdvantageEstimator(record, RewardShapingConfig(longest_response=LONGEST), seed=SEED)
         return RlLoop(
             ledger=ledger,
             prompts=self.prompts,
-            engine=engine,
-            collector=collector,
+            rollouts=rollouts,
             assign_credit=credit,
             reference=None,
             old_policy=None,
@@ -223,7 +224,7 @@ class AheadRun:
                 learning_rate=lambda update: 8.0,
             ),
             evaluator=Evaluator(
-                engine,
+                rollouts,
                 DigitDecoder(),
                 self.reward,
                 self.ranks,
@@ -240,7 +241,6 @@ class AheadRun:
             timer=PhaseTimer(),
             resume_command="rft-train resume here",
             sleep_engine=False,
-            ahead=self.queue,
         )
 
     def _seen(self, groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
@@ -269,7 +269,7 @@ class AheadRun:
             self.policy.table.copy_(other.tables_at(step))
         self.loop.saver.restore(step, json.loads(json.dumps(records)))
         if step:
-            self.loop.engine.load_weights(step)
+            self.loop.rollouts.load_weights(step)
         return self
 
     def tables_at(self, step: int) -> Tensor:

@@ -34,7 +34,7 @@ from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key, uniforms
 from rft_trainer.async_rollouts.multi_turn import ConversationSamples
 from rft_trainer.async_rollouts.partial_conversation import ConversationDraft
-from rft_trainer.async_rollouts.queue import AsyncConfig, RolloutQueue
+from rft_trainer.async_rollouts.queue import AsyncConfig, AsyncRollouts
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.environments.episodes import BuiltinEpisodes, Episode, EpisodeRunner, Reply
 from rft_trainer.environments.protocol import Answer, AssistantTurn, Environment, EnvironmentPrompt
@@ -46,6 +46,7 @@ from rft_trainer.records.scores import RewardStatus
 from rft_trainer.rollouts.collector import RolloutCollector
 from rft_trainer.rollouts.conversation import ConversationLimits, ConversationStepper
 from rft_trainer.rollouts.multi_turn import Conversations
+from rft_trainer.rollouts.source import SyncRollouts
 from rft_trainer.testing.async_engine import BigramAheadEngine
 from rft_trainer.testing.bigram import BigramPolicy, DigitDecoder
 
@@ -98,20 +99,22 @@ class TalkRun(AheadRun):
         self.lanes: Sequence[EpisodeRunner] = lanes or [BuiltinEpisodes(make) for _ in range(2)]
         super().__init__(path, staleness, rules=rules, **options)
         loop = self.loop
-        talks = Conversations(loop.engine, DigitDecoder(), BuiltinEpisodes(make), TokenText(), CALLS, TAKING.limits)
+        source = loop.rollouts
+        talks = Conversations(source, DigitDecoder(), BuiltinEpisodes(make), TokenText(), CALLS, TAKING.limits)
         if staleness is None:
-            loop.collector = RolloutCollector(
-                loop.engine, DigitDecoder(), self.reward, self.ranks,
+            assert isinstance(source, SyncRollouts)
+            source.collector = RolloutCollector(
+                source.engine, DigitDecoder(), self.reward, self.ranks,
                 sampling=SAMPLING, group_size=GROUP, seed=SEED, conversations=talks,
             )  # fmt: skip
         loop.evaluator = Evaluator(
-            loop.engine, DigitDecoder(), self.reward, self.ranks, self.prompts[:5],
+            source, DigitDecoder(), self.reward, self.ranks, self.prompts[:5],
             sampling=replace(SAMPLING, temperature=0.0), conversations=talks,
         )  # fmt: skip
 
-    def _queue(self, ledger: Ledger, ahead: AsyncConfig) -> RolloutQueue:
+    def _queue(self, ledger: Ledger, ahead: AsyncConfig) -> AsyncRollouts:
         kind = ConversationSamples(DigitDecoder(), self.lanes, TAKING, MOST)
-        return RolloutQueue(
+        return AsyncRollouts(
             self.engine, DigitDecoder(), self.reward, ledger, self.prompts,
             sampling=SAMPLING, rules=ahead, collectives=self.ranks, kind=kind,
         )  # fmt: skip

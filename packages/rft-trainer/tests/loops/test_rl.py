@@ -26,6 +26,7 @@ from rft_trainer.metrics.phase_timer import PhaseTimer
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
 from rft_trainer.rollouts.collector import RolloutCollector, place_steps
+from rft_trainer.rollouts.source import SyncRollouts
 from rft_trainer.runs.checkpointing import Progress, Saver, SaveSchedule
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.step_report import Reporter
@@ -103,20 +104,20 @@ class Made:
         sampling = SamplingOptions(temperature=1.0, max_new_tokens=3, stop_token_ids=(STOP,))
         self.credit = AdvantageEstimator(record, score_rules, seed=3, **controllers)  # type: ignore[arg-type]
         self.critic = TokenCritic(VOCABULARY)
+        self.collector = RolloutCollector(
+            self.engine,
+            DigitDecoder(),
+            reward,
+            one,
+            sampling=sampling,
+            group_size=4,
+            seed=3,
+            greedy_baseline=record.advantage.needs_greedy,
+        )
         self.loop = RlLoop(
             ledger=ledger,
             prompts=PROMPTS,
-            engine=self.engine,
-            collector=RolloutCollector(
-                self.engine,
-                DigitDecoder(),
-                reward,
-                one,
-                sampling=sampling,
-                group_size=4,
-                seed=3,
-                greedy_baseline=record.advantage.needs_greedy,
-            ),
+            rollouts=SyncRollouts(self.engine, self.collector, ledger),
             assign_credit=self.credit,
             reference=reference if record.needs_reference else None,
             old_policy=self._old_policy(record, one),
@@ -185,7 +186,7 @@ class Made:
         with torch.no_grad():
             self.policy.table.copy_(other.policy.table)
         self.loop.saver.restore(step, json.loads(json.dumps(records)))
-        self.loop.engine.load_weights(step)
+        self.loop.rollouts.load_weights(step)
 
     def rows(self) -> list[dict[str, object]]:
         self.directory.sync()
@@ -435,7 +436,7 @@ def test_refilling_never_leaves_the_epoch_and_a_resume_continues_to_the_bit(tmp_
 def test_estimators_without_groups_learn_from_one_response_a_prompt(tmp_path: Path, record: PolicyAlgorithm) -> None:
     rules = replace(RULES, max_steps=40, smallest_group=1, needs_baseline=record.advantage.needs_greedy)
     made = Made(tmp_path / "run", rules, record=record)
-    made.loop.collector._group_size = 1  # pyright: ignore[reportPrivateUsage]
+    made.collector._group_size = 1  # pyright: ignore[reportPrivateUsage]
     results = made.loop.run(StopSignals())
     assert results["after"].mean_reward > results["before"].mean_reward + 0.3
 

@@ -21,8 +21,7 @@ from rft.build.algorithm_parts import (
     credit_assigner,
     old_policy,
 )
-from rft.build.async_rollouts import close_engines, refuse_what_cannot_run_ahead, rollout_queue
-from rft.build.engines import choose_engine, engine_check, make_engine
+from rft.build.engines import choose_engine, make_engine
 from rft.build.environment import ChosenEnvironment, enter_environment, opened_data
 from rft.build.images import codec_with_images
 from rft.build.lora import adapt, weights_directory
@@ -30,6 +29,7 @@ from rft.build.models import head_chunk_size
 from rft.build.replicas import make_replicas, wants_replicas
 from rft.build.rewards import build_reward
 from rft.build.rl_data import RlData, response_limits, rl_data, step_rules
+from rft.build.rollout_source import RolloutParts, build_rollouts, refuse_what_cannot_run_ahead
 from rft.build.shared_parts import (
     balanced_forward,
     learning_rate_schedule,
@@ -68,8 +68,6 @@ from rft_trainer.metrics.sink import Sink
 from rft_trainer.protocols import Engine
 from rft_trainer.records.rollouts import RolloutGroup
 from rft_trainer.records.scores import Reward
-from rft_trainer.rollouts.collector import RolloutCollector
-from rft_trainer.rollouts.multi_turn import Conversations
 from rft_trainer.runs.checkpointing import Progress
 from rft_trainer.runs.directory import RunDirectory
 from rft_trainer.runs.step_report import Reporter
@@ -158,30 +156,28 @@ def build_rl(
     timer = machine.phase_timer(progress)
     ledger = _ledger(settings, data)
     sampling = _sampling(settings, longest_response, codec)
-    queue = rollout_queue(settings, engine, codec, reward, ledger, data, sampling, machine.collectives, environment)
+    parts = RolloutParts(engine, codec, reward, ledger, data, sampling, timer, environment, room=longest)
+    rollouts = build_rollouts(settings, machine, record, policy, parts)
     saver = make_saver(
         directory,
         settings.checkpoint,
         metadata,
         _saved_weights(settings, machine, spread, critic),
         spread.optimizer,
-        {"progress": progress, "ledger": ledger, "credit": credit, **({"rollouts_ahead": queue} if queue else {})},
+        {"progress": progress, "ledger": ledger, "credit": credit, **rollouts.checkpoint_parts},
         machine,
         restored,
         tensor_parts=critic.tensor_parts if critic else None,
     )
-    serving = queue or engine
-    talks = environment and environment.conversations(serving, longest, timer)
+    source = rollouts.source
     # a resumed run's engine serves the restored weights under the restored step
     if progress.step:
-        serving.load_weights(progress.step)
-    evaluator = make_evaluator(serving, codec, reward, machine, data.held_out, longest_response, talks)
+        source.load_weights(progress.step)
+    evaluator = make_evaluator(source, codec, reward, machine, data.held_out, longest_response, rollouts.conversations)
     return RlLoop(
         ledger=ledger,
         prompts=data.prompts,
-        engine=serving,
-        ahead=queue,
-        collector=queue or _collector(settings, machine, record, engine, codec, reward, longest_response, talks),
+        rollouts=source,
         assign_credit=credit,
         reference=_reference(settings, machine, spread) if record.needs_reference else None,
         old_policy=old_policy(settings, record, machine, policy, spread.data, in_step=spread.in_step),
@@ -189,9 +185,7 @@ def build_rl(
         control=_control(settings),
         updater=_updater(settings, machine, spread, record, credit, data.num_updates),
         evaluator=evaluator,
-        averaged=averaged_evaluator(
-            evaluator, spread.averages, engine, runs_ahead=queue is not None, tells=machine.is_first
-        ),
+        averaged=averaged_evaluator(evaluator, spread.averages, rollouts.refresh, tells=machine.is_first),
         saver=saver,
         reporter=_reporter(settings, machine, directory, sinks, data, progress),
         collectives=machine.collectives,
@@ -200,7 +194,7 @@ def build_rl(
         timer=timer,
         resume_command=resume_command,
         sleep_engine=sleeps,
-        check_engine=None if queue else engine_check(settings.engine, machine, policy, engine),
+        check_engine=rollouts.check_engine,
         gaps=gap_watch(settings, machine, resume_command),
     )
 
@@ -312,29 +306,6 @@ def gap_watch(settings: RlSettings, machine: Machine, resume_command: str) -> Mi
     )
 
 
-def _collector(
-    settings: RlSettings,
-    machine: Machine,
-    record: PolicyAlgorithm,
-    engine: Engine,
-    codec: HfTokenizer,
-    reward: Reward,
-    longest_response: int,
-    talks: Conversations | None,
-) -> RolloutCollector:
-    return RolloutCollector(
-        engine,
-        codec,
-        reward,
-        machine.collectives,
-        sampling=_sampling(settings, longest_response, codec),
-        group_size=settings.batch.n_samples_per_prompt,
-        seed=settings.run.seed,
-        greedy_baseline=record.advantage.needs_greedy,
-        conversations=talks,
-    )
-
-
 def _cutting(settings: RlSettings) -> MicroBatching:
     batch = settings.batch
     return micro_batching(batch.micro_train_batch_size, batch.max_tokens_per_micro_batch, batch.packing_samples)
@@ -414,7 +385,7 @@ def prepared(
                 compute_advantages=compute_advantages,
                 environment=environment,
             )
-            opened.callback(close_engines, training)
+            opened.callback(training.rollouts.close)
             yield Prepared(machine, codec, data, started, sinks, training)
         finally:
             judge.close()

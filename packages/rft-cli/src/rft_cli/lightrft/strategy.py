@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from rft.build.engines import choose_engine
 from rft.build.rl_data import response_limits
@@ -14,7 +14,7 @@ from rft.settings import RlSettings
 from rft_cli.config.suggestions import nearest
 from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key
-from rft_trainer.protocols import Engine
+from rft_trainer.protocols import RefreshableEngine
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 
@@ -36,14 +36,6 @@ class Generation:
     """Log-probability of each token of the response, in nats, at the temperature it was drawn with."""
     finish_reason: str
     """"stop" or "length"."""
-
-
-class RefreshableEngine(Engine, Protocol):
-    """An engine whose weights can be refreshed, as all engines here."""
-
-    def refresh(self) -> None:
-        """Serve the present weights under the present version."""
-        ...
 
 
 class Strategy:
@@ -135,7 +127,7 @@ class Strategy:
 
     @property
     def _engine(self) -> RefreshableEngine:
-        return cast("RefreshableEngine", self._ready.training.engine)
+        return cast("RefreshableEngine", self._ready.training.rollouts)
 
     def _key(self, prompt: int, sample: int) -> int:
         rank = self._ready.machine.ranks.rank

@@ -10,8 +10,7 @@ from rft_core.fault_points import declare, fault_point
 from rft_trainer.async_rollouts.partial_rollout import PartialGroup
 from rft_trainer.async_rollouts.protocols import AheadEngine, PartialRollout
 from rft_trainer.async_rollouts.shared_state import LOOK_SECONDS, SharedState, TrainerRequest
-from rft_trainer.data.media_cache import load_media
-from rft_trainer.records.rollouts import Prompt
+from rft_trainer.data.media_cache import media_of
 
 POINT_GROUP_DRAWN = declare("async.group_drawn", "every sample of a prompt is drawn, none has its reward")
 
@@ -108,7 +107,7 @@ class GenerationLoop:
             [asked.start for asked in requests],
             [asked.budget for asked in requests],
             self._sampling,
-            media=_media_of([group.prompt for group, _ in owners]),
+            media=media_of([group.prompt.media for group, _ in owners]),
             stop=self._stop(turn, left),
         ):
             group, draft = owners[one.request]
@@ -138,11 +137,3 @@ class GenerationLoop:
             or board.generation != turn.generation
             or _ANSWERED_SHARE * board.answered >= max(left[0], 1)
         )
-
-
-def _media_of(prompts: Sequence[Prompt]) -> list[object | None] | None:
-    """Return the images of each prompt, loaded once a prompt; None where no prompt has any."""
-    if all(prompt.media is None for prompt in prompts):
-        return None
-    loaded = {id(prompt): load_media(prompt.media) for prompt in {id(prompt): prompt for prompt in prompts}.values()}
-    return [loaded[id(prompt)] for prompt in prompts]

@@ -16,11 +16,10 @@ from typing import Any
 from rft_trainer.async_rollouts.partial_conversation import ConversationDraft, Recorded, Stage
 from rft_trainer.async_rollouts.protocols import PartialRollout
 from rft_trainer.environments.episodes import EpisodeRunner, Reply
-from rft_trainer.environments.protocol import AssistantTurn
 from rft_trainer.protocols import ResponseDecoder
 from rft_trainer.records.rollouts import Prompt, Rollout
 from rft_trainer.records.scores import RewardStatus
-from rft_trainer.rollouts.conversation import Conversation, ConversationStepper, malformed_call_reply
+from rft_trainer.rollouts.conversation import Conversation, ConversationStepper
 
 Put = Callable[[], None]
 
@@ -114,17 +113,10 @@ class ConversationSamples:
         """Step the environments on completed turns; return the function that records their answers."""
         turns = [draft.spoken for draft in drafts]
         texts = self._decoder.decode_batch([turn.token_ids for turn in turns])
-        parsed = [self._taking.parse(text) for text in texts]
         talks = [draft.talk.copy() for draft in drafts]
-        asked = [index for index, one in enumerate(parsed) if not one.problems]
-        for index in asked:
-            turn = AssistantTurn(texts[index], parsed[index].calls, turns[index].finish_reason)
-            talks[index].episode.turns.append(turn)
-        answers = self._lanes[worker_index].step([talks[index].episode for index in asked]) if asked else []
-        replies = dict(zip(asked, answers, strict=True))
-        for index, (talk, turn) in enumerate(zip(talks, turns, strict=True)):
-            reply = replies.get(index) or malformed_call_reply(parsed[index])
-            self._taking.take(talk, turn, turn.spans, texts[index], parsed[index], reply, self._most)
+        spans = [turn.spans for turn in turns]
+        step = self._lanes[worker_index].step
+        replies = self._taking.answer_turns(talks, turns, spans, texts, step, self._most)
         return self._further(
             drafts, talks, [[recorded(replies[index])] if index in replies else [] for index in range(len(drafts))]
         )

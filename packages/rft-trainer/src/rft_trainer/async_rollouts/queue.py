@@ -1,4 +1,4 @@
-"""Asynchronous rollout queue: rollouts of later steps, sampled during training; collector and engine of a loop.
+"""Asynchronous rollout queue: rollouts of later steps, sampled while the trainer trains.
 
 Which prompts a step trains is fixed as in a synchronous run: the ledger's order. Step n may be drawn with
 weights of version n - K and newer, K = `max_staleness`; a version is the number of steps that are in it.
@@ -6,7 +6,7 @@ weights of version n - K and newer, K = `max_staleness`; a version is the number
 ```
   trainer's thread                     rollout thread (drawing)               scoring thread (scoring)
   ----------------                     ------------------------               ------------------------
-  take(): reserve steps n .. n+K  ──►  wait for work
+  reserve(): steps n .. n+K       ──►  wait for work
   collect(n): wait for its groups      serve(version): replicas load it as they draw next
      ▲                                 draw(all that may be drawn) ───────►   group whole: decode, reward
      │                                    replicas: own processes   │            │
@@ -61,13 +61,13 @@ POINT_PUBLISHED = declare("async.published", "new weights are published, their s
 _FORM = 1
 
 
-class RolloutQueue:
-    """Engine and collector of an `RlLoop` whose rollouts run ahead.
+class AsyncRollouts:
+    """The `RolloutSource` whose rollouts are sampled ahead of the trainer.
 
     Example::
 
-        queue = RolloutQueue(engine, codec, reward, ledger, prompts, sampling=sampling, rules=rules)
-        entries = queue.take(8)                          # and 8 more, for the next step, are being drawn
+        queue = AsyncRollouts(engine, codec, reward, ledger, prompts, sampling=sampling, rules=rules)
+        entries = queue.reserve(8)                        # and 8 more, for the next step, are being drawn
         groups = queue.collect(entries, prompts_of(entries), timer)
         ...                                              # train
         queue.load_weights(1)
@@ -112,8 +112,8 @@ class RolloutQueue:
 
     # -- the trainer's thread: what a loop asks of it
 
-    def take(self, num: int) -> list[LedgerEntry]:
-        """Take the entries of the next step; those of the steps after it are submitted to the engine."""
+    def reserve(self, num: int) -> list[LedgerEntry]:
+        """Return the entries of the next step; those of the steps after it are submitted to the engine."""
         assert num == self._rules.prompts_per_step, f"{num} prompts a step, {self._rules.prompts_per_step} were planned"
         with self._board.changed:
             self._begun = True

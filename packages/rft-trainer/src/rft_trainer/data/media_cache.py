@@ -135,6 +135,17 @@ def image_files(media: Any) -> tuple[bytes, ...]:
     return tuple(getattr(media, "files", ()))
 
 
+def media_of(media: Sequence[Any]) -> list[object | None] | None:
+    """Return the images of each prompt as an engine takes them, None where it has none; None where no prompt has any.
+
+    What several prompts share is loaded once.
+    """
+    if all(one is None for one in media):
+        return None
+    loaded = {key: load_media(one) for key, one in {id(one): one for one in media}.items()}
+    return [loaded[id(one)] for one in media]
+
+
 def load_media(media: Any) -> Any:
     """Return the prepared images of a handle, or anything else as it is."""
     return media.load() if isinstance(media, StoredMedia) else media

@@ -14,6 +14,7 @@ from rft_trainer.records.rollouts import Prompt, Rollout
 from rft_trainer.records.turns import TurnCounts, total, turn_counts
 from rft_trainer.rollouts.collector import RewardFunction, sample_responses, score_rollouts
 from rft_trainer.rollouts.multi_turn import Conversations
+from rft_trainer.scoring.advantages import is_correct
 from rft_trainer.update.nonfinite_checks import refuse_non_finite_samples
 
 
@@ -117,7 +118,7 @@ class Evaluator:
 
 def _row(rollout: Rollout) -> list[Any]:
     reward = rollout.reward
-    correct = None if reward is None else bool(rollout.breakdown.get("correctness", reward) >= 1.0)
+    correct = None if reward is None else is_correct(rollout)
     counts = astuple(turn_counts(rollout.turns))
     return [reward, correct, rollout.finish_reason == "length", rollout.num_sampled, counts]
 

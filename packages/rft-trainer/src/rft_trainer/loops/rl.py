@@ -9,20 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
-from rft_core.errors import NumericsError, SavedAfterSignal, ServiceError
+from rft_core.errors import NumericsError, ServiceError
 from rft_core.fault_points import declare, fault_point
-from rft_trainer.async_rollouts.queue import RolloutQueue
 from rft_trainer.batches.packing import count
 from rft_trainer.batches.prompt_ledger import EntryState, Ledger, LedgerEntry
 from rft_trainer.evaluation.ema_evaluator import EmaEvaluator, averaged_record
 from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
 from rft_trainer.metrics.totals import MetricTotals
-from rft_trainer.protocols import Collectives, Engine
+from rft_trainer.protocols import Collectives
 from rft_trainer.records.rollouts import Prompt, RolloutGroup, TrainingSample
-from rft_trainer.rollouts.collector import RolloutCollector
-from rft_trainer.runs.checkpointing import Progress, Saver
+from rft_trainer.rollouts.source import RolloutSource
+from rft_trainer.runs.checkpointing import Progress, Saver, save_and_stop
 from rft_trainer.runs.step_report import Reporter, rollout_metrics
 from rft_trainer.runs.stop_signals import StopSignals, agree
 from rft_trainer.scoring.advantages import AdvantageEstimator, PolicyScores
@@ -114,8 +114,7 @@ class RlLoop:
 
     ledger: Ledger
     prompts: Sequence[Prompt]
-    engine: Engine
-    collector: RolloutCollector | RolloutQueue
+    rollouts: RolloutSource
     assign_credit: AdvantageEstimator
     reference: LogprobScorer | None
     old_policy: OldPolicyScorer | None
@@ -136,8 +135,6 @@ class RlLoop:
     an error."""
     gaps: MismatchMonitor | None = None
     """Whether the samples are the policy's own, seen at the first update of a step."""
-    ahead: RolloutQueue | None = None
-    """Rollouts that run ahead; it is the engine and the collector then."""
     averaged: EmaEvaluator | None = None
     """Evaluates the moving averages of the weights beside them."""
 
@@ -176,18 +173,13 @@ class RlLoop:
         """Return whether nothing is left to train."""
         return self.ledger.finished or bool(self.rules.max_steps and self.progress.step >= self.rules.max_steps)
 
-    def _reserve(self) -> list[LedgerEntry]:
-        """Reserve the prompts of one step: `rollouts_per_step` batches, never across the end of an epoch."""
-        num = self.rules.prompts_per_rollout * self.rules.rollouts_per_step
-        return self.ahead.take(num) if self.ahead else self.ledger.reserve(num)
-
     def _collect(self) -> tuple[list[LedgerEntry], list[RolloutGroup]]:
         """Sample the rollouts of one step; refill until enough groups have a signal, the rounds or the epoch end.
 
         Every round samples exactly the prompts that are missing, so nothing sampled is surplus.
         """
-        self.engine.wake()
-        entries = self._reserve()
+        self.rollouts.wake()
+        entries = self.rollouts.reserve(self.rules.prompts_per_rollout * self.rules.rollouts_per_step)
         groups = self._roll_out(entries)
         wanted = len(entries)
         for _ in range(self.rules.refill_rounds):
@@ -202,7 +194,7 @@ class RlLoop:
             groups += self._roll_out(more)
             entries += more
         if self.sleep_engine:
-            self.engine.sleep(1)
+            self.rollouts.sleep(1)
         fault_point(POINT_ROLLED_OUT)
         return entries, groups
 
@@ -211,7 +203,7 @@ class RlLoop:
         groups: list[RolloutGroup] = []
         for start in range(0, len(entries), size):
             batch = entries[start : start + size]
-            groups += self.collector.collect(batch, [self.prompts[entry.prompt_index] for entry in batch], self.timer)
+            groups += self.rollouts.collect(batch, [self.prompts[entry.prompt_index] for entry in batch], self.timer)
         refuse_non_finite_samples(
             (group.rollouts for group in groups), during=f"step {self.progress.step + 1}", do=self.resume_command
         )
@@ -243,13 +235,13 @@ class RlLoop:
                     self.progress.updates += 1
                     fault_point(POINT_UPDATED)
             merged = totals.merged(self.collectives) | credited
-        ages = self.ahead.metrics(groups) if self.ahead else {}
+        sampling = self.rollouts.metrics(groups)
         with self.timer.phase(Phase.SYNC):
-            self.engine.load_weights(self.progress.step + 1)
+            self.rollouts.load_weights(self.progress.step + 1)
             checked = self._checked_engine(self.progress.step + 1)
         return {
             **checked,
-            **ages,
+            **sampling,
             **rollout_metrics(groups, kept),
             **merged,
             **(self.gaps.metrics if self.gaps and outcomes else {}),
@@ -285,7 +277,7 @@ class RlLoop:
     def _checked_engine(self, version: int) -> dict[str, float]:
         if self.check_engine is None:
             return {}
-        self.engine.wake()
+        self.rollouts.wake()
         return {name: total / number for name, (total, number) in self.check_engine(version).items()}
 
     def _keep(self, groups: Sequence[RolloutGroup]) -> FilterResult:
@@ -358,24 +350,21 @@ class RlLoop:
         if self.evaluator is None:
             return
         with self.timer.phase(Phase.EVAL):
-            self.engine.wake()
+            self.rollouts.wake()
             result = results[name] = self.evaluator()
             looks = self.averaged if self.progress.step else None  # the averages begin as the weights
             averages = averaged_record(looks()) if looks else {}
         lists = {"rewards": result.rewards, "correct": result.correct}
         self.reporter.evaluation(name, result.as_record() | averages, self.progress, **lists)
 
-    def _save_and_stop(self, signals: StopSignals) -> None:
-        """Save the last complete step and raise `SavedAfterSignal`; an unfinished step's prompts are reserved again."""
-        self.saver.save(self.progress.step, episode=self.ledger.epoch)
-        self.saver.wait()
-        raise SavedAfterSignal(
-            code="run.stopped",
-            what=f"{signals.received or 'a signal on another rank'} received; saved at step {self.progress.step}",
-            where=f"rank {self.collectives.rank}",
-            why="the run was asked to stop",
-            state=f"nothing is lost: checkpoint of step {self.progress.step}",
-            do=self.resume_command,
+    def _save_and_stop(self, signals: StopSignals) -> NoReturn:
+        save_and_stop(
+            self.saver,
+            signals,
+            self.progress,
+            episode=self.ledger.epoch,
+            rank=self.collectives.rank,
+            resume_command=self.resume_command,
         )
 
 

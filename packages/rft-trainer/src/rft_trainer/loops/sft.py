@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from rft_algos.algorithms.published import Sft
 from rft_algos.objectives import LossOutput, supervised_loss, token_weights
-from rft_core.errors import NumericsError, SavedAfterSignal
+from rft_core.errors import NumericsError
 from rft_core.fault_points import declare, fault_point
 from rft_trainer.batches.packing import filler_batches, pack, rank_micro_batches, split_in_order
 from rft_trainer.batches.prompt_ledger import EntryState, Ledger
@@ -23,7 +23,7 @@ from rft_trainer.metrics.totals import MetricTotals
 from rft_trainer.protocols import Collectives, Engine, Policy
 from rft_trainer.records.rollouts import Counts, TokenBatch, TrainingSample
 from rft_trainer.runs.best_weights import BestWeights
-from rft_trainer.runs.checkpointing import Progress, Saver
+from rft_trainer.runs.checkpointing import Progress, Saver, save_and_stop
 from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals, agree
 from rft_trainer.update.optimizer_step import Updater, scale_metrics
@@ -289,14 +289,12 @@ class SftLoop:
             in_step=self.in_step,
         )
 
-    def _save_and_stop(self, signals: StopSignals) -> None:
-        self.saver.save(self.progress.step, episode=self.ledger.epoch)
-        self.saver.wait()
-        raise SavedAfterSignal(
-            code="run.stopped",
-            what=f"{signals.received or 'a signal on another rank'} received; saved at step {self.progress.step}",
-            where=f"rank {self.collectives.rank}",
-            why="the run was asked to stop",
-            state=f"nothing is lost: checkpoint of step {self.progress.step}",
-            do=self.resume_command,
+    def _save_and_stop(self, signals: StopSignals) -> NoReturn:
+        save_and_stop(
+            self.saver,
+            signals,
+            self.progress,
+            episode=self.ledger.epoch,
+            rank=self.collectives.rank,
+            resume_command=self.resume_command,
         )

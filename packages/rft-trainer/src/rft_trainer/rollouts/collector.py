@@ -11,7 +11,7 @@ from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.json_records import json_bytes
 from rft_core.keyed_random import derive_key
 from rft_trainer.batches.prompt_ledger import LedgerEntry
-from rft_trainer.data.media_cache import load_media
+from rft_trainer.data.media_cache import media_of
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
 from rft_trainer.protocols import Collectives, Engine, ResponseDecoder
 from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
@@ -158,7 +158,7 @@ def sample_responses(
         [prompt.token_ids for prompt in prompts],
         keys,
         sampling,
-        media=_media_of(prompts),
+        media=media_of([prompt.media for prompt in prompts]),
     )
     texts = iter(decoder.decode_batch([c.token_ids for group in completions for c in group]))
     return [
@@ -179,13 +179,6 @@ def sample_responses(
         ]
         for prompt, group in zip(prompts, completions, strict=True)
     ]
-
-
-def _media_of(prompts: Sequence[Prompt]) -> list[object | None] | None:
-    """Return the images of each prompt, loaded; None where no prompt has any."""
-    if all(prompt.media is None for prompt in prompts):
-        return None
-    return [load_media(prompt.media) for prompt in prompts]
 
 
 def score_rollouts(

@@ -8,14 +8,14 @@ prompt ─► opening ─► turn 0 ─► observation ─► turn 1 ─► obse
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key
 from rft_trainer.environments.episodes import Episode, Reply
-from rft_trainer.environments.protocol import Answer, EnvironmentPrompt
+from rft_trainer.environments.protocol import Answer, AssistantTurn, EnvironmentPrompt
 from rft_trainer.environments.tool_calls import ParsedTurn, ToolCallFormat
 from rft_trainer.records.rollouts import Prompt, Rollout
 from rft_trainer.records.scores import RewardStatus
@@ -184,6 +184,42 @@ class ConversationStepper:
         talk.observe(tokens, _shown(messages))
         if reply.status is not RewardStatus.OK:
             talk.fail(reply)
+
+    def answer_turns(
+        self,
+        conversations: Sequence[Conversation],
+        turns: Sequence[SpokenTurn],
+        spans: Sequence[Sequence[tuple[int, int]]],
+        texts: Sequence[str],
+        step: Callable[[Sequence[Episode]], Sequence[Reply]],
+        most: int,
+    ) -> dict[int, Reply]:
+        """Step the environment on sampled turns, and append turns and answers to their conversations.
+
+        A turn with unreadable tool calls is answered with their errors, without a step of the environment.
+
+        Args:
+            conversations: one a turn; they are changed.
+            turns: as they were sampled.
+            spans: (weight version, number of tokens) of each turn.
+            texts: the turns as text.
+            step: the environment's answers to episodes whose last turn is new.
+            most: tokens after the prompt.
+
+        Returns:
+            The environment's replies by index in `conversations`.
+        """
+        parsed = [self.parse(text) for text in texts]
+        asked = [index for index, one in enumerate(parsed) if not one.problems]
+        for index in asked:
+            turn = AssistantTurn(texts[index], parsed[index].calls, str(turns[index].finish_reason))
+            conversations[index].episode.turns.append(turn)
+        answers = step([conversations[index].episode for index in asked]) if asked else []
+        replies = dict(zip(asked, answers, strict=True))
+        for index, conversation in enumerate(conversations):
+            reply = replies.get(index) or malformed_call_reply(parsed[index])
+            self.take(conversation, turns[index], spans[index], texts[index], parsed[index], reply, most)
+        return replies
 
     def take(
         self,

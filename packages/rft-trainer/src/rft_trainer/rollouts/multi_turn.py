@@ -15,14 +15,13 @@ from dataclasses import replace
 from typing import Any
 
 from rft_algos.decoding.sampling_options import SamplingOptions
-from rft_trainer.data.media_cache import load_media
-from rft_trainer.environments.episodes import EpisodeRunner
-from rft_trainer.environments.protocol import AssistantTurn
+from rft_trainer.data.media_cache import media_of
+from rft_trainer.environments.episodes import Episode, EpisodeRunner, Reply
 from rft_trainer.environments.tool_calls import ToolCallFormat
 from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
 from rft_trainer.protocols import Engine, ResponseDecoder, SampledCompletion
 from rft_trainer.records.rollouts import Prompt, Rollout
-from rft_trainer.rollouts.conversation import Conversation, ConversationStepper, TurnText, malformed_call_reply
+from rft_trainer.rollouts.conversation import Conversation, ConversationStepper, TurnText
 from rft_trainer.rollouts.conversation import ConversationLimits as ConversationLimits
 
 
@@ -100,14 +99,12 @@ class Conversations:
             # images are compared by identity: samples of one prompt share the object
             by_context.setdefault((id(talk.prompt.media), *talk.context), []).append(index)
         owners = list(by_context.values())
-        images = [talks[own[0]].prompt.media for own in owners]
-        media = None if all(one is None for one in images) else [load_media(one) for one in images]
         completions = self._engine.generate(
             [list(talks[own[0]].context) for own in owners],
             [[talks[index].turn_key for index in own] for own in owners],
             replace(sampling, max_new_tokens=max(budgets[index] for index in wave)),
             budgets=[[budgets[index] for index in own] for own in owners],
-            media=media,
+            media=media_of([talks[own[0]].prompt.media for own in owners]),
         )
         pairs = zip(owners, completions, strict=True)
         return {index: one for own, group in pairs for index, one in zip(own, group, strict=True)}
@@ -117,17 +114,12 @@ class Conversations:
     ) -> None:
         """Step the environment on the sampled turns and append its answers to the conversations."""
         texts = self._decoder.decode_batch([one.token_ids for one in turns])
-        parsed = [self._taking.parse(text) for text in texts]
-        asked = [index for index, one in enumerate(parsed) if not one.problems]
-        for index in asked:
-            turn = AssistantTurn(texts[index], parsed[index].calls, str(turns[index].finish_reason))
-            talks[index].episode.turns.append(turn)
+        spans = [[(turn.weight_version, len(turn.token_ids))] for turn in turns]
+        self._taking.answer_turns(talks, turns, spans, texts, self._step, sampling.max_new_tokens)
+
+    def _step(self, episodes: Sequence[Episode]) -> Sequence[Reply]:
         with self._tools():
-            replies = dict(zip(asked, self._episodes.step([talks[index].episode for index in asked]), strict=True))
-        for index, talk in enumerate(talks):
-            one, reply = turns[index], replies.get(index) or malformed_call_reply(parsed[index])
-            spans = [(one.weight_version, len(one.token_ids))]
-            self._taking.take(talk, one, spans, texts[index], parsed[index], reply, sampling.max_new_tokens)
+            return self._episodes.step(episodes)
 
 
 def batch_turns(lengths: Sequence[int], budgets: Sequence[int], room: int) -> list[list[int]]:

@@ -10,13 +10,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from torch import Tensor
 
-from rft_core.errors import CheckpointError, PeerError, RftError
+from rft_core.errors import CheckpointError, PeerError, RftError, SavedAfterSignal
 from rft_trainer.protocols import CheckpointWriter, Collectives, Optimizer, SavablePolicy
-from rft_trainer.runs.stop_signals import agree
+from rft_trainer.runs.stop_signals import StopSignals, agree
 from rft_trainer.update.nonfinite_checks import refuse_non_finite_weights
 
 PolicyT = TypeVar("PolicyT", bound=SavablePolicy)
@@ -198,3 +198,28 @@ def _tensors_of(part: StatefulTensors) -> object:
     """Return this rank's shards of a sharded part, all tensors of one that is not."""
     shards = getattr(part, "shards", None)
     return part.state_tensors() if shards is None else shards()
+
+
+def save_and_stop(
+    saver: Saver, signals: StopSignals, progress: Progress, *, episode: int, rank: int, resume_command: str
+) -> NoReturn:
+    """Save the last complete step and raise `SavedAfterSignal`; the prompts of an unfinished step are in no saved one.
+
+    Args:
+        saver: saves at `progress.step`, and is waited for.
+        signals: the signal that was received here, if any.
+        progress: steps that are complete.
+        episode: episodes that are complete.
+        rank: of this process.
+        resume_command: continues the run.
+    """
+    saver.save(progress.step, episode=episode)
+    saver.wait()
+    raise SavedAfterSignal(
+        code="run.stopped",
+        what=f"{signals.received or 'a signal on another rank'} received; saved at step {progress.step}",
+        where=f"rank {rank}",
+        why="the run was asked to stop",
+        state=f"nothing is lost: checkpoint of step {progress.step}",
+        do=resume_command,
+    )

@@ -136,6 +136,9 @@ class BigramEngine:
         """Set the version; the table is shared, so nothing is copied."""
         self.version = version
 
+    def refresh(self) -> None:
+        """Do nothing: the table is shared."""
+
     def sleep(self, level: int = 1) -> None:
         """Do nothing: there is no memory to release."""
 

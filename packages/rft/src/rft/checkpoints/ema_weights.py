@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,23 +78,23 @@ def _no_averages(checkpoint: Checkpoint, unknown: list[str]) -> OptionsError:
 
 
 def averaged_evaluator(
-    evaluator: Evaluator | None, averages: SwapInEma | None, engine: Any, *, runs_ahead: bool, tells: bool
+    evaluator: Evaluator | None, averages: SwapInEma | None, refresh: Callable[[], None] | None, *, tells: bool
 ) -> EmaEvaluator | None:
     """The evaluation of the averages, where there are any and prompts are held out.
 
-    `runs_ahead`: other threads draw with the weights all the time, so EMA weights cannot be swapped in; logged where
-    `tells`.
+    `refresh` loads the policy's weights into the engine under the same version. None: other threads draw with the
+    weights all the time, so EMA weights cannot be swapped in; logged where `tells`.
     """
     if evaluator is None or averages is None:
         return None
-    if runs_ahead:
+    if refresh is None:
         if tells:
             _LOG.info(
                 "the moving averages are not evaluated: rollouts that run ahead (--max_staleness) are drawn meanwhile; "
                 "rft-train export RUN DIR --ema, then rft-train eval --pretrain DIR"
             )
         return None
-    return EmaEvaluator(evaluator, averages, engine.refresh)
+    return EmaEvaluator(evaluator, averages, refresh)
 
 
 def has_adapters(checkpoint: Checkpoint) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rft.build.algorithm import algorithm_record
-from rft.build.async_rollouts import refuse_what_cannot_run_ahead
+from rft.build.rollout_source import refuse_what_cannot_run_ahead
 from rft.settings import RlSettings
 from rft_core.errors import OptionsError
 from rft_engine.settings import EngineSettings, ReplicaSettings, TrainingSamplingSettings

@@ -1,0 +1,171 @@
+"""Source of a run's rollouts: sampled while the trainer waits, or ahead of it, and the settings that this excludes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rft.build.engines import EngineCheck, choose_engine, engine_check
+from rft.build.environment import ChosenEnvironment
+from rft.build.replicas import wants_replicas
+from rft.build.rl_data import RlData
+from rft.process.machine import Machine, choose_device
+from rft.settings import RlSettings
+from rft_algos.algorithms.published import PolicyAlgorithm
+from rft_algos.decoding.sampling_options import SamplingOptions
+from rft_core.errors import OptionsError
+from rft_models.policy.causal_policy import CausalPolicy
+from rft_models.tokenization.tokenizer import HfTokenizer
+from rft_trainer.async_rollouts.queue import AsyncConfig, AsyncRollouts
+from rft_trainer.batches.prompt_ledger import Ledger
+from rft_trainer.metrics.phase_timer import PhaseTimer
+from rft_trainer.protocols import Engine
+from rft_trainer.records.scores import Reward
+from rft_trainer.rollouts.collector import RolloutCollector
+from rft_trainer.rollouts.multi_turn import Conversations
+from rft_trainer.rollouts.source import RolloutSource, SyncRollouts
+from rft_trainer.runs.checkpointing import Stateful
+
+_ONE_AT_A_TIME = "--max_staleness 0"
+
+
+def refuse_what_cannot_run_ahead(settings: RlSettings, record: PolicyAlgorithm) -> None:
+    """Raise for what engines in processes of their own, or rollouts that run ahead, do not do.
+
+    Raises:
+        OptionsError: by the name of the flag, before a model is loaded.
+    """
+    ahead, replicas = settings.ahead.max_staleness, settings.replicas.engine_replicas
+    if ahead == 0 and replicas == 1:
+        return
+    for code, asked, why, do in _refusals(settings, record):
+        chosen = f"max_staleness = {ahead}" if ahead else f"engine_replicas = {replicas}"
+        raise OptionsError(
+            code=code,
+            what=f"{chosen} with {asked}",
+            where="--max_staleness" if ahead else "--engine_replicas",
+            why=why,
+            state="nothing was started",
+            do=do,
+        )
+
+
+def _refusals(settings: RlSettings, record: PolicyAlgorithm) -> Iterator[tuple[str, str, str, str]]:
+    """(code, what it does not go with, why, what to do), the first that applies first."""
+    ahead = settings.ahead.max_staleness
+    back = _ONE_AT_A_TIME if ahead else "--engine_replicas 1"
+    chosen = choose_engine(settings.engine, choose_device(settings.model.device, 0))
+    if not chosen.can.supports_replicas:
+        why = f"{chosen.kind.title} runs in the trainer's process, with its weights"
+        yield "async.engine", f"engine_type {chosen.name}", why, "--engine_type native"
+    if settings.engine.enable_engine_sleep and not chosen.shares_weights and chosen.can_sleep and ahead:
+        why = "an engine that draws while the trainer trains cannot give its memory back meanwhile"
+        yield "async.sleep", "enable_engine_sleep", why, "--disable_engine_sleep"
+    if not ahead:
+        return
+    if record.advantage.needs_greedy:
+        why = "its baseline is a greedy response of the very weights that are trained"
+        yield "async.baseline", f"advantage_estimator {record.name}", why, back
+    if settings.ahead.async_deterministic:
+        return
+    if not chosen.can.supports_partial_rollouts:
+        why = f"{chosen.name} draws a sample from its first token to its last: none goes on under other weights"
+        yield "async.partial", f"engine_type {chosen.name}", why, "--async_deterministic"
+    if settings.sampling.use_fire:
+        why = "the first token's temperature counts from the first token of a whole sample"
+        yield "async.fire", "use_fire", why, "--async_deterministic"
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutParts:
+    """What rollouts are made of, whichever way they are sampled."""
+
+    engine: Engine
+    codec: HfTokenizer
+    reward: Reward
+    ledger: Ledger
+    data: RlData
+    sampling: SamplingOptions
+    timer: PhaseTimer
+    environment: ChosenEnvironment | None
+    room: int
+    """Tokens that the engine holds for a context and a turn of a conversation."""
+
+    def conversations(self, engine: Engine) -> Conversations | None:
+        """Return the sampler of conversations on `engine`; None where samples are single responses."""
+        return self.environment.conversations(engine, self.room, self.timer) if self.environment else None
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRollouts:
+    """The source of a run's rollouts, and what differs with the way they are sampled."""
+
+    source: RolloutSource
+    conversations: Conversations | None
+    """For evaluations; they are sampled by the source."""
+    checkpoint_parts: Mapping[str, Stateful]
+    """Samples in flight, which a checkpoint holds."""
+    check_engine: EngineCheck | None
+    """Probe after every load of weights; None where the engine shares them or verifies them itself."""
+    refresh: Callable[[], None] | None
+    """Loads the policy's weights again under the same version; None where samples are drawn with them all the time."""
+
+
+def build_rollouts(
+    settings: RlSettings, machine: Machine, record: PolicyAlgorithm, policy: CausalPolicy, parts: RolloutParts
+) -> BuiltRollouts:
+    """Build the rollouts of the settings: ahead of the trainer with `max_staleness`, else while it waits."""
+    build = _asynchronous if settings.ahead.max_staleness else _synchronous
+    return build(settings, machine, record, policy, parts)
+
+
+def _synchronous(
+    settings: RlSettings, machine: Machine, record: PolicyAlgorithm, policy: CausalPolicy, parts: RolloutParts
+) -> BuiltRollouts:
+    engine: Any = parts.engine
+    conversations = parts.conversations(engine)
+    collector = RolloutCollector(
+        engine,
+        parts.codec,
+        parts.reward,
+        machine.collectives,
+        sampling=parts.sampling,
+        group_size=settings.batch.n_samples_per_prompt,
+        seed=settings.run.seed,
+        greedy_baseline=record.advantage.needs_greedy,
+        conversations=conversations,
+    )
+    # only replicas have processes to end here: another engine's end with the run's own
+    close = engine.close if wants_replicas(settings) else None
+    source = SyncRollouts(engine, collector, parts.ledger, close=close)
+    check = engine_check(settings.engine, machine, policy, engine)
+    return BuiltRollouts(source, conversations, {}, check, source.refresh)
+
+
+def _asynchronous(
+    settings: RlSettings, machine: Machine, record: PolicyAlgorithm, policy: CausalPolicy, parts: RolloutParts
+) -> BuiltRollouts:
+    del record, policy
+    engine: Any = parts.engine
+    batch = settings.batch
+    rules = AsyncConfig(
+        max_staleness=settings.ahead.max_staleness,
+        deterministic=settings.ahead.async_deterministic,
+        prompts_per_step=batch.rollout_batch_size * parts.data.plan.rollouts_per_update,
+        max_steps=batch.max_steps,
+        group_size=batch.n_samples_per_prompt,
+        seed=settings.run.seed,
+    )
+    queue = AsyncRollouts(
+        engine,
+        parts.codec,
+        parts.reward,
+        parts.ledger,
+        parts.data.prompts,
+        sampling=parts.sampling,
+        rules=rules,
+        collectives=machine.collectives,
+        kind=parts.environment and parts.environment.samples_ahead(parts.sampling.max_new_tokens),
+    )
+    return BuiltRollouts(queue, parts.conversations(queue), {"rollouts_ahead": queue}, None, None)
