@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -103,7 +104,8 @@ def test_over_ranks_a_prompt_is_found_by_its_place_and_no_image_is_sent(
 ) -> None:
     sent: dict[int, bytes] = {}
     for rank in (0, 1):
-        collect(SeeingEngine(SeeingPolicy()), Ranks(rank, sent), timer, PROMPTS)
+        with contextlib.suppress(KeyError):  # the first rank misses what the second has not sent yet
+            collect(SeeingEngine(SeeingPolicy()), Ranks(rank, sent), timer, PROMPTS)
     assert not any(b"image" in part for part in sent.values())
     for rank in (0, 1):
         assert collect(SeeingEngine(SeeingPolicy()), Ranks(rank, sent), timer, PROMPTS) == groups

@@ -10,7 +10,7 @@ from rft_trainer.async_rollouts.protocols import DrawnTokens, DrawRequest, Parti
 from rft_trainer.batches.prompt_ledger import LedgerEntry
 from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
 from rft_trainer.records.scores import RewardStatus
-from rft_trainer.rollouts.collector import group_from_json
+from rft_trainer.rollouts.group_exchange import group_from_json
 
 _LISTS = ("token_ids", "logprobs", "log_kept_mass")
 

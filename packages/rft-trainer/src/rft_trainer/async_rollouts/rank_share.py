@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from rft_core.errors import PeerError, RftError
@@ -18,7 +17,7 @@ from rft_core.json_records import json_bytes
 from rft_trainer.batches.prompt_ledger import LedgerEntry
 from rft_trainer.protocols import Collectives
 from rft_trainer.records.rollouts import Prompt, RolloutGroup
-from rft_trainer.rollouts.collector import group_from_json
+from rft_trainer.rollouts.group_exchange import ExchangedGroups, encode_error, encode_groups, in_order
 
 
 class RankPartition:
@@ -48,21 +47,18 @@ class RankPartition:
         """
         if self._size == 1:
             return list(groups)
-        bare = [replace(group, prompt=replace(group.prompt, media=None)) for group in groups]
-        parts = self._gather({"groups": bare})
+        assert self._collectives is not None
+        parts = [ExchangedGroups(data) for data in self._collectives.gather_bytes(encode_groups(groups))]
         for rank, part in enumerate(parts):
-            if "error" in part:
-                raise _of_rank(rank, part["error"])
-        gathered = [group_from_json(row) for part in parts for row in part["groups"]]
-        by_position = {(group.epoch, group.position): group for group in gathered}
-        pairs = zip(entries, prompts, strict=True)
-        return [replace(by_position[entry.epoch, entry.position], prompt=prompt) for entry, prompt in pairs]
+            if part.error is not None:
+                raise _of_rank(rank, part.error)
+        return in_order(parts, entries, prompts)
 
     def tell_error(self, error: Exception) -> None:
         """Send this rank's error instead of its groups, to the exchange in which the other ranks call `everyones`."""
-        if self._size > 1:
+        if self._collectives is not None and self._size > 1:
             with contextlib.suppress(PeerError):  # no other rank is left; this rank's own error is raised next
-                self._gather({"error": _fields(error)})
+                self._collectives.gather_bytes(encode_error(_fields(error)))
 
     def all_rows(self, rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Gather the rows of all ranks."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from rft_algos.decoding.sampling_options import SamplingOptions
-from rft_core.json_records import json_bytes
 from rft_core.keyed_random import derive_key
 from rft_trainer.batches.prompt_ledger import LedgerEntry
 from rft_trainer.data.media_cache import media_of
@@ -16,7 +13,7 @@ from rft_trainer.metrics.phase_timer import Phase, PhaseTimer
 from rft_trainer.protocols import Collectives, Engine, ResponseDecoder
 from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
-from rft_trainer.records.turns import turns_from_json
+from rft_trainer.rollouts.group_exchange import exchange_groups
 from rft_trainer.rollouts.multi_turn import Conversations
 
 RewardFunction = Callable[[Sequence[RewardItem]], Sequence[Score]]
@@ -79,7 +76,7 @@ class RolloutCollector:
         if world_size == 1:
             return groups
         with timer.phase(Phase.SYNC):
-            return self._exchange(groups, prompts)
+            return exchange_groups(self._collectives, groups, entries, prompts)
 
     def _greedy_responses(self, prompts: Sequence[Prompt]) -> list[list[Rollout]]:
         """Sample one greedy response a prompt, for algorithms whose baseline it is."""
@@ -103,40 +100,6 @@ class RolloutCollector:
         if self._conversations is not None:
             return [list(rollouts) for rollouts in sampled]
         return score_rollouts(self._reward, prompts, sampled, decoder)
-
-    def _exchange(self, groups: Sequence[RolloutGroup], prompts: Sequence[Prompt]) -> list[RolloutGroup]:
-        """Gather all groups on every rank; images are not sent, since every rank finds a prompt by its index."""
-        # every rank has the prompts with their images, so only the rollouts are sent
-        bare = [replace(group, prompt=replace(group.prompt, media=None)) for group in groups]
-        parts = self._collectives.gather_bytes(json_bytes(bare))
-        by_rank = [[group_from_json(row) for row in json.loads(part)] for part in parts]
-        # the inverse of the round-robin split in `collect`
-        ordered = [by_rank[i % len(by_rank)][i // len(by_rank)] for i in range(len(prompts))]
-        return [replace(group, prompt=prompt) for group, prompt in zip(ordered, prompts, strict=True)]
-
-
-def group_from_json(row: dict[str, Any]) -> RolloutGroup:
-    """Build a rollout group from its fields after JSON."""
-    prompt, rollouts = row["prompt"], row["rollouts"]
-    return RolloutGroup(
-        prompt=Prompt(**(prompt | {"token_ids": tuple(prompt["token_ids"])})),
-        epoch=row["epoch"],
-        position=row["position"],
-        baseline_reward=row["baseline_reward"],
-        rollouts=tuple(
-            Rollout(
-                **(
-                    rollout
-                    | {key: tuple(rollout[key]) for key in ("completion_ids", "behaviour_logprobs", "log_kept_mass")}
-                    | {"status": RewardStatus(rollout["status"])}
-                    | {"steps": tuple((int(index), float(value)) for index, value in rollout["steps"])}
-                    | {"turns": turns_from_json(rollout["turns"])}
-                    | {"version_spans": tuple((int(v), int(n)) for v, n in rollout.get("version_spans", ()))}
-                )
-            )
-            for rollout in rollouts
-        ),
-    )
 
 
 def sample_keys(seed: int, entry: LedgerEntry, group_size: int) -> list[int]:

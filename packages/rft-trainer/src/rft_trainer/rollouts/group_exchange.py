@@ -1,0 +1,158 @@
+"""Exchange of rollout groups between ranks: one number after another as bytes, the rest of a rollout as JSON.
+
+```
+8 bytes          n bytes              8 bytes a token     4 or 8 bytes a token        4 or 8 bytes a token
+n, unsigned      header, JSON         token ids           log-probs                   log kept mass
+```
+
+Numbers are as the machine stores them. Floats take 4 bytes where all of them are float32 values, else 8, so that every
+float arrives with the bits that it had. Prompts are not sent: every rank has them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from itertools import chain
+from typing import Any
+
+from rft_core.json_records import json_bytes
+from rft_trainer.batches.prompt_ledger import LedgerEntry
+from rft_trainer.protocols import Collectives
+from rft_trainer.records.rollouts import Prompt, Rollout, RolloutGroup
+from rft_trainer.records.scores import RewardStatus
+from rft_trainer.records.turns import turns_from_json
+
+_PER_TOKEN = ("completion_ids", "behaviour_logprobs", "log_kept_mass")
+_IN_HEADER = tuple(field.name for field in fields(Rollout) if field.name not in _PER_TOKEN)
+_LENGTH = struct.Struct("=Q")
+
+
+class ExchangedGroups:
+    """The groups of one rank as they arrived, or the error that it sent in their place."""
+
+    def __init__(self, data: bytes) -> None:
+        (size,) = _LENGTH.unpack_from(data)
+        self._header: dict[str, Any] = json.loads(data[_LENGTH.size : _LENGTH.size + size])
+        self._columns = memoryview(data)[_LENGTH.size + size :]
+
+    @property
+    def error(self) -> Mapping[str, str] | None:
+        """What the rank sent with `encode_error`; None where it sent groups."""
+        return self._header.get("error")
+
+    def groups(self, prompts: Mapping[tuple[int, int], Prompt]) -> list[RolloutGroup]:
+        """Return the groups; `prompts` has the prompt of each (epoch, position)."""
+        columns = list(self._lists())
+        start, groups = 0, list[RolloutGroup]()
+        for row in self._header["groups"]:
+            rollouts: list[Rollout] = []
+            for one in row["rollouts"]:
+                end = start + one["num_tokens"]
+                per_token = {name: column[start:end] for name, column in zip(_PER_TOKEN, columns, strict=True)}
+                rollouts.append(rollout_from_json({name: one[name] for name in _IN_HEADER} | per_token))
+                start = end
+            prompt = prompts[row["epoch"], row["position"]]
+            groups.append(RolloutGroup(prompt, row["epoch"], row["position"], tuple(rollouts), row["baseline_reward"]))
+        return groups
+
+    def _lists(self) -> Iterable[list[Any]]:
+        start, num_tokens = 0, self._header["num_tokens"]
+        for code in self._header["types"]:
+            column = array(code)
+            end = start + num_tokens * column.itemsize
+            column.frombytes(self._columns[start:end])
+            yield column.tolist()
+            start = end
+
+
+def encode_groups(groups: Sequence[RolloutGroup]) -> bytes:
+    """Return groups as bytes, without their prompts."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    columns = [
+        array("q", chain.from_iterable(rollout.completion_ids for rollout in rollouts)),
+        _floats(chain.from_iterable(rollout.behaviour_logprobs for rollout in rollouts)),
+        _floats(chain.from_iterable(rollout.log_kept_mass for rollout in rollouts)),
+    ]
+    rows = [
+        {
+            "epoch": group.epoch,
+            "position": group.position,
+            "baseline_reward": group.baseline_reward,
+            "rollouts": [_header_row(rollout) for rollout in group.rollouts],
+        }
+        for group in groups
+    ]
+    types = [column.typecode for column in columns]
+    header = json_bytes({"groups": rows, "types": types, "num_tokens": len(columns[0])})
+    return b"".join([_LENGTH.pack(len(header)), header, *(column.tobytes() for column in columns)])
+
+
+def encode_error(error: Mapping[str, str]) -> bytes:
+    """Return the fields of an error as bytes, for an exchange in which the other ranks send groups."""
+    header = json_bytes({"error": error})
+    return _LENGTH.pack(len(header)) + header
+
+
+def exchange_groups(
+    collectives: Collectives, groups: Sequence[RolloutGroup], entries: Sequence[LedgerEntry], prompts: Sequence[Prompt]
+) -> list[RolloutGroup]:
+    """Gather the groups of all ranks on every rank, in the order of `entries`.
+
+    Args:
+        collectives: the ranks.
+        groups: those of this rank.
+        entries: of the groups of all ranks.
+        prompts: one an entry.
+    """
+    parts = [ExchangedGroups(data) for data in collectives.gather_bytes(encode_groups(groups))]
+    return in_order(parts, entries, prompts)
+
+
+def in_order(
+    parts: Sequence[ExchangedGroups], entries: Sequence[LedgerEntry], prompts: Sequence[Prompt]
+) -> list[RolloutGroup]:
+    """Return the groups of all ranks in the order of `entries`, with these prompts."""
+    by_place = {(entry.epoch, entry.position): prompt for entry, prompt in zip(entries, prompts, strict=True)}
+    found = {(group.epoch, group.position): group for part in parts for group in part.groups(by_place)}
+    return [found[place] for place in by_place]
+
+
+def rollout_from_json(row: Mapping[str, Any]) -> Rollout:
+    """Build a rollout from its fields after JSON."""
+    return Rollout(
+        **(
+            dict(row)
+            | {key: tuple(row[key]) for key in _PER_TOKEN}
+            | {"status": RewardStatus(row["status"])}
+            | {"steps": tuple((int(index), float(value)) for index, value in row["steps"])}
+            | {"turns": turns_from_json(row["turns"])}
+            | {"version_spans": tuple((int(v), int(n)) for v, n in row.get("version_spans", ()))}
+        )
+    )
+
+
+def group_from_json(row: Mapping[str, Any]) -> RolloutGroup:
+    """Build a rollout group from its fields after JSON, as a checkpoint stores it."""
+    prompt = row["prompt"]
+    return RolloutGroup(
+        prompt=Prompt(**(prompt | {"token_ids": tuple(prompt["token_ids"])})),
+        epoch=row["epoch"],
+        position=row["position"],
+        baseline_reward=row["baseline_reward"],
+        rollouts=tuple(rollout_from_json(rollout) for rollout in row["rollouts"]),
+    )
+
+
+def _header_row(rollout: Rollout) -> dict[str, Any]:
+    return {name: getattr(rollout, name) for name in _IN_HEADER} | {"num_tokens": len(rollout.completion_ids)}
+
+
+def _floats(values: Iterable[float]) -> array[float]:
+    """Return float32 numbers where they are exactly the values, else float64."""
+    wide = array("d", values)
+    narrow = array("f", wide)
+    return narrow if array("d", narrow) == wide else wide
