@@ -15,8 +15,7 @@ from torch import Tensor
 
 from rft_algos.algorithms.components import Clipped, Surrogate
 from rft_algos.algorithms.published import PolicyAlgorithm
-from rft_algos.objectives import register_equation
-from rft_algos.objectives.surrogate_equations import Tokens
+from rft_algos.objectives import Tokens, register_equation
 from rft_algos.packed.importance_ratio import ratio
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from rft_algos import advantages, surrogates
 from rft_algos.algorithms import components
 from rft_algos.algorithms.published import PUBLISHED, Grpo, PolicyAlgorithm, by_name
+from rft_algos.algorithms.registry import clip_indicator_of, equation_of
 from rft_algos.objectives import (
     AdvantageOutput,
     RolloutBatch,
@@ -23,8 +24,7 @@ from rft_algos.objectives import (
     token_losses,
     token_weights,
 )
-from rft_algos.objectives.registry import clip_indicator_of, equation_of
-from rft_algos.objectives.surrogate_equations import Tokens
+from rft_algos.packed.loss_tokens import Tokens
 from rft_algos.rewards.shaping import RunningMoments
 from rft_core.errors import OptionsError
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from rft_core.errors import OptionsError
+
+Flags = Mapping[str, Mapping[str, Any]]
+"""Words of a command that mean a component, each with the parameters that the word sets."""
 
 
 def check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -257,6 +261,8 @@ class ProcessGroupNorm(Advantage):
 class Surrogate:
     """Surrogate loss, minimised token by token; a subclass names an equation of `rft_algos.surrogates`."""
 
+    flags: ClassVar[Flags] = {}
+    """Words of `--policy_loss`; a subclass does not inherit them."""
     by_sequence: ClassVar[bool] = False
     """Whether its value belongs to a sequence, so that only the mean over sequences is the published loss."""
     is_selective: ClassVar[bool] = False
@@ -279,11 +285,14 @@ class Clipped(Surrogate):
 class PpoClip(Clipped):
     """The clipped surrogate (arXiv 1707.06347); unequal bounds are clip-higher (arXiv 2503.14476)."""
 
+    flags: ClassVar[Flags] = {"ppo": {}}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DualClip(Clipped):
     """PPO-clip with a second bound where the advantage is negative (arXiv 1912.09729)."""
 
+    flags: ClassVar[Flags] = {"dual_clip": {}}
     dual: float = 3.0
 
     def __post_init__(self) -> None:
@@ -295,6 +304,7 @@ class DualClip(Clipped):
 class Gspo(Clipped):
     """The ratio of whole sequences, length-normalised (arXiv 2507.18071)."""
 
+    flags: ClassVar[Flags] = {"gspo": {}}
     by_sequence: ClassVar[bool] = True
     low: float = 3e-4
     high: float = 4e-4
@@ -304,6 +314,7 @@ class Gspo(Clipped):
 class GspoToken(Clipped):
     """GSPO with advantages of tokens (arXiv 2507.18071, section 4.3)."""
 
+    flags: ClassVar[Flags] = {"gspo_token": {}}
     by_sequence: ClassVar[bool] = True
     low: float = 3e-4
     high: float = 4e-4
@@ -313,6 +324,7 @@ class GspoToken(Clipped):
 class Gmpo(Clipped):
     """Geometric mean of the tokens' ratios, clipped in log space to [-low, high] (arXiv 2507.20673)."""
 
+    flags: ClassVar[Flags] = {"gmpo": {}}
     by_sequence: ClassVar[bool] = True
     low: float = 0.4
     high: float = 0.4
@@ -322,6 +334,7 @@ class Gmpo(Clipped):
 class Cispo(Surrogate):
     """The clipped ratio as a weight of the log-prob's gradient (arXiv 2506.13585)."""
 
+    flags: ClassVar[Flags] = {"cispo": {}}
     low: float | None = None
     """How far below 1 the weight may go; None is no bound, as published."""
     high: float = 4.0
@@ -337,6 +350,7 @@ class Cispo(Surrogate):
 class Sapo(Surrogate):
     """A soft gate in place of the clip (arXiv 2511.20347)."""
 
+    flags: ClassVar[Flags] = {"sapo": {}}
     tau_positive: float = 1.0
     tau_negative: float = 1.05
 
@@ -348,21 +362,28 @@ class Sapo(Surrogate):
 class CpgdClip(Clipped):
     """Clip of the log-prob instead of the ratio (arXiv 2505.12504)."""
 
+    flags: ClassVar[Flags] = {"cpgd": {}}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reinforce(Surrogate):
     """-A log pi: no ratio and no clip (Williams 1992)."""
+
+    flags: ClassVar[Flags] = {"reinforce": {}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportanceWeighted(Surrogate):
     """-A r: the ratio without a clip."""
 
+    flags: ClassVar[Flags] = {"importance_weighted": {}}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dppo(Surrogate):
     """A trust region on the change of a token's probability (arXiv 2602.04879)."""
 
+    flags: ClassVar[Flags] = {"dppo_tv": {}, "dppo_kl": {"divergence": "kl"}}
     divergence: Literal["tv", "kl"] = "tv"
     low: float = 0.2
     high: float = 0.2
@@ -376,6 +397,7 @@ class Dppo(Surrogate):
 class ClipCov(Clipped):
     """PPO-clip, with a few tokens of high covariance left out of the gradient (arXiv 2505.22617)."""
 
+    flags: ClassVar[Flags] = {"clip_cov": {}}
     is_selective: ClassVar[bool] = True
     covariance_low: float = 1.0
     covariance_high: float = 5.0
@@ -393,6 +415,7 @@ class ClipCov(Clipped):
 class KlCov(Surrogate):
     """A penalty on the change of the tokens of highest covariance (arXiv 2505.22617)."""
 
+    flags: ClassVar[Flags] = {"kl_cov": {}}
     is_selective: ClassVar[bool] = True
     coefficient: float = 1.0
     fraction: float = 2e-3
@@ -406,6 +429,7 @@ class KlCov(Surrogate):
 class Dro(Surrogate):
     """-A log pi with a squared log-ratio (arXiv 2501.12599, 2405.19107)."""
 
+    flags: ClassVar[Flags] = {"kimi": {}}
     tau: float = 0.1
 
     def __post_init__(self) -> None:
@@ -419,6 +443,8 @@ class Dro(Surrogate):
 class Correction:
     """Weights of tokens from rho = pi_old / pi_behaviour; a subclass names an equation of `losses.off_policy`."""
 
+    flags: ClassVar[Flags] = {}
+    """Words of `--off_policy_correction`; a subclass does not inherit them."""
     is_active: ClassVar[bool] = True
 
 
@@ -426,6 +452,7 @@ class Correction:
 class NoCorrection(Correction):
     """The engine's log-probs are those of the policy at the start of the step."""
 
+    flags: ClassVar[Flags] = {"off": {}}
     is_active: ClassVar[bool] = False
 
 
@@ -441,10 +468,14 @@ class _Capped(Correction):
 class TokenTis(_Capped):
     """min(rho, cap) at every token; an infinite cap is decoupled PPO's weight (arXiv 2110.00641, 2505.24298)."""
 
+    flags: ClassVar[Flags] = {"tis": {}}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceTis(_Capped):
     """min(product of rho over the sequence, cap)."""
+
+    flags: ClassVar[Flags] = {"seq-tis": {}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -459,13 +490,16 @@ class _Bounded(Correction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenMis(_Bounded):
-    """rho where it is in [low, high], else 0 (IcePop, arXiv 2510.18855)."""
+    """rho where it is in [low, high], else 0 (IcePop, arXiv 2510.18855); icepop is mis with its published bounds."""
+
+    flags: ClassVar[Flags] = {"mis": {}, "icepop": {}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceMis(_Bounded):
     """The product of rho where it is in [low, high], else 0."""
 
+    flags: ClassVar[Flags] = {"seq-mis": {}}
     low: float = 0.0
     high: float = 3.0
 
@@ -474,5 +508,6 @@ class SequenceMis(_Bounded):
 class GeometricMis(_Bounded):
     """1 where the sequence's geometric mean of rho is in [low, high], else 0."""
 
+    flags: ClassVar[Flags] = {"geo-mis": {}}
     low: float = 0.999
     high: float = 1.001

@@ -5,7 +5,7 @@ its defaults are the published setting, each with its source. `rft_algos.objecti
 and calls the equations; nothing else branches on a choice.
 
 A new algorithm is a subclass of `PolicyAlgorithm`, with a choice and an equation of its own where it
-needs them (`rft_algos.objectives.implements`), all in one file; no other file changes.
+needs them (`rft_algos.objectives.register_equation`), all in one file; no other file changes.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ See Schulman 2020, "Approximating KL divergence" (http://joschu.net/blog/kl-appr
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import threshold
@@ -140,3 +142,7 @@ def is_clamped(log_ratio_T: Tensor) -> Tensor:
         [T] bool.
     """
     return log_ratio_T < -LOG_RATIO_LIMIT
+
+
+ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+"""The estimators by the word of an algorithm's `kl_estimator`."""

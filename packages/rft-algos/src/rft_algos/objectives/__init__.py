@@ -5,12 +5,13 @@ micro-batches; `policy_loss` and `supervised_loss` give the share of the step's 
 of one micro-batch carry. `register_equation` joins an equation to a choice.
 """
 
+from rft_algos.algorithms.registry import register_clip_mask, register_equation
 from rft_algos.objectives import advantage_equations as advantage_equations  # joins its equations to the choices
 from rft_algos.objectives.advantages import AdvantageOutput, RolloutBatch, algorithm_advantages, compute_advantages
 from rft_algos.objectives.policy_loss import Coefficients, LossOutput, Metrics, is_by_token, policy_loss, token_losses
-from rft_algos.objectives.registry import register_equation
 from rft_algos.objectives.supervised_loss import supervised_loss
 from rft_algos.objectives.token_weights import token_weights
+from rft_algos.packed.loss_tokens import Tokens
 
 __all__ = [
     "AdvantageOutput",
@@ -18,10 +19,12 @@ __all__ = [
     "LossOutput",
     "Metrics",
     "RolloutBatch",
+    "Tokens",
     "algorithm_advantages",
     "compute_advantages",
     "is_by_token",
     "policy_loss",
+    "register_clip_mask",
     "register_equation",
     "supervised_loss",
     "token_losses",

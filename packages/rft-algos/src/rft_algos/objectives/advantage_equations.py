@@ -9,8 +9,8 @@ from torch import Tensor
 
 from rft_algos import advantages
 from rft_algos.algorithms import components
+from rft_algos.algorithms.registry import register_equation
 from rft_algos.losses import off_policy
-from rft_algos.objectives.registry import register_equation
 from rft_core.errors import OptionsError
 
 if TYPE_CHECKING:

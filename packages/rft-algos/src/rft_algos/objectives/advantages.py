@@ -29,10 +29,9 @@ from torch import Tensor
 from rft_algos import advantages, surrogates
 from rft_algos.algorithms import components
 from rft_algos.algorithms.published import PolicyAlgorithm
-from rft_algos.losses import off_policy
+from rft_algos.algorithms.registry import equation_of
+from rft_algos.losses import kl, off_policy
 from rft_algos.objectives.policy_loss import Metrics, check_lengths, total_and_count
-from rft_algos.objectives.registry import equation_of
-from rft_algos.objectives.surrogate_equations import KL_ESTIMATORS
 from rft_algos.packed import token_selection
 from rft_algos.packed.segments import all_true, segment_counts, segment_index
 from rft_algos.rewards import kl_penalty
@@ -279,7 +278,7 @@ def _penalty(record: PolicyAlgorithm, batch: RolloutBatch) -> Tensor | None:
     assert batch.reference_logprobs_T is not None, "a KL penalty in the reward needs reference log-probs"
     # masked before the subtraction: infinity minus infinity at a masked token would be NaN
     log_ratio_T = torch.where(batch.loss_mask_T, batch.old_logprobs_T - batch.reference_logprobs_T, 0.0)
-    return KL_ESTIMATORS[record.kl_estimator](log_ratio_T.to(torch.float64))
+    return kl.ESTIMATORS[record.kl_estimator](log_ratio_T.to(torch.float64))
 
 
 def _over_time(

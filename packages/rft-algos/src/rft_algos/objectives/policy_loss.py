@@ -32,11 +32,11 @@ from torch import Tensor
 
 from rft_algos import surrogates
 from rft_algos.algorithms.published import PolicyAlgorithm
+from rft_algos.algorithms.registry import clip_indicator_of, equation_of
 from rft_algos.losses import aggregation, kl, off_policy
 from rft_algos.losses.aggregation import Count
-from rft_algos.objectives.registry import clip_indicator_of, equation_of
-from rft_algos.objectives.surrogate_equations import KL_ESTIMATORS, Tokens
 from rft_algos.objectives.token_weights import token_weights
+from rft_algos.packed.loss_tokens import Tokens
 from rft_algos.packed.segments import all_true
 
 _LEAST_EXCESS = math.expm1(-surrogates.LOG_RATIO_LIMIT)
@@ -247,7 +247,7 @@ def _policy_terms(
     terms = {"policy/surrogate": surrogate_T}
     if record.kl_place == "loss" and record.needs_reference:
         assert tokens.reference_log_ratio is not None, "a KL term in the loss needs reference log-probs"
-        terms["kl/loss"] = coefficients.kl * KL_ESTIMATORS[record.kl_estimator](tokens.reference_log_ratio)
+        terms["kl/loss"] = coefficients.kl * kl.ESTIMATORS[record.kl_estimator](tokens.reference_log_ratio)
     if record.drift_coef > 0:
         terms["policy/drift_loss"] = coefficients.drift * surrogates.policy_drift(tokens.log_ratio)
     if record.needs_entropy:

@@ -6,7 +6,13 @@ Where a surrogate compares whole sequences, its value stands at each token of th
 
 A function named `..._clipped` tells where the clip of its surrogate acted, `..._kept` which tokens
 a mask let through.
+
+Each module joins its equations to their components (`rft_algos.algorithms.registry`). All modules here are imported, so
+that a new one needs no line in this file.
 """
+
+import importlib
+import pkgutil
 
 from rft_algos.packed.importance_ratio import LOG_RATIO_LIMIT, is_clamped, ratio
 from rft_algos.surrogates.cispo import cispo, cispo_clipped
@@ -65,3 +71,6 @@ __all__ = [
     "two_sided",
     "two_sided_clipped",
 ]
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from rft_algos.algorithms import components
+from rft_algos.algorithms.registry import register_clip_mask, register_equation
 from rft_algos.packed.importance_ratio import ratio
+from rft_algos.packed.loss_tokens import Tokens
 
 
 def cispo(
@@ -53,3 +56,13 @@ def cispo_clipped(log_ratio_T: Tensor, clip_low: float | None, clip_high: float)
     ratio_T = ratio(log_ratio_T)
     too_high = ratio_T > 1.0 + clip_high
     return too_high if clip_low is None else too_high | (ratio_T < 1.0 - clip_low)
+
+
+@register_equation(components.Cispo)
+def _cispo(choice: components.Cispo, tokens: Tokens) -> Tensor:
+    return cispo(tokens.logprobs, tokens.log_ratio, tokens.advantages, choice.low, choice.high)
+
+
+@register_clip_mask(components.Cispo)
+def _cispo_clipped(choice: components.Cispo, tokens: Tokens) -> Tensor:
+    return cispo_clipped(tokens.log_ratio, choice.low, choice.high)

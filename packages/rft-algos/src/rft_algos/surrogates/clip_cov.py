@@ -14,6 +14,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rft_algos.algorithms import components
+from rft_algos.algorithms.registry import register_clip_mask, register_equation
+from rft_algos.packed.loss_tokens import Tokens
 from rft_algos.packed.token_selection import largest, share
 from rft_algos.surrogates.ppo import ppo_clip, ppo_clipped
 from rft_algos.surrogates.reinforce import importance_weighted
@@ -163,3 +166,22 @@ def _draws(key: int, positions_C: Tensor) -> Tensor:
     key_words = [torch.full_like(positions_C, (key >> shift) & word) for shift in (32, 0)]
     high_C, low_C = threefry2x32(key_words[0], key_words[1], positions_C >> 32, positions_C & word)
     return (high_C << 21) | (low_C >> 11)
+
+
+@register_equation(components.ClipCov)
+def _clip_cov(choice: components.ClipCov, tokens: Tokens) -> Tensor:
+    assert tokens.selected is not None, "Clip-Cov needs the tokens selected over the whole batch"
+    return clip_cov(tokens.log_ratio, tokens.advantages, tokens.selected, choice.low, choice.high)
+
+
+@register_clip_mask(components.ClipCov)
+def _clip_cov_clipped(choice: components.ClipCov, tokens: Tokens) -> Tensor:
+    assert tokens.selected is not None, "Clip-Cov needs the tokens selected over the whole batch"
+    clipped_T = ppo_clipped(tokens.log_ratio, tokens.advantages, choice.low, choice.high)
+    return clipped_T | tokens.selected
+
+
+@register_equation(components.KlCov)
+def _kl_cov(choice: components.KlCov, tokens: Tokens) -> Tensor:
+    assert tokens.selected is not None, "KL-Cov needs the tokens selected over the whole batch"
+    return kl_cov(tokens.log_ratio, tokens.advantages, tokens.selected, choice.coefficient)

@@ -7,6 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from rft_algos.algorithms import components
+from rft_algos.algorithms.registry import register_clip_mask, register_equation
+from rft_algos.packed.loss_tokens import Tokens
+
 
 def cpgd(logprobs_T: Tensor, old_logprobs_T: Tensor, advantages_T: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """Clipped policy gradient of CPGD, as a loss.
@@ -84,3 +88,13 @@ def policy_drift(log_ratio_T: Tensor, *, limit: float = 2.0) -> Tensor:
     assert limit > 0.0, f"limit must be positive, it is {limit}"
     bounded_T = log_ratio_T.clamp(max=math.log1p(limit))
     return torch.expm1(bounded_T) - bounded_T + limit * (log_ratio_T - bounded_T)
+
+
+@register_equation(components.CpgdClip)
+def _cpgd(choice: components.CpgdClip, tokens: Tokens) -> Tensor:
+    return cpgd(tokens.logprobs, tokens.old_logprobs, tokens.advantages, choice.low, choice.high)
+
+
+@register_clip_mask(components.CpgdClip)
+def _cpgd_clipped(choice: components.CpgdClip, tokens: Tokens) -> Tensor:
+    return cpgd_clipped(tokens.logprobs, tokens.old_logprobs, tokens.advantages, choice.low, choice.high)

@@ -12,7 +12,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rft_algos.algorithms import components
+from rft_algos.algorithms.registry import register_equation
 from rft_algos.packed.importance_ratio import ratio
+from rft_algos.packed.loss_tokens import Tokens
 
 _KL_EPSILON = 1e-8
 """Added to 1 - p on both sides, as in the authors' code: float32 log-probs of 0 (p = 1) are common."""
@@ -134,3 +137,9 @@ def _weighted(
 ) -> Tensor:
     weights_T = ratio(logprobs_T.detach() - old_logprobs_T).clamp(max=max_ratio)
     return torch.where(kept_T, weights_T * -advantages_T, 0.0) * logprobs_T
+
+
+@register_equation(components.Dppo)
+def _dppo(choice: components.Dppo, tokens: Tokens) -> Tensor:
+    equation = dppo_tv if choice.divergence == "tv" else dppo_kl
+    return equation(tokens.logprobs, tokens.old_logprobs, tokens.advantages, choice.low, choice.high)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rft_algos.algorithms import components
+from rft_algos.algorithms.registry import register_clip_mask, register_equation
 from rft_algos.packed.importance_ratio import ratio
+from rft_algos.packed.loss_tokens import Tokens
 from rft_algos.packed.segments import broadcast_to_tokens, segment_index, segment_means
 
 
@@ -75,3 +78,13 @@ def gmpo_clipped(
     places = segment_index(loss_mask_T, segment_ids_T)
     sign_T = broadcast_to_tokens(segment_means(advantages_T, places), places)  # 0 where masked, so neither side acts
     return ((sign_T > 0) & (log_ratio_T > clip_high)) | ((sign_T < 0) & (log_ratio_T < -clip_low))
+
+
+@register_equation(components.Gmpo)
+def _gmpo(choice: components.Gmpo, tokens: Tokens) -> Tensor:
+    return gmpo(tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high)
+
+
+@register_clip_mask(components.Gmpo)
+def _gmpo_clipped(choice: components.Gmpo, tokens: Tokens) -> Tensor:
+    return gmpo_clipped(tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high)

@@ -9,6 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rft_algos.algorithms import components
+from rft_algos.algorithms.registry import register_clip_mask, register_equation
+from rft_algos.packed.loss_tokens import Tokens
 from rft_algos.packed.segments import broadcast_to_tokens, segment_index, segment_means
 from rft_algos.surrogates.ppo import ppo_clip, ppo_clipped
 
@@ -136,3 +139,25 @@ def gspo_token_clipped(
     places = segment_index(loss_mask_T, segment_ids_T)
     log_s_T = broadcast_to_tokens(segment_means(log_ratio_T, places), places)  # 0 where masked, so neither side acts
     return ppo_clipped(log_s_T, advantages_T, clip_low, clip_high)
+
+
+@register_equation(components.Gspo)
+def _gspo(choice: components.Gspo, tokens: Tokens) -> Tensor:
+    return gspo(tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high)
+
+
+@register_equation(components.GspoToken)
+def _gspo_token(choice: components.GspoToken, tokens: Tokens) -> Tensor:
+    return gspo_token(tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high)
+
+
+@register_clip_mask(components.GspoToken)
+def _gspo_token_clipped(choice: components.GspoToken, tokens: Tokens) -> Tensor:
+    return gspo_token_clipped(
+        tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high
+    )
+
+
+@register_clip_mask(components.Gspo)
+def _gspo_clipped(choice: components.Gspo, tokens: Tokens) -> Tensor:
+    return gspo_clipped(tokens.log_ratio, tokens.advantages, tokens.mask, tokens.segment_ids, choice.low, choice.high)

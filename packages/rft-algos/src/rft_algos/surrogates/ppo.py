@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rft_algos.algorithms import components
+from rft_algos.algorithms.registry import register_clip_mask, register_equation
 from rft_algos.packed.importance_ratio import ratio
+from rft_algos.packed.loss_tokens import Tokens
 
 
 def ppo_clip(log_ratio_T: Tensor, advantages_T: Tensor, clip_low: float, clip_high: float) -> Tensor:
@@ -145,3 +148,23 @@ def two_sided_clipped(
         [T] bool.
     """
     return dual_clipped(log_ratio_T, advantages_T, clip_low, clip_high, dual=delta)
+
+
+@register_equation(components.PpoClip)
+def _ppo_clip(choice: components.PpoClip, tokens: Tokens) -> Tensor:
+    return ppo_clip(tokens.log_ratio, tokens.advantages, choice.low, choice.high)
+
+
+@register_clip_mask(components.PpoClip)
+def _ppo_clipped(choice: components.PpoClip, tokens: Tokens) -> Tensor:
+    return ppo_clipped(tokens.log_ratio, tokens.advantages, choice.low, choice.high)
+
+
+@register_equation(components.DualClip)
+def _dual_clip(choice: components.DualClip, tokens: Tokens) -> Tensor:
+    return dual_clip(tokens.log_ratio, tokens.advantages, choice.low, choice.high, choice.dual)
+
+
+@register_clip_mask(components.DualClip)
+def _dual_clipped(choice: components.DualClip, tokens: Tokens) -> Tensor:
+    return dual_clipped(tokens.log_ratio, tokens.advantages, choice.low, choice.high, choice.dual)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from rft_algos.algorithms import components
+from rft_algos.algorithms.registry import register_equation
+from rft_algos.packed.loss_tokens import Tokens
 from rft_algos.surrogates.ppo import ppo_clip
 
 
@@ -71,3 +74,8 @@ def decoupled_ppo(
         [T] loss per token.
     """
     return behaviour_weights_T.detach() * ppo_clip(log_ratio_prox_T, advantages_T, clip_low, clip_high)
+
+
+@register_equation(components.Dro)
+def _dro(choice: components.Dro, tokens: Tokens) -> Tensor:
+    return dro(tokens.logprobs, tokens.log_ratio, tokens.advantages, choice.tau)

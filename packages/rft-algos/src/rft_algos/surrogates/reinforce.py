@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from rft_algos.algorithms import components
+from rft_algos.algorithms.registry import register_equation
 from rft_algos.packed.importance_ratio import ratio
+from rft_algos.packed.loss_tokens import Tokens
 
 
 def reinforce(logprobs_T: Tensor, advantages_T: Tensor) -> Tensor:
@@ -43,3 +46,13 @@ def importance_weighted(log_ratio_T: Tensor, advantages_T: Tensor) -> Tensor:
         [T] loss per token.
     """
     return -advantages_T * ratio(log_ratio_T)
+
+
+@register_equation(components.Reinforce)
+def _reinforce(choice: components.Reinforce, tokens: Tokens) -> Tensor:
+    return reinforce(tokens.logprobs, tokens.advantages)
+
+
+@register_equation(components.ImportanceWeighted)
+def _importance_weighted(choice: components.ImportanceWeighted, tokens: Tokens) -> Tensor:
+    return importance_weighted(tokens.log_ratio, tokens.advantages)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rft_algos.algorithms import components
+from rft_algos.algorithms.registry import register_equation
 from rft_algos.packed.importance_ratio import ratio
+from rft_algos.packed.loss_tokens import Tokens
 
 
 def sapo(log_ratio_T: Tensor, advantages_T: Tensor, tau_positive: float = 1.0, tau_negative: float = 1.05) -> Tensor:
@@ -32,3 +35,8 @@ def sapo(log_ratio_T: Tensor, advantages_T: Tensor, tau_positive: float = 1.0, t
     positive, negative = advantages_T.new_full((), tau_positive), advantages_T.new_full((), tau_negative)
     tau_T = torch.where(advantages_T > 0, positive, negative)
     return advantages_T * (-4.0 / tau_T) * (tau_T * (ratio(log_ratio_T) - 1.0)).sigmoid()
+
+
+@register_equation(components.Sapo)
+def _sapo(choice: components.Sapo, tokens: Tokens) -> Tensor:
+    return sapo(tokens.log_ratio, tokens.advantages, choice.tau_positive, choice.tau_negative)

@@ -123,16 +123,15 @@ def in_order(
 
 def rollout_from_json(row: Mapping[str, Any]) -> Rollout:
     """Build a rollout from its fields after JSON."""
-    return Rollout(
-        **(
-            dict(row)
-            | {key: tuple(row[key]) for key in _PER_TOKEN}
-            | {"status": RewardStatus(row["status"])}
-            | {"steps": tuple((int(index), float(value)) for index, value in row["steps"])}
-            | {"turns": turns_from_json(row["turns"])}
-            | {"version_spans": tuple((int(v), int(n)) for v, n in row.get("version_spans", ()))}
-        )
-    )
+    values: dict[str, Any] = {
+        **row,
+        **{name: tuple(row[name]) for name in _PER_TOKEN},
+        "status": RewardStatus(row["status"]),
+        "steps": tuple((int(index), float(value)) for index, value in row["steps"]),
+        "turns": turns_from_json(row["turns"]),
+        "version_spans": tuple((int(v), int(n)) for v, n in row.get("version_spans", ())),
+    }
+    return Rollout(**values)
 
 
 def group_from_json(row: Mapping[str, Any]) -> RolloutGroup:

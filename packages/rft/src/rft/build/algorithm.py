@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from rft.settings import RlSettings
 from rft_algos.algorithms import components
 from rft_algos.algorithms.components import Correction, Surrogate
 from rft_algos.algorithms.published import ALIASES, PUBLISHED, Aggregation, KlPlace, PolicyAlgorithm, by_name
+from rft_algos.algorithms.registry import component_of, components_by_flag
 from rft_core.errors import OptionsError
 from rft_trainer.settings.algorithm import AlgorithmSettings
 
@@ -27,36 +29,6 @@ AGGREGATIONS: dict[str, Aggregation] = {
     "seq-mean-token-sum-norm": "fixed_length",
 }
 """The flag's words to the record's."""
-
-SURROGATES: dict[str, Callable[[], Surrogate]] = {
-    "ppo": components.PpoClip,
-    "dual_clip": components.DualClip,
-    "gspo": components.Gspo,
-    "gspo_token": components.GspoToken,
-    "gmpo": components.Gmpo,
-    "cispo": components.Cispo,
-    "sapo": components.Sapo,
-    "cpgd": components.CpgdClip,
-    "reinforce": components.Reinforce,
-    "importance_weighted": components.ImportanceWeighted,
-    "dppo_tv": components.Dppo,
-    "dppo_kl": lambda: components.Dppo(divergence="kl"),
-    "clip_cov": components.ClipCov,
-    "kl_cov": components.KlCov,
-    "kimi": components.Dro,
-}
-"""The words of `policy_loss`."""
-
-CORRECTIONS: dict[str, type[Correction]] = {
-    "off": components.NoCorrection,
-    "tis": components.TokenTis,
-    "seq-tis": components.SequenceTis,
-    "mis": components.TokenMis,
-    "icepop": components.TokenMis,
-    "seq-mis": components.SequenceMis,
-    "geo-mis": components.GeometricMis,
-}
-"""The words of `off_policy_correction`; icepop is mis with its published bounds."""
 
 SHORTCUTS = {"use_gspo": "gspo", "use_gmpo": "gmpo", "use_cpg_loss": "cpgd"}
 """Switches that stand for a `policy_loss`."""
@@ -181,12 +153,19 @@ def _surrogate(chosen: AlgorithmSettings, base: PolicyAlgorithm) -> Surrogate:
         )
         keep = next(iter(asked.values()))
         raise _refused("algorithm.two_surrogates", written, "a step minimises one surrogate", f"--policy_loss {keep}")
-    surrogate = SURROGATES[next(iter(asked.values()))]() if asked else base.surrogate
+    surrogate = _surrogate_of(next(iter(asked.values()))) if asked else base.surrogate
     bounds = _given(low=chosen.eps_clip, high=chosen.eps_clip_high)
     if chosen.eps_clip is not None and chosen.eps_clip_high is None:
         bounds["high"] = chosen.eps_clip
     bounds |= _given(dual=chosen.dual_clip)
     return _with(surrogate, bounds, {"low": "eps_clip", "high": "eps_clip_high", "dual": "dual_clip"}, "surrogate")
+
+
+def _surrogate_of(word: str) -> Surrogate:
+    if word not in components_by_flag(Surrogate):
+        # its file holds the equation too, which needs torch; the published components do without
+        importlib.import_module("rft_algos.surrogates")
+    return component_of(Surrogate, word)
 
 
 def _with(choice: Choice, changes: Mapping[str, object], flags: Mapping[str, str], noun: str) -> Choice:
@@ -216,13 +195,12 @@ def _correction(settings: RlSettings, base: PolicyAlgorithm) -> Correction:
     word = chosen.off_policy_correction
     if word is None and settings.sampling.use_fire and not base.correction.is_active:
         word = "tis"  # the first token is drawn from another distribution than the one that is trained
-    kind = CORRECTIONS[word] if word else type(base.correction)
+    correction = component_of(Correction, word) if word else base.correction
     changes = _given(low=chosen.off_policy_low, high=chosen.off_policy_high)
-    names = {field.name for field in fields(kind)}
-    if word and "cap" in names:
+    if word and "cap" in {field.name for field in fields(correction)}:
         changes["cap"] = chosen.off_policy_cap
     flags = {"low": "off_policy_low", "high": "off_policy_high"}
-    return _with(base.correction if word is None else kind(), changes, flags, "correction")
+    return _with(correction, changes, flags, "correction")
 
 
 def _divergence(chosen: AlgorithmSettings, base: PolicyAlgorithm) -> dict[str, object]:

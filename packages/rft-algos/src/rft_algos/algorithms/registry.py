@@ -1,12 +1,17 @@
-"""Registry of the equation of each component. A user's own component joins with `register_equation`."""
+"""Registry of the equation of each component and of the words that name it in a command.
+
+A component of another file joins with `register_equation`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from rft_algos.algorithms import components
 from rft_algos.algorithms.components import Advantage, Correction, Surrogate
 
+Named = TypeVar("Named", Surrogate, Correction)
 Equation = TypeVar("Equation", bound=Callable[..., Any])
 
 _EQUATIONS: dict[type, Callable[..., Any]] = {}
@@ -63,7 +68,7 @@ def equation_of(choice: Advantage | Surrogate | Correction) -> Callable[..., Any
     for kind in type(choice).__mro__:
         if kind in _EQUATIONS:
             return _EQUATIONS[kind]
-    raise AssertionError(f"{type(choice).__name__} has no equation: decorate one with @implements")
+    raise AssertionError(f"{type(choice).__name__} has no equation: decorate one with @register_equation")
 
 
 def clip_indicator_of(choice: Surrogate) -> Callable[..., Any] | None:
@@ -76,3 +81,31 @@ def clip_indicator_of(choice: Surrogate) -> Callable[..., Any] | None:
         The function that `register_clip_mask` joined to it.
     """
     return _CLIP_INDICATORS.get(type(choice))
+
+
+def components_by_flag(kind: type[Named]) -> dict[str, type[Named]]:
+    """The components of a kind by the words that name them in a command, in the order of their definitions.
+
+    Args:
+        kind: `Surrogate` (words of `--policy_loss`) or `Correction` (words of `--off_policy_correction`); no tensors.
+
+    Returns:
+        Those of `rft_algos.algorithms.components`, then others that have an equation.
+    """
+    known = [*vars(components).values(), *_EQUATIONS]
+    named = [one for one in known if isinstance(one, type) and issubclass(one, kind)]
+    return {word: component for component in named for word in vars(component).get("flags", {})}
+
+
+def component_of(kind: type[Named], word: str) -> Named:
+    """The component that a word of a command names, with the parameters that the word sets.
+
+    Args:
+        kind: `Surrogate` or `Correction` (no tensors).
+        word: one of `components_by_flag(kind)`.
+
+    Returns:
+        The component; its other parameters are the published ones.
+    """
+    component = components_by_flag(kind)[word]
+    return component(**component.flags[word])
