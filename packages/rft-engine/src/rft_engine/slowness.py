@@ -13,6 +13,8 @@ _SHARE = 0.3  # of the wall time that a cause must take before it is named
 _PREEMPTED = 0.05  # preemptions for each row that are worth naming
 
 Cause = Literal["nothing", "preemptions", "prefill", "tail", "memory", "occupancy", "forward"]
+NO_LOSS: tuple[Cause, ...] = ("nothing", "forward")
+"""Causes that lose no time: no call, or a call at the speed of the model's forward."""
 
 
 @dataclass(frozen=True, slots=True)

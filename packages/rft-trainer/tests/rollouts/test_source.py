@@ -61,6 +61,12 @@ def test_samples_carry_the_version_that_was_loaded(made: Made) -> None:
     assert {rollout.weight_version for group in groups for rollout in group.rollouts} == {5}
 
 
+def test_a_diagnosis_of_the_engine_is_among_the_metrics(made: Made) -> None:
+    row = {"time/engine_limit": "forward"}
+    source = SyncRollouts(made.engine, made.source.collector, made.ledger, diagnose=lambda: row)
+    assert source.metrics([]) == row
+
+
 def test_closing_ends_what_the_engine_has_started(made: Made) -> None:
     made.source.close()
     assert made.closed == [True]

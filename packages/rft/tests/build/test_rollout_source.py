@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import pytest
 
 from rft.build.algorithm import algorithm_record
-from rft.build.rollout_source import refuse_what_cannot_run_ahead
+from rft.build.rollout_source import EngineDiagnosis, refuse_what_cannot_run_ahead
 from rft.settings import RlSettings
 from rft_core.errors import OptionsError
+from rft_engine.completions import EngineStats
 from rft_engine.settings import EngineSettings, ReplicaSettings, TrainingSamplingSettings
 from rft_models.settings import ModelSettings
 from rft_trainer.settings.algorithm import AlgorithmSettings
@@ -55,3 +57,27 @@ def test_what_does_not_is_refused_by_name_with_a_way_out(settings: RlSettings, c
 
 def test_the_first_token_of_its_own_goes_with_whole_samples() -> None:
     refuse(replace(EXACT, sampling=TrainingSamplingSettings(use_fire=True)))
+
+
+def test_what_limits_the_engine_is_a_metric_and_each_costly_cause_is_noted_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    busy = EngineStats(num_generated_tokens=100, num_decode_steps=10, mean_occupancy=0.95, seconds=1.0, rows=4)
+    idle = replace(busy, mean_occupancy=0.3)
+    waiting = replace(idle, tail_ratio=5.0)
+    calls = iter([EngineStats(), busy, idle, waiting, idle])
+    diagnose = EngineDiagnosis(lambda: next(calls), notify=True)
+    with caplog.at_level(logging.INFO):
+        rows = [diagnose() for _ in range(5)]
+    assert [row["time/engine_limit"] for row in rows] == ["nothing", "forward", "occupancy", "tail", "occupancy"]
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == 2
+    assert "occupancy 0.30" in texts[0]
+    assert "tail ratio 5.0" in texts[1]
+
+
+def test_other_ranks_note_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    idle = EngineStats(num_generated_tokens=100, num_decode_steps=10, mean_occupancy=0.3, seconds=1.0, rows=4)
+    with caplog.at_level(logging.INFO):
+        assert EngineDiagnosis(lambda: idle, notify=False)() == {"time/engine_limit": "occupancy"}
+    assert caplog.records == []

@@ -33,7 +33,7 @@ class RolloutSource(Engine, Protocol):
         """Return the scored groups of `entries`, in that order, on every rank."""
         ...
 
-    def metrics(self, groups: Sequence[RolloutGroup]) -> Mapping[str, float]:
+    def metrics(self, groups: Sequence[RolloutGroup]) -> Mapping[str, object]:
         """Return metrics of the step that collected `groups`; called before `load_weights`."""
         ...
 
@@ -60,6 +60,7 @@ class SyncRollouts:
         collector: RolloutCollector,
         ledger: Ledger,
         *,
+        diagnose: Callable[[], Mapping[str, object]] | None = None,
         close: Callable[[], None] | None = None,
     ) -> None:
         """Store the collaborators.
@@ -68,10 +69,11 @@ class SyncRollouts:
             engine: serves the policy's weights; the collector samples with it.
             collector: samples and scores.
             ledger: hands out the prompts.
+            diagnose: metrics of the engine's last call.
             close: ends the processes of an engine that has any.
         """
         self.engine, self.collector = engine, collector
-        self._ledger, self._close = ledger, close
+        self._ledger, self._diagnose, self._close = ledger, diagnose, close
 
     def reserve(self, num: int) -> list[LedgerEntry]:
         """Reserve entries, as `RolloutSource.reserve`."""
@@ -112,10 +114,10 @@ class SyncRollouts:
         """Restore the memory of a sleeping engine."""
         self.engine.wake()
 
-    def metrics(self, groups: Sequence[RolloutGroup]) -> Mapping[str, float]:
-        """Return no metrics: every sample is drawn with the newest weights."""
+    def metrics(self, groups: Sequence[RolloutGroup]) -> Mapping[str, object]:
+        """Return the diagnosis of the engine's last call, where there is one; no sample is stale."""
         del groups
-        return {}
+        return self._diagnose() if self._diagnose is not None else {}
 
     def close(self) -> None:
         """End the engine's processes, where it has any."""

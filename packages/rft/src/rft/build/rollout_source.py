@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from rft.settings import RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.errors import OptionsError
+from rft_engine.completions import EngineStats
+from rft_engine.slowness import NO_LOSS, slowest_reason
 from rft_models.policy.causal_policy import CausalPolicy
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.async_rollouts.queue import AsyncConfig, AsyncRollouts
@@ -27,6 +30,7 @@ from rft_trainer.rollouts.multi_turn import Conversations
 from rft_trainer.rollouts.source import RolloutSource, SyncRollouts
 from rft_trainer.runs.checkpointing import Stateful
 
+_LOG = logging.getLogger(__name__)
 _ONE_AT_A_TIME = "--max_staleness 0"
 
 
@@ -112,6 +116,23 @@ class BuiltRollouts:
     """Loads the policy's weights again under the same version; None where samples are drawn with them all the time."""
 
 
+class EngineDiagnosis:
+    """Diagnosis of an engine's last call, as a metric; each cause that costs much is logged the first time."""
+
+    def __init__(self, stats: Callable[[], EngineStats], *, notify: bool) -> None:
+        """Store the source of the figures; `notify` logs the notices, on one rank alone."""
+        self._stats, self._notify = stats, notify
+        self._logged: set[str] = set()
+
+    def __call__(self) -> dict[str, object]:
+        """Return what limited the speed of the last call, under `time/engine_limit`."""
+        reason = slowest_reason(self._stats())
+        if self._notify and reason.cause not in (*NO_LOSS, *self._logged):
+            self._logged.add(reason.cause)
+            _LOG.info("the engine loses time: %s", reason.text)
+        return {"time/engine_limit": reason.cause}
+
+
 def build_rollouts(
     settings: RlSettings, machine: Machine, record: PolicyAlgorithm, policy: CausalPolicy, parts: RolloutParts
 ) -> BuiltRollouts:
@@ -138,7 +159,8 @@ def _synchronous(
     )
     # only replicas have processes to end here: another engine's end with the run's own
     close = engine.close if wants_replicas(settings) else None
-    source = SyncRollouts(engine, collector, parts.ledger, close=close)
+    diagnose = EngineDiagnosis(engine.stats, notify=machine.is_first)
+    source = SyncRollouts(engine, collector, parts.ledger, diagnose=diagnose, close=close)
     check = engine_check(settings.engine, machine, policy, engine)
     return BuiltRollouts(source, conversations, {}, check, source.refresh)
 
