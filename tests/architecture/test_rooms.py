@@ -33,6 +33,7 @@ ROOT_MODULES = {
         "quickstart",
         "replica_main",
         "resolved",
+        "reward_kinds",
         "reward_names",
         "reward_probe",
         "rl",

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from rft.decoder_sizes import model_sizes
+from rft.reward_kinds import REWARD_KINDS
 from rft_core.errors import OptionsError
 from rft_dist.planning.memory_estimate import GIB
 from rft_trainer.rewards.http_client import checked_url
@@ -39,9 +40,18 @@ class NamedPlace:
 
 def function_name(settings: NamesRewards) -> str:
     """Return the name of the reward function: the one set, else "exact", else (beside a model) none: ""."""
-    models, judge = settings.reward_models, settings.judge
-    others = models.reward_pretrain or models.remote_rm_url or judge.judge_pretrain or judge.judge_url
+    others = any(kind.values(settings) for kind in REWARD_KINDS)
     return settings.reward.reward or ("" if others else "exact")
+
+
+def model_names(settings: NamesRewards) -> list[str]:
+    """Return the names of the reward models of this process."""
+    return [named.name for named in model_places(settings.reward_models)]
+
+
+def server_names(settings: NamesRewards) -> list[str]:
+    """Return the names of the reward servers."""
+    return [named.name for named in server_places(settings.reward_models)]
 
 
 def model_places(settings: RewardModelSettings) -> list[NamedPlace]:

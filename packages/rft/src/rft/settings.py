@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rft.reward_kinds import with_reward_groups
 from rft_dist.settings import (
     AdamSettings,
     CheckpointSettings,
@@ -47,6 +48,7 @@ from rft_trainer.settings.sft import SftTrainingSettings
 
 
 @dataclass(frozen=True, kw_only=True)
+@with_reward_groups
 class RlSettings:
     """Train a policy on rewards of its own responses."""
 
@@ -97,6 +99,7 @@ def _greedy() -> SamplingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+@with_reward_groups
 class EvalSettings:
     """Score a model on held-out data. Greedy unless a temperature is given."""
 

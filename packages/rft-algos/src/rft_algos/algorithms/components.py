@@ -7,94 +7,16 @@ looks at it.
 
 from __future__ import annotations
 
-import difflib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from rft_core.errors import OptionsError
+from rft_algos.algorithms.parameter_checks import check_choice as check_choice
+from rft_algos.algorithms.parameter_checks import check_discount, check_positive, check_share
+from rft_algos.algorithms.parameter_checks import check_range as check_range
 
 Flags = Mapping[str, Mapping[str, Any]]
 """Words of a command that mean a component, each with the parameters that the word sets."""
-
-
-def check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Refuse a word that is not among those allowed (no tensors).
-
-    Args:
-        field: the field, for the message.
-        value: what was given.
-        allowed: what may be given.
-
-    Raises:
-        OptionsError: with the nearest allowed word.
-    """
-    if value in allowed:
-        return
-    nearest = (difflib.get_close_matches(value, allowed, n=1, cutoff=0.0) or [allowed[0]])[0]
-    raise OptionsError(
-        code="algorithm.unknown_choice",
-        what=f"{field} = {value!r}",
-        where=f"{field} of the algorithm",
-        why=f"it must be one of {', '.join(allowed)}",
-        do=f'{field}="{nearest}"',
-    )
-
-
-def check_range(field: str, value: float | None, valid: bool, rule: str, remedy: str) -> None:
-    """Refuse a number outside its range (no tensors).
-
-    Args:
-        field: the field, for the message.
-        value: what was given.
-        valid: whether it is in range.
-        rule: what it must be.
-        remedy: an assignment that would do.
-
-    Raises:
-        OptionsError: if it is not valid.
-    """
-    if valid:
-        return
-    raise OptionsError(
-        code="algorithm.out_of_range",
-        what=f"{field} = {value}",
-        where=f"{field} of the algorithm",
-        why=f"it must be {rule}",
-        do=remedy,
-    )
-
-
-def check_positive(**values: float) -> None:
-    """Refuse numbers that are not positive and finite (no tensors).
-
-    Args:
-        values: fields by name.
-
-    Raises:
-        OptionsError: for the first that is not.
-    """
-    for field, value in values.items():
-        check_range(field, value, 0 < value < math.inf, "positive", f"{field}=1.0")
-
-
-def check_share(**values: float) -> None:
-    """Refuse numbers outside (0, 1) (no tensors).
-
-    Args:
-        values: fields by name.
-
-    Raises:
-        OptionsError: for the first that is not.
-    """
-    for field, value in values.items():
-        check_range(field, value, 0 < value < 1, "between 0 and 1", f"{field}=0.2")
-
-
-def _check_discount(**values: float) -> None:
-    for field, value in values.items():
-        check_range(field, value, 0 <= value <= 1, "from 0 to 1", f"{field}=1.0")
 
 
 # advantages
@@ -223,7 +145,7 @@ class Returns(Advantage):
     gamma: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_discount(gamma=self.gamma)
+        check_discount(gamma=self.gamma)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,9 +160,9 @@ class Gae(Advantage):
     """Discount from one turn of a conversation to the next; None = gamma, as between any two tokens."""
 
     def __post_init__(self) -> None:
-        _check_discount(gamma=self.gamma, lambd=self.lambd)
+        check_discount(gamma=self.gamma, lambd=self.lambd)
         if self.turn_gamma is not None:
-            _check_discount(turn_gamma=self.turn_gamma)
+            check_discount(turn_gamma=self.turn_gamma)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ def reward_lines(settings: RlSettings) -> list[str]:
         for server in facts.servers
     ]
     lines += [_judge_line(facts.judge)] if facts.judge else []
+    lines += facts.others
     if facts.weights is not None:
         lines.append("the sum of " + _sum(facts.weights.items()))
     elif facts.num_parts > 1:

@@ -41,7 +41,7 @@ class ExchangedGroups:
 
     @property
     def error(self) -> Mapping[str, str] | None:
-        """What the rank sent with `encode_error`; None where it sent groups."""
+        """The fields that the rank sent with `encode_error`; None where it sent groups."""
         return self._header.get("error")
 
     def groups(self, prompts: Mapping[tuple[int, int], Prompt]) -> list[RolloutGroup]:

@@ -20,9 +20,10 @@ from rft_models.reward_model.shared_images import shared_images_of
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.protocols import Engine
 from rft_trainer.records.scores import RewardStatus, Score
+from rft_trainer.rewards.combined import RewardComponent
 from rft_trainer.rewards.http_client import Endpoint, checked_url
 from rft_trainer.rewards.images import Images, without_markers
-from rft_trainer.rewards.judge import JudgeReward
+from rft_trainer.rewards.judge import NAME, JudgeReward
 from rft_trainer.rewards.judge_template import DEFAULT_TEMPLATE, JudgeTemplate, Verdict
 from rft_trainer.rewards.remote_judge import RemoteJudge
 from rft_trainer.settings.rewards import JudgeSettings
@@ -122,6 +123,18 @@ def make_judge(settings: RlSettings | EvalSettings, machine: Machine) -> JudgeRe
     seed = settings.run.seed if isinstance(settings, RlSettings) else settings.output.seed
     judge = remote_judge(settings) if chosen.judge_url else _in_process(settings, machine)
     return JudgeReward(judge, template, verdict, seed=seed)
+
+
+def judge_components(settings: RlSettings | EvalSettings, machine: Machine) -> list[RewardComponent]:
+    """Return the judge of the settings as a part of the reward; none where they name none."""
+    judge = make_judge(settings, machine)
+    return [RewardComponent(NAME, judge, waits=bool(settings.judge.judge_url))] if judge is not None else []
+
+
+def check_judge(settings: RlSettings | EvalSettings) -> None:
+    """Try the judge's server, where it has one."""
+    if settings.judge.judge_url:
+        remote_judge(settings).close()
 
 
 @dataclass(frozen=True, slots=True)

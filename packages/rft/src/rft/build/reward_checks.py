@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rft.reward_names import model_places
+from rft.reward_kinds import REWARD_KINDS, RewardKind
+from rft.reward_names import named_models
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import OptionsError
 from rft_models.families.vision import is_vision
@@ -25,22 +26,25 @@ def require_image_rewards(settings: RlSettings | EvalSettings) -> None:
     """
     if not has_images(settings):
         return
-    directories = [("reward_pretrain", directory.place) for directory in model_places(settings.reward_models)]
-    if settings.judge.judge_pretrain:
-        directories.append(("judge_pretrain", settings.judge.judge_pretrain))
-    for flag, directory in directories:
+    directories = [
+        (kind, flag, directory)
+        for kind in REWARD_KINDS
+        for flag, value in kind.values(settings).items()
+        if flag in kind.directory_flags
+        for directory in ([named.place for named in named_models(value)] if kind.joins_directories else [value])
+    ]
+    for kind, flag, directory in directories:
         file = existing_directory(directory) / "config.json"
-        kind = str(read_json(file).get("model_type", "")) if file.is_file() else ""
-        if kind and not is_vision(kind):
-            raise _blind(flag, directory, kind, settings.images.images_key)
+        model_type = str(read_json(file).get("model_type", "")) if file.is_file() else ""
+        if model_type and not is_vision(model_type):
+            raise _blind(kind, flag, directory, model_type, settings.images.images_key)
 
 
-def _blind(flag: str, place: str, kind: str, images_key: str) -> OptionsError:
-    wanted_model = "a vision-language reward model" if flag == "reward_pretrain" else "a vision-language model"
+def _blind(kind: RewardKind, flag: str, place: str, model_type: str, images_key: str) -> OptionsError:
     return OptionsError(
         code="reward.no_images",
-        what=f"{flag} = {place} (model_type {kind}) takes no images here, and prompts hold those of {images_key}",
+        what=f"{flag} = {place} (model_type {model_type}) takes no images here, and prompts hold those of {images_key}",
         where=f"--{flag}",
         why="it would judge answers about images that it does not see",
-        do=f"--{flag} DIR of {wanted_model}, or --reward file.py:function, which may ask for images",
+        do=f"--{flag} DIR of {kind.images_from}, or --reward file.py:function, which may ask for images",
     )

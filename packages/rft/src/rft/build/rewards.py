@@ -10,11 +10,12 @@ from pathlib import Path
 
 import torch
 
-from rft.build.judge import JudgeFacts, judge_facts, make_judge, remote_judge
+from rft.build.judge import JudgeFacts, judge_facts
 from rft.build.reward_checks import has_images, require_image_rewards
 from rft.decoder_sizes import model_sizes
 from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine, choose_device
+from rft.reward_kinds import REWARD_KINDS, build_order
 from rft.reward_names import NamedPlace, function_name, heads_of, model_places, server_places, weights_of
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import OptionsError
@@ -24,11 +25,9 @@ from rft_models.reward_model.scorer import RewardTextScorer
 from rft_trainer.records.scores import Reward
 from rft_trainer.rewards.combined import CombinedReward, RewardComponent
 from rft_trainer.rewards.http_client import Endpoint
-from rft_trainer.rewards.judge import NAME as JUDGE
 from rft_trainer.rewards.registry import reward_by_name
 from rft_trainer.rewards.remote_reward_model import RemoteReward
 from rft_trainer.rewards.reward_model import ModelReward
-from rft_trainer.settings.rewards import RewardModelSettings
 
 _SHARE_OF_GPU = 0.1
 
@@ -53,14 +52,9 @@ def build_reward(settings: RlSettings | EvalSettings, machine: Machine, *, funct
         name = function_name(settings)
         if function is not None or name:
             add(_function_part(settings, name, function))
-        for part in [
-            *_servers(settings.reward_models, with_image=has_images(settings)),
-            *_models(settings, machine, weights),
-        ]:
-            add(part)
-        judge = make_judge(settings, machine)
-        if judge is not None:
-            add(RewardComponent(JUDGE, judge, waits=bool(settings.judge.judge_url)))
+        for kind in build_order():
+            for part in kind.build(settings, machine):
+                add(part)
         _refuse_equal_names([part.name for part in parts])
         # all parts were built: from here the reward closes them
         built.pop_all()
@@ -73,9 +67,8 @@ def check_reward(settings: RlSettings) -> None:
     name = function_name(settings)
     if name:
         _function_part(settings, name, None).reward.close()
-    _servers(settings.reward_models, with_image=has_images(settings))
-    if settings.judge.judge_url:
-        remote_judge(settings).close()
+    for kind in build_order():
+        kind.check(settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +94,8 @@ class RewardFacts:
     device: str
     servers: tuple[NamedPlace, ...]
     judge: JudgeFacts | None
+    others: tuple[str, ...]
+    """Kinds that have no figures of their own here, each with its flags."""
     weights: Mapping[str, float] | None
     """Of the parts by name; None where all count once."""
     num_parts: int
@@ -130,6 +125,11 @@ def reward_facts(settings: RlSettings) -> RewardFacts:
         device=device,
         servers=tuple(server_places(settings.reward_models)),
         judge=judge_facts(settings),
+        others=tuple(
+            f"{kind.name}: {', '.join(f'{flag} = {value}' for flag, value in kind.values(settings).items())}"
+            for kind in REWARD_KINDS
+            if kind.settings_type and kind.values(settings)
+        ),
         weights=weights,
         num_parts=len(names),
     )
@@ -137,10 +137,8 @@ def reward_facts(settings: RlSettings) -> RewardFacts:
 
 def _names(settings: RlSettings) -> list[str]:
     """Return the names of the parts, as `build_reward` calls them."""
-    models, judge = settings.reward_models, settings.judge
     names = [function_name(settings).rpartition(":")[2]] if function_name(settings) else []
-    names += [named.name for named in (*server_places(models), *model_places(models))]
-    return [*names, JUDGE] if judge.judge_pretrain or judge.judge_url else names
+    return [*names, *(name for kind in build_order() for name in kind.names(settings))]
 
 
 def _function_part(settings: RlSettings | EvalSettings, name: str, function: Reward | None) -> RewardComponent:
@@ -151,8 +149,10 @@ def _function_part(settings: RlSettings | EvalSettings, name: str, function: Rew
     return RewardComponent(name.rpartition(":")[2], reward)
 
 
-def _servers(settings: RewardModelSettings, *, with_image: bool) -> list[RewardComponent]:
-    """Make one component a URL, each server tried once; `with_image`: on a prompt with an image."""
+def server_components(commands: RlSettings | EvalSettings, machine: Machine | None = None) -> list[RewardComponent]:
+    """Make one component a URL, each server tried once: on a prompt with an image where prompts may hold some."""
+    del machine
+    settings = commands.reward_models
     parts: list[RewardComponent] = []
     for server in server_places(settings):
         reward = RemoteReward(
@@ -161,15 +161,14 @@ def _servers(settings: RewardModelSettings, *, with_image: bool) -> list[RewardC
             batch_size=settings.remote_rm_batch_size,
             concurrency=settings.remote_rm_concurrency,
         )
-        reward.start(with_image=with_image)
+        reward.start(with_image=has_images(commands))
         parts.append(RewardComponent(server.name, reward, waits=True))
     return parts
 
 
-def _models(
-    settings: RlSettings | EvalSettings, machine: Machine, weights: Mapping[str, float] | None
-) -> list[RewardComponent]:
+def model_components(settings: RlSettings | EvalSettings, machine: Machine) -> list[RewardComponent]:
     """Load one reward model a directory."""
+    weights = weights_of(settings.reward)
     directories = model_places(settings.reward_models)
     stays = _held(settings, directories, machine.device)
     parts: list[RewardComponent] = []

@@ -83,7 +83,7 @@ def _refusals(settings: RlSettings, record: PolicyAlgorithm) -> Iterator[tuple[s
 
 @dataclass(frozen=True, slots=True)
 class RolloutParts:
-    """What rollouts are made of, whichever way they are sampled."""
+    """Collaborators of rollouts, whichever way they are sampled."""
 
     engine: Engine
     codec: HfTokenizer

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rft.resolved import Resolved
+from rft.reward_kinds import given_directories
 from rft.reward_names import named_models
 from rft_core.errors import OptionsError
 from rft_dist.launch.environment import SPAWNED, RankInfo, ranks_from_environment, timeout_seconds
@@ -23,7 +24,7 @@ from rft_dist.preflight.reachability import KeyValueStore, gloo_problem
 RUNS = Path("runs")
 _LOG = logging.getLogger(__name__)
 _DATA = ("prompt_data", "eval_data")
-_MODELS = ("pretrain", "critic_pretrain", "judge_pretrain")
+_MODELS = ("pretrain", "critic_pretrain")
 
 
 def spawned(resolved: Resolved[Any], program: Sequence[str], *, run: Path | None = None) -> int | None:
@@ -152,8 +153,12 @@ class Preflight:
         for name in _MODELS:
             if values.get(name):
                 facts |= {f"{name}: {key}": text for key, text in model_facts(values[name]).items()}
-        for model in named_models(str(values.get("reward_pretrain") or "")):
-            facts |= {f"reward_pretrain {model.name}: {key}": text for key, text in model_facts(model.place).items()}
+        for kind, flag, value in given_directories(values):
+            places = [(flag, value)]
+            if kind.joins_directories:
+                places = [(f"{flag} {named.name}", named.place) for named in named_models(value)]
+            for name, place in places:
+                facts |= {f"{name}: {key}": text for key, text in model_facts(place).items()}
         if self._grid.num_nodes > 1 and self._ranks.local_rank == 0:
             facts |= file_facts(files_of(values))
         problem = gloo_problem(self._ranks, self._grid.num_nodes, os.environ)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rft.resolved import Origin
+from rft.reward_kinds import reward_flags
 from rft_cli.config.values import as_text
 from rft_core.errors import Problem
 from rft_trainer.environments.registry import WHAT_THERE_IS, has_processes, is_known, nearest_name
@@ -15,7 +16,7 @@ Origins = Mapping[str, Origin]
 Complain = Callable[[str, list[str], str, str], Problem]
 """(code, names of the settings, why, remedy) -> the problem, with values and origins filled in."""
 
-_JUDGES = ("reward", "reward_pretrain", "remote_rm_url", "judge_pretrain", "judge_url")
+_JUDGES = ("reward", *reward_flags())
 _OF_CONVERSATIONS = (
     *("environment_workers", "max_turns", "turn_max_len", "tool_timeout", "rollout_timeout", "tool_call_pattern"),
     "turn_gamma",

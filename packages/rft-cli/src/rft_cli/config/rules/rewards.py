@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rft.reward_kinds import reward_flags
 from rft_cli.config.rules.strategy import Complain
 from rft_core.errors import Problem
 
-_MODELS = ("reward_pretrain", "remote_rm_url", "judge_pretrain", "judge_url")
 _OF_THE_JUDGE = (
     "judge_template",
     "task_instruction",
@@ -43,5 +43,5 @@ def idle_reward_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]
         yield "judge_model", "judge_url is empty"
     if not (values["judge_pretrain"] or values["judge_url"]):
         yield from ((name, "there is no judge") for name in _OF_THE_JUDGE)
-    if not values["reward"] and any(values[name] for name in _MODELS):
+    if not values["reward"] and any(values[name] for name in reward_flags()):
         yield from ((name, "no function scores responses") for name in ("reward_workers", "reward_timeout"))
