@@ -126,8 +126,9 @@ def test_a_replacement_that_fails_leaves_the_old_text_and_no_stray_file(
     file = tmp_path / "a.txt"
     replace_text(file, "old")
     fail_at(point, errno.EIO)
-    with pytest.raises(StorageError, match="EIO"):
+    with pytest.raises(StorageError, match="EIO") as caught:
         replace_text(file, "new")
+    assert caught.value.problem.code == "storage.refused"
     assert file.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.txt"]
 

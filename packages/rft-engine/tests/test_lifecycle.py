@@ -37,8 +37,9 @@ def test_sleeping_twice_and_waking_twice_is_harmless():
 def test_generating_asleep_names_the_state_and_who_put_it_there():
     engine = new_engine()
     engine.sleep()
-    with pytest.raises(ServiceError, match="engine asked to generate while asleep") as caught:
+    with pytest.raises(ServiceError, match=r"generate.*asleep") as caught:
         generate(engine)
+    assert caught.value.problem.code == "engine.state"
     assert "sleep(level=1) ready->asleep done at " in caught.value.problem.where
     assert "test_lifecycle.py:" in caught.value.problem.where
     assert caught.value.problem.do == "wake()"
@@ -50,8 +51,9 @@ def test_the_message_holds_the_last_five_transitions():
         engine.sleep()
         engine.wake()
     engine.close()
-    with pytest.raises(ServiceError, match="while closed") as caught:
+    with pytest.raises(ServiceError, match="closed") as caught:
         generate(engine)
+    assert caught.value.problem.code == "engine.state"
     where = caught.value.problem.where
     assert where.count("->") == 5
     assert where.index("close ready->closed") < where.index("generate closed->closed refused")
@@ -68,8 +70,9 @@ def test_nothing_but_closing_again_works_on_a_closed_engine(operation: str):
         "generate": lambda: generate(engine),
         "load_weights": lambda: engine.load_weights(1),
     }
-    with pytest.raises(ServiceError, match="while closed"):
+    with pytest.raises(ServiceError, match="closed") as caught:
         calls[operation]()
+    assert caught.value.problem.code == "engine.state"
 
 
 def test_level_two_refuses_generation_until_weights_are_loaded_again():
@@ -77,8 +80,9 @@ def test_level_two_refuses_generation_until_weights_are_loaded_again():
     engine.load_weights(3)
     engine.sleep(level=2)
     engine.wake()
-    with pytest.raises(ServiceError, match="while ready") as caught:
+    with pytest.raises(ServiceError, match="ready") as caught:
         generate(engine)
+    assert caught.value.problem.code == "engine.state"
     assert caught.value.problem.do == "load_weights(4)"
     engine.load_weights(4)
     generate(engine)
@@ -98,8 +102,9 @@ def test_a_refresh_serves_the_present_weights_under_their_version():
     generate(engine)
     engine.load_weights(5)
     engine.close()
-    with pytest.raises(ServiceError, match="engine asked to refresh while closed"):
+    with pytest.raises(ServiceError, match=r"refresh.*closed") as caught:
         engine.refresh()
+    assert caught.value.problem.code == "engine.state"
 
 
 def test_a_refresh_derives_the_models_weights_again():
@@ -117,8 +122,9 @@ def test_a_refresh_derives_the_models_weights_again():
 
 def test_an_unknown_level_of_sleep_is_refused():
     engine = new_engine()
-    with pytest.raises(OptionsError, match="sleep level = 3"):
+    with pytest.raises(OptionsError, match="sleep level = 3") as caught:
         engine.sleep(level=3)
+    assert caught.value.problem.code == "engine.sleep.level"
     generate(engine)
 
 
@@ -126,8 +132,9 @@ def test_an_unknown_level_of_sleep_is_refused():
 def test_weight_versions_must_increase(version: int):
     engine = new_engine()
     engine.load_weights(2)
-    with pytest.raises(ServiceError, match=f"version {version} offered"):
+    with pytest.raises(ServiceError, match=f"version {version} offered") as caught:
         engine.load_weights(version)
+    assert caught.value.problem.code == "engine.weights.not_newer"
     assert engine.weight_version == 2
 
 

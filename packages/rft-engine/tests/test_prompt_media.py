@@ -70,8 +70,9 @@ def test_each_prompt_is_read_with_its_own_images() -> None:
 
 def test_media_are_as_many_as_prompts() -> None:
     engine = NativeEngine(FakeDecodableModel(torch.randn(5, 5)), max_rows=2, max_len=16)
-    with pytest.raises(OptionsError, match="2 prompts, 1 entries of media"):
+    with pytest.raises(OptionsError, match="2 prompts, 1") as caught:
         engine.generate([[1], [2]], [[1], [2]], GREEDY, media=[None])
+    assert caught.value.problem.code == "engine.media"
 
 
 def vllm_engine(tmp_path: Path, *faults: str, **config: Any) -> tuple[VllmEngine, FakeVllm]:

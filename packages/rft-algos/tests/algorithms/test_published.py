@@ -227,13 +227,15 @@ def test_fixed_length_takes_its_length():
         with pytest.raises(OptionsError):
             Sft(**broken)
     for length in (None, 0):
-        with pytest.raises(OptionsError, match="max_tokens"):
+        with pytest.raises(OptionsError, match="max_tokens") as caught:
             DrGrpo(max_tokens=length)
+        assert caught.value.problem.code == "algorithm.out_of_range"
 
 
 def test_rewards_of_steps_and_a_penalty_in_the_reward_do_not_go_together():
-    with pytest.raises(OptionsError, match="kl_place"):
+    with pytest.raises(OptionsError, match="kl_place") as caught:
         Grpo(advantage=components.ProcessGroupNorm(), kl_place="reward")
+    assert caught.value.problem.code == "algorithm.unknown_choice"
     assert Grpo(advantage=components.ProcessGroupNorm(), kl_place="none").advantage.needs_steps
 
 

@@ -82,8 +82,9 @@ def batch_for(name: str) -> RolloutBatch:
 
 
 def test_pass_at_k_refuses_rewards_that_are_not_0_or_1():
-    with pytest.raises(OptionsError, match=r"0\.5"):
+    with pytest.raises(OptionsError, match=r"0\.5") as caught:
         compute_advantages(Grpo(advantage=components.PassAtK(), kl_place="none"), batch())
+    assert caught.value.problem.code == "algorithm.rewards_not_binary"
 
 
 COMPARISONS = {

@@ -214,17 +214,22 @@ def test_a_grid_that_cannot_be_is_refused_as_at_the_start(words: list[str], mode
 
 def test_batches_and_flags_that_the_start_refuses_are_refused(model: Path) -> None:
     words = ["--pretrain", str(model), "--train_batch_size", "700", "--rollout_batch_size", "64"]
-    with pytest.raises(OptionsError, match="train_batch_size = 700"):
+    with pytest.raises(OptionsError, match="train_batch_size = 700") as caught:
         plan.run(words)
-    with pytest.raises(OptionsError, match="no_such_flag"):
+    assert caught.value.problem.code == "batch.not_a_multiple"
+    with pytest.raises(OptionsError, match="no_such_flag") as caught:
         plan.run(["--pretrain", str(model), "--no_such_flag", "1"])
-    with pytest.raises(OptionsError, match="'x'"):
+    assert caught.value.problem.code == "option.unknown"
+    with pytest.raises(OptionsError, match="'x'") as caught:
         plan.run(["--pretrain", str(model), "--nodes", "x"])
-    with pytest.raises(OptionsError, match="cannot plan 'eval'"):
+    assert caught.value.problem.code == "option.bad_value"
+    with pytest.raises(OptionsError, match="'eval'") as caught:
         plan.run(["eval", "--pretrain", str(model)])
+    assert caught.value.problem.code == "plan.unknown_command"
     (model / "config.json").write_text(json.dumps({"model_type": "x", "vocab_size": 3}))
-    with pytest.raises(DataError, match="hidden_size"):
+    with pytest.raises(DataError, match="hidden_size") as caught:
         plan.run(["--pretrain", str(model)])
+    assert caught.value.problem.code == "plan.unknown_sizes"
 
 
 def test_numbers_of_the_environment_fill_in_and_say_so(

@@ -75,6 +75,7 @@ def test_held_out_data_of_its_own_comes_first_and_the_other_is_said_to_do_nothin
 def test_something_must_be_left_to_train_on(codec: HfTokenizer) -> None:
     with pytest.raises(OptionsError, match="held_out_rows = 20, and there are 20") as caught:
         read(codec, "--held_out_rows", "20")
+    assert caught.value.problem.code == "data.held_out_rows"
     assert caught.value.problem.do == "--held_out_rows 1"
 
 

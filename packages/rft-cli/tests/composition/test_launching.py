@@ -65,8 +65,9 @@ def test_ranks_of_a_launcher_agree_with_the_flag_or_are_refused(
     for name, value in (TWO | {"LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x"}).items():
         monkeypatch.setenv(name, value)
     assert spawned(rl("--nproc", "2"), ["rl"]) is None
-    with pytest.raises(OptionsError, match="nproc = 4, LOCAL_WORLD_SIZE = 2"):
+    with pytest.raises(OptionsError, match="nproc = 4, LOCAL_WORLD_SIZE = 2") as caught:
         spawned(rl("--nproc", "4"), ["rl"])
+    assert caught.value.problem.code == "launch.two_launchers"
     stored = tmp_path / "config.yaml"
     stored.write_text("nproc: 4\n")
     assert spawned(rl("--config", str(stored)), ["rl"]) is None, "a run may go on with another number of ranks"
@@ -77,6 +78,7 @@ def test_ranks_that_nobody_started_are_refused_with_a_command_that_starts_them()
     resolved = rl("--nproc", "4")
     with pytest.raises(OptionsError, match="nproc = 4, and this is one process") as caught:
         refuse_one_process(resolved, ranks_from_environment({}))
+    assert caught.value.problem.code == "launch.nproc_elsewhere"
     assert caught.value.problem.do == "torchrun --nproc_per_node=4 ..."
     refuse_one_process(resolved, ranks_from_environment(TWO))
     refuse_one_process(rl(), ranks_from_environment({}))

@@ -57,16 +57,18 @@ def test_places_are_named_by_themselves_or_by_the_person() -> None:
         NamedPlace("scores.example", "http://scores.example:9/x?a=1"),
         NamedPlace("two", "https://other/y"),
     ]
-    with pytest.raises(OptionsError, match="reward_pretrain = ','"):
+    with pytest.raises(OptionsError, match="reward_pretrain = ','") as caught:
         model_places(RewardModelSettings(reward_pretrain=","))
+    assert caught.value.problem.code == "option.not_allowed"
     assert model_places(RewardModelSettings()) == []
 
 
 def test_weights_are_numbers_by_name() -> None:
     assert weights_of(RewardSettings(reward_weights="rm/a=0.5, b=-1")) == {"rm/a": 0.5, "b": -1.0}
     assert weights_of(RewardSettings()) is None
-    with pytest.raises(OptionsError, match="reward_weights = 'rm'"):
+    with pytest.raises(OptionsError, match="reward_weights = 'rm'") as caught:
         weights_of(RewardSettings(reward_weights="rm"))
+    assert caught.value.problem.code == "option.not_allowed"
 
 
 @pytest.fixture(scope="module")

@@ -70,8 +70,9 @@ def test_a_run_is_continued_by_the_command_in_its_configuration(tmp_path: Path) 
     run = directory(tmp_path / "run")
     assert command_of(run) == "sft"
     run.config_file.write_text("recipe: {command: eval}\n")
-    with pytest.raises(OptionsError, match="eval"):
+    with pytest.raises(OptionsError, match="eval") as caught:
         command_of(run)
+    assert caught.value.problem.code == "resume.unknown_command"
 
 
 def test_what_saved_nothing_is_started_again_by_the_remedy(tmp_path: Path) -> None:

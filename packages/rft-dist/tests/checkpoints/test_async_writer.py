@@ -148,8 +148,9 @@ def test_an_error_is_raised_at_the_next_call_and_the_checkpoints_before_it_stay(
     begin(small_run, saves, 2)
     while not saves.failed:
         time.sleep(0.005)
-    with pytest.raises(StorageError, match="cannot save step 2"):
+    with pytest.raises(StorageError, match="step 2") as caught:
         begin(small_run, saves, 3) if found_by == "the next save" else saves.wait()
+    assert caught.value.problem.code == "checkpoint.save_refused"
     fault_points.install(None)
     assert newest_state(small_run) == (1, 0)
     assert not saves.failed
@@ -160,8 +161,9 @@ def test_an_error_is_raised_at_the_next_call_and_the_checkpoints_before_it_stay(
 
 def test_a_record_that_json_cannot_hold_is_refused_by_the_call(small_run) -> None:
     saves = BackgroundSaves(small_run.store())
-    with pytest.raises(CheckpointError, match="'ledger'"):
+    with pytest.raises(CheckpointError, match="'ledger'") as caught:
         saves.begin(1, tensors={}, records={"ledger": {"x": {1, 2}}}, snapshot=lambda _: print, metadata={})
+    assert caught.value.problem.code == "checkpoint.bad_component"
     assert small_run.names() == []
 
 

@@ -304,8 +304,9 @@ def test_a_model_writer_of_the_library_that_meets_a_full_disk_keeps_its_errno(sm
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (256 * 1024, hard))
     try:
-        with pytest.raises(StorageError, match="EFBIG"):
+        with pytest.raises(StorageError, match="EFBIG") as caught:
             store.save(1, tensors=small_run.tensors(1), records=small_run.records(1), model_writer=write, metadata={})
+        assert caught.value.problem.code == "checkpoint.save_refused"
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert small_run.names() == []
@@ -339,8 +340,9 @@ def test_bytes_that_the_disk_changes_between_writing_and_reading_are_noticed(sma
             (small_run.directory / "step_000002" / "model" / "config.json").write_text("{}")
 
     fault_points.install(hook)
-    with pytest.raises(StorageError, match="reads back differently"):
+    with pytest.raises(StorageError) as caught:
         small_run.save(store, 2, salt=2)
+    assert caught.value.problem.code == "checkpoint.reads_back_differently"
     fault_points.install(None)
     assert newest_state(small_run) == (2, 1)
     assert small_run.names() == ["quarantine_step_000002", "step_000002"]

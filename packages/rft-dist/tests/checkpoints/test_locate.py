@@ -85,8 +85,9 @@ def test_a_named_step_that_is_damaged_is_refused_and_left_in_place(run_directory
     path = run_directory / "checkpoints" / "step_000020"
     os.truncate(path / "model" / "config.json", 1)
     for form in (path, path / "model", run_directory / "step_20", run_directory / "episode_1"):
-        with pytest.raises(CheckpointError, match=r"is damaged: model/config\.json has 1 bytes"):
+        with pytest.raises(CheckpointError, match=r"model/config\.json has 1") as caught:
             resolve_checkpoint(form)
+        assert caught.value.problem.code == "checkpoint.damaged"
     assert path.is_dir()
 
 
@@ -100,5 +101,8 @@ def test_a_folder_whose_newest_is_damaged_gives_the_one_before_and_says_so(small
 def test_a_folder_in_which_nothing_verifies_is_an_error_that_names_the_damage(run_directory: Path) -> None:
     for step in (10, 20, 30):
         os.truncate(run_directory / "checkpoints" / f"step_0000{step}" / "model" / "config.json", 1)
-    with pytest.raises(CheckpointError, match=r"none of those in it verifies: .*model/config\.json has 1 bytes"):
+    with pytest.raises(
+        CheckpointError, match=r"none of those in it verifies: .*model/config\.json has 1 bytes"
+    ) as caught:
         resolve_checkpoint(run_directory)
+    assert caught.value.problem.code == "checkpoint.nothing_to_resume"

@@ -59,8 +59,11 @@ def test_a_partial_set_names_what_is_set_and_what_is_missing(missing: str) -> No
 
 
 def test_a_local_rank_alone_is_a_partial_set() -> None:
-    with pytest.raises(PreflightError, match="LOCAL_RANK=0 set, but MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE"):
+    with pytest.raises(
+        PreflightError, match="LOCAL_RANK=0 set, but MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE"
+    ) as caught:
         ranks_from_environment({"LOCAL_RANK": "0"})
+    assert caught.value.problem.code == "launch.partial_environment"
 
 
 @pytest.mark.parametrize(
@@ -92,15 +95,17 @@ def test_the_timeout_is_that_of_nccl_timeout_in_seconds(text: str, seconds: floa
 
 @pytest.mark.parametrize("text", ["0", "-3", "nan", "inf", "ten", "1e9"])
 def test_a_timeout_that_is_no_wait_is_refused(text: str) -> None:
-    with pytest.raises(PreflightError, match="NCCL_TIMEOUT"):
+    with pytest.raises(PreflightError, match="NCCL_TIMEOUT") as caught:
         timeout_seconds({"NCCL_TIMEOUT": text})
+    assert caught.value.problem.code == "launch.bad_value"
 
 
 def test_a_backend_that_does_not_exist_is_refused() -> None:
     assert requested_backend({}) is None
     assert requested_backend({"NCCL_BACKEND": "gloo"}) == "gloo"
-    with pytest.raises(PreflightError, match="NCCL_BACKEND = 'mpi'"):
+    with pytest.raises(PreflightError, match="NCCL_BACKEND = 'mpi'") as caught:
         requested_backend({"NCCL_BACKEND": "mpi"})
+    assert caught.value.problem.code == "launch.bad_value"
 
 
 def test_every_variable_that_is_set_is_reported_once_with_who_set_it() -> None:

@@ -137,8 +137,9 @@ def test_the_wait_for_the_start_has_a_variable_of_its_own() -> None:
     assert start_seconds({}) == 600.0
     assert start_seconds({"NCCL_TIMEOUT": "30"}) == 30.0
     assert start_seconds({"NCCL_TIMEOUT": "30", "RFT_START_TIMEOUT": "5"}) == 5.0
-    with pytest.raises(PreflightError, match="RFT_START_TIMEOUT = 'soon'"):
+    with pytest.raises(PreflightError, match="RFT_START_TIMEOUT = 'soon'") as caught:
         start_seconds({"RFT_START_TIMEOUT": "soon"})
+    assert caught.value.problem.code == "launch.bad_value"
 
 
 def test_a_duplicate_rank_is_refused_at_once(free_port: int) -> None:

@@ -214,8 +214,9 @@ def test_the_norm_of_many_entries_is_exact() -> None:
 
 def test_nothing_to_train_is_an_error() -> None:
     model = make_model().requires_grad_(False)
-    with pytest.raises(OptionsError, match="nothing to train: 0 of 6 parameters require gradients"):
+    with pytest.raises(OptionsError, match="train: 0 of 6") as caught:
         make_optimizer(model)
+    assert caught.value.problem.code == "optimizer.nothing_to_train"
 
 
 def test_state_of_another_model_is_refused_and_changes_nothing() -> None:
@@ -228,8 +229,9 @@ def test_state_of_another_model_is_refused_and_changes_nothing() -> None:
     state["exp_avg_sq/0.weight"] = state["exp_avg_sq/0.weight"].double()
     del state["step/3.bias"]
     state["step/4.bias"] = torch.zeros(())
-    with pytest.raises(CheckpointError, match=r"1 missing, 1 unexpected, 2 of another shape or dtype: missing step/3"):
+    with pytest.raises(CheckpointError, match=r"1 missing, 1 unexpected, 2.*step/3") as caught:
         optimizer.load_state_tensors(state)
+    assert caught.value.problem.code == "optimizer.state_differs"
     assert weights_hash(optimizer.state_tensors().items()) == before
 
 

@@ -83,8 +83,9 @@ def test_a_load_that_does_not_arrive_is_refused_by_name(lost: set[str]) -> None:
         f"{len(lost)} of 3 tensors that the engine's copy holds are not those of version 1: " + ", ".join(sorted(lost))
     )
     assert problem.where == "engine served version 0, the trainer is at version 1"
-    with pytest.raises(ServiceError, match="version 1 were not loaded in full"):
+    with pytest.raises(ServiceError, match="version 1") as caught:
         tokens(engine)
+    assert caught.value.problem.code == "engine.weights.unfinished"
     twin.loses = set()
     engine.load_weights(1)
     assert tokens(engine) == tokens(shared(policy))
@@ -98,8 +99,9 @@ def test_a_load_that_breaks_off_is_not_served_and_can_be_repeated() -> None:
     with pytest.raises(OSError, match="a rank is gone"):
         engine.load_weights(1)
     assert engine.weight_version == 0
-    with pytest.raises(ServiceError, match="not loaded in full"):
+    with pytest.raises(ServiceError) as caught:
         tokens(engine)
+    assert caught.value.problem.code == "engine.weights.unfinished"
     policy.fails_after = None
     engine.load_weights(1)
     assert tokens(engine) == tokens(shared(policy))
@@ -112,13 +114,15 @@ def test_versions_that_are_not_newer_are_refused_before_anything_moves() -> None
     before, calls = tokens(engine), policy.num_calls
     policy.step(1)
     for version in (3, 2):
-        with pytest.raises(ServiceError, match="already serves version 3"):
+        with pytest.raises(ServiceError, match="version 3") as caught:
             engine.load_weights(version)
+        assert caught.value.problem.code == "engine.weights.not_newer"
     assert (policy.num_calls, tokens(engine)) == (calls, before)
     engine.close()
     for ask in (engine.refresh, lambda: engine.load_weights(9)):
-        with pytest.raises(ServiceError, match="while closed"):
+        with pytest.raises(ServiceError, match="closed") as caught:
             ask()
+        assert caught.value.problem.code == "engine.state"
     assert policy.num_calls == calls
 
 
@@ -145,8 +149,9 @@ def test_level_2_frees_the_copy_and_waits_for_a_load() -> None:
     engine.sleep(2)
     assert not twin.held
     engine.wake()
-    with pytest.raises(ServiceError, match="given up"):
+    with pytest.raises(ServiceError, match="given up") as caught:
         tokens(engine)
+    assert caught.value.problem.code == "engine.state"
     engine.sleep(1)
     engine.load_weights(1)
     assert engine.state is EngineState.ASLEEP
@@ -185,22 +190,26 @@ def test_a_check_says_versions_tensors_and_the_gap() -> None:
     assert gap.maximum < 1e-6
     assert (gap.weight_version, gap.num_tokens) == (4, 8)
     told = "engine replica 2 serves weights v4, trainer is at v5; 0 of 3 tensors differ; probe log-prob gap"
-    with pytest.raises(ServiceError, match=told):
+    with pytest.raises(ServiceError, match=told) as caught:
         check_copy(engine, policy.logprobs, trainer_version=5, replica=2)
-    with pytest.raises(ServiceError, match="trainer is at v5"):
+    assert caught.value.problem.code == "engine.out_of_step"
+    with pytest.raises(ServiceError, match="v5") as caught:
         tokens(engine)
+    assert caught.value.problem.code == "engine.out_of_step"
     engine.load_weights(5)
     policy.step(3)
-    with pytest.raises(ServiceError, match=r"3 of 3 tensors differ: bias, columns, rows; .*limit 0\.0001"):
+    with pytest.raises(ServiceError, match=r"3 of 3 tensors differ: bias, columns, rows; .*limit 0\.0001") as caught:
         check_copy(engine, policy.logprobs, trainer_version=5)
+    assert caught.value.problem.code == "engine.out_of_step"
 
 
 def test_digests_see_a_step_that_no_probe_could() -> None:
     policy = TablePolicy()
     engine, _ = ready(policy)
     policy.step(1, size=1e-6)
-    with pytest.raises(ServiceError, match="3 of 3 tensors differ") as caught:
+    with pytest.raises(ServiceError, match="3 of 3") as caught:
         check_copy(engine, policy.logprobs, trainer_version=0)
+    assert caught.value.problem.code == "engine.out_of_step"
     assert float(caught.value.problem.what.split("gap ")[1].split(" ")[0]) < 1e-4
 
 
@@ -211,8 +220,9 @@ def test_a_probe_sees_what_is_computed_from_right_tensors() -> None:
     old = twin.log_SV
     engine.load_weights(1)
     twin.log_SV = old
-    with pytest.raises(ServiceError, match="0 of 3 tensors differ; probe") as caught:
+    with pytest.raises(ServiceError, match="0 of 3") as caught:
         check_copy(engine, policy.logprobs, trainer_version=1)
+    assert caught.value.problem.code == "engine.out_of_step"
     assert "a cache, a kernel" in caught.value.problem.why
 
 
@@ -224,5 +234,6 @@ def test_the_limit_can_be_given() -> None:
         return [[value + 0.5 for value in row] for row in policy.logprobs(prompts, completions)]
 
     assert check_copy(engine, shifted, trainer_version=0, limit=0.6).maximum == pytest.approx(0.5, abs=1e-5)
-    with pytest.raises(ServiceError, match=r"gap 0\.5 \(limit 0\.4\)"):
+    with pytest.raises(ServiceError, match=r"gap 0\.5.*0\.4\)") as caught:
         check_copy(engine, shifted, trainer_version=0, limit=0.4)
+    assert caught.value.problem.code == "engine.out_of_step"

@@ -354,8 +354,9 @@ def test_after_a_failed_call_the_next_one_starts_clean():
 
 def test_a_prompt_that_leaves_no_room_is_named_with_its_lengths():
     engine = engine_of(random_model(), max_len=20)
-    with pytest.raises(OptionsError, match=r"prompt 1 has 13 tokens, max_len - max_new_tokens = 20 - 8 = 12"):
+    with pytest.raises(OptionsError, match=r"prompt 1 has 13 tokens, max_len - max_new_tokens = 20 - 8 = 12") as caught:
         engine.generate([[1] * 12, [1] * 13], [[0], [1]], SamplingOptions(temperature=1.0, max_new_tokens=8))
+    assert caught.value.problem.code == "engine.prompt_too_long"
 
 
 @pytest.mark.parametrize(
@@ -391,6 +392,7 @@ def test_options_out_of_range_are_refused_with_what_is_allowed(options: dict[str
     given = {"temperature": 1.0, "max_new_tokens": 4} | options
     with pytest.raises(OptionsError, match=message) as caught:
         engine_of(random_model()).generate([[1]], [[0]], SamplingOptions(**given))  # type: ignore[arg-type]
+    assert caught.value.problem.code == "engine.sampling_option"
     assert caught.value.problem.do
 
 
@@ -421,8 +423,9 @@ def test_budgets_that_do_not_fit_are_refused():
         ([[9]], "a budget of 9"),
         ([[1, 2]], "budgets for 2 samples"),
     ):
-        with pytest.raises(OptionsError, match=what):
+        with pytest.raises(OptionsError, match=what) as caught:
             engine.generate([[1]], [[5]], SamplingOptions(temperature=1.0, max_new_tokens=8), budgets=budgets)
+        assert caught.value.problem.code == "engine.budgets"
 
 
 def test_rows_of_many_budgets_leave_together():

@@ -140,17 +140,19 @@ def test_a_sample_that_never_comes_is_missed(settings: VllmSettings, missing: in
         return (r for r in honest(self, call, seconds) if not (isinstance(r, SampleResult) and r.sample == missing))
 
     monkeypatch.setattr(Spoilt, "generate", silent)
-    with pytest.raises(ServiceError, match=f"sample {missing} of 9 is missing"):
+    with pytest.raises(ServiceError, match=f"sample {missing} of 9 is missing") as caught:
         engine.generate(PROMPTS, KEYS, ASKED)
+    assert caught.value.problem.code == "engine.garbage"
 
 
 def test_a_sequence_outside_of_the_constraint_is_refused(settings: VllmSettings) -> None:
     engine = HereEngine(settings, tensors)
     engine._backend.spoil = lambda r: replace(r, token_ids=[3, 2])  # type: ignore[attr-defined]
-    with pytest.raises(ServiceError, match=r"\[3, 2\], is no sequence of the constraint"):
+    with pytest.raises(ServiceError, match=r"\[3, 2\], is no sequence of the constraint") as caught:
         engine.generate(
             PROMPTS, KEYS, SamplingOptions(temperature=1.0, max_new_tokens=2), constraint=TokenTrie.of([[1, 2], [2, 3]])
         )
+    assert caught.value.problem.code == "engine.constraint.not_whole"
 
 
 def test_a_budget_that_was_passed_or_not_used_up_is_refused(settings: VllmSettings) -> None:

@@ -305,8 +305,9 @@ def test_a_token_trie_is_refused(make: Make) -> None:
     engine = make()
     engine.load_weights(1)
     trie = TokenTrie.of([[1, 2], [3, 4]])
-    with pytest.raises(OptionsError, match="token trie"):
+    with pytest.raises(OptionsError) as caught:
         engine.generate(PROMPTS, KEYS, ASKED, constraint=trie)
+    assert caught.value.problem.code == "engine.sglang.constraint"
 
 
 @pytest.mark.parametrize(
@@ -372,8 +373,9 @@ def test_planted_faults_of_an_update_are_caught_in_the_same_step(make: Make, fau
 def test_one_worker_of_two_that_missed_an_update_is_seen(make: Make) -> None:
     engine = make(Policy(6), tensor_parallel_size=2)
     engine.double.faults.add("replica")
-    with pytest.raises(ServiceError, match=r"5 of 5 tensors that worker [01] holds"):
+    with pytest.raises(ServiceError, match=r"5 of 5 tensors that worker [01] holds") as caught:
         engine.load_weights(1)
+    assert caught.value.problem.code == "engine.out_of_step"
     engine.double.faults.clear()
     engine.load_weights(2)
     assert engine.generate(PROMPTS, KEYS, ASKED)
@@ -386,8 +388,9 @@ def test_a_prefix_cache_that_is_not_dropped_or_a_worker_s_error_ends_the_load(ma
         with pytest.raises(ServiceError, match=words):
             engine.load_weights(1)
         engine.double.faults.clear()
-        with pytest.raises(ServiceError, match="did not end well"):
+        with pytest.raises(ServiceError) as caught:
             engine.generate(PROMPTS, KEYS, ASKED)
+        assert caught.value.problem.code == "engine.weights.unfinished"
     engine.load_weights(1)
     assert engine.generate(PROMPTS, KEYS, ASKED)
 
@@ -395,8 +398,9 @@ def test_a_prefix_cache_that_is_not_dropped_or_a_worker_s_error_ends_the_load(ma
 def test_a_worker_that_does_not_answer_is_an_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make(Policy(6))
     monkeypatch.setattr(weight_loader, "exchange", lambda model, named_tensors: None)
-    with pytest.raises(ServiceError, match="0 of 1 workers answered"):
+    with pytest.raises(ServiceError, match="0 of 1") as caught:
         engine.load_weights(1)
+    assert caught.value.problem.code == "engine.sglang.update"
 
 
 def test_sleep_and_wake_are_idempotent_and_in_order(make: Make) -> None:
@@ -422,8 +426,9 @@ def test_an_update_while_asleep_wakes_the_weights_alone(make: Make) -> None:
     engine.load_weights(1)
     engine.sleep(2)
     engine.wake()
-    with pytest.raises(ServiceError, match="were given up"):
+    with pytest.raises(ServiceError, match="given up") as caught:
         engine.generate(PROMPTS, KEYS, ASKED)
+    assert caught.value.problem.code == "engine.state"
     engine.load_weights(2)
     assert engine.generate(PROMPTS, KEYS, ASKED)
     engine.sleep(2)
@@ -437,24 +442,27 @@ def test_an_update_while_asleep_wakes_the_weights_alone(make: Make) -> None:
 
 def test_sleep_without_the_pool_is_refused(make: Make) -> None:
     engine = make()
-    with pytest.raises(OptionsError, match="enable_sleep"):
+    with pytest.raises(OptionsError, match="enable_sleep") as caught:
         engine.sleep()
+    assert caught.value.problem.code == "engine.sglang.sleep"
     assert engine.state is EngineState.READY
 
 
 def test_tokens_without_their_log_probs_are_refused(make: Make) -> None:
     engine = make(faults=["garbage"])
     engine.load_weights(1)
-    with pytest.raises(ServiceError, match="log-probs of others"):
+    with pytest.raises(ServiceError) as caught:
         engine.generate(PROMPTS, KEYS, ASKED)
+    assert caught.value.problem.code == "engine.garbage"
 
 
 def test_a_deadline_drops_what_is_under_way(model_dir: Path) -> None:
     double = FakeSglang(faults=["hang"])
     local = LocalSglang(SglangSettings(model_dir=model_dir, max_rows=2, max_len=32), double)
     call = _call()
-    with pytest.raises(ServiceError, match="0 of 2 samples"):
+    with pytest.raises(ServiceError, match="0 of 2") as caught:
         list(local.generate(call, 0.05))
+    assert caught.value.problem.code == "engine.deadline"
     assert double.engine is not None
     assert double.engine.tokenizer_manager.num_aborts == 1
     local.close()

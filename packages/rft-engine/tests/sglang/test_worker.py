@@ -131,6 +131,7 @@ def test_a_worker_without_sglang_says_how_to_install_it(model_dir: Path, tmp_pat
     settings = SglangSettings(model_dir=model_dir, max_rows=2, max_len=16)
     with pytest.raises(Exception, match="--extra sglang") as caught:
         SglangEngine(settings, Policy().tensors, log_path=tmp_path / "engine.log")
+    assert caught.value.problem.code == "engine.sglang.missing"
     assert type(caught.value).__name__ == "PreflightError"
 
 

@@ -203,14 +203,16 @@ def test_what_the_cpu_build_cannot_do_is_refused_before_it_starts(model_dir: Pat
 
 def test_heads_that_the_cpu_kernels_do_not_know_are_refused(tmp_path: Path) -> None:
     path = write_fake_model(tmp_path / "model", head_dim=16)
-    with pytest.raises(OptionsError, match="heads of 16"):
+    with pytest.raises(OptionsError, match="of 16") as caught:
         make(path, Policy())
+    assert caught.value.problem.code == "engine.vllm.head_size"
 
 
 def test_experts_are_refused_on_a_cpu(tmp_path: Path) -> None:
     path = write_fake_model(tmp_path / "model", num_experts=4)
-    with pytest.raises(OptionsError, match="4 experts"):
+    with pytest.raises(OptionsError, match="4 experts") as caught:
         make(path, Policy())
+    assert caught.value.problem.code == "engine.vllm.experts"
 
 
 @pytest.mark.parametrize(
@@ -245,8 +247,9 @@ def test_another_release_of_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(origin="vllm/__init__.py"))
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.31.9"))
-    with pytest.raises(PreflightError, match=r"0\.31\.9"):
+    with pytest.raises(PreflightError, match=r"0\.31\.9") as caught:
         InstalledVllm()
+    assert caught.value.problem.code == "engine.vllm.version"
 
 
 def test_a_start_without_memory_says_what_to_lower(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,8 +325,9 @@ def test_a_stale_engine_is_caught_in_the_step_in_which_it_becomes_stale(model_di
     assert "version 2" in caught.value.problem.what
     assert "served version 1" in caught.value.problem.where
     assert ".weight" in caught.value.problem.what, "it names tensors"
-    with pytest.raises(ServiceError, match="did not end well"):
+    with pytest.raises(ServiceError) as caught:
         engine.generate([[1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=1))
+    assert caught.value.problem.code == "engine.weights.unfinished"
     runtime.faults.clear()
     engine.load_weights(2)
     assert check_logprob_parity(engine, policy.logprobs).maximum < 1e-5
@@ -338,8 +342,9 @@ def test_a_head_that_is_not_packed_again_is_caught_by_the_probe(
     engine, _ = make(model_dir, policy)
     policy.change(3)
     engine.load_weights(1)
-    with pytest.raises(ServiceError, match="log-probs differ from the policy's"):
+    with pytest.raises(ServiceError) as caught:
         check_logprob_parity(engine, policy.logprobs)
+    assert caught.value.problem.code == "engine.out_of_step"
 
 
 @pytest.mark.parametrize(
@@ -354,11 +359,13 @@ def test_weights_that_are_not_the_models_are_refused(model_dir: Path, change, wo
     policy = Policy()
     settings = VllmSettings(model_dir=model_dir, max_rows=4, max_len=64)
     engine = VllmEngine(settings, lambda: change(policy.tensors()), runtime=FakeVllm())
-    with pytest.raises(ServiceError, match=words):
+    with pytest.raises(ServiceError, match=words) as caught:
         engine.load_weights(1)
+    assert caught.value.problem.code == "engine.weights.incomplete"
     assert engine.weight_version == 0
-    with pytest.raises(ServiceError, match="did not end well"):
+    with pytest.raises(ServiceError) as caught:
         engine.generate([[1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=1))
+    assert caught.value.problem.code == "engine.weights.unfinished"
 
 
 @pytest.mark.parametrize("names", [["head"], ["embedding", "head"], ["head", "embedding"]], ids="-".join)
@@ -396,14 +403,16 @@ def test_sleep_gives_memory_back_and_wake_serves_again(model_dir: Path, level: i
     engine.sleep(level)
     engine.sleep(level)
     assert runtime.llm.calls == [f"sleep {level}"]
-    with pytest.raises(ServiceError, match="while asleep"):
+    with pytest.raises(ServiceError, match="asleep") as caught:
         engine.generate([[1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=1))
+    assert caught.value.problem.code == "engine.state"
     engine.wake()
     engine.wake()
     assert runtime.llm.calls == [f"sleep {level}", "wake ['kv_cache', 'weights']"]
     if level == 2:
-        with pytest.raises(ServiceError, match="not loaded again"):
+        with pytest.raises(ServiceError) as caught:
             engine.generate([[1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=1))
+        assert caught.value.problem.code == "engine.state"
         engine.refresh()
     assert engine.state is EngineState.READY
     if level == 2:
@@ -423,12 +432,14 @@ def test_an_update_asleep_wakes_the_weights_alone_and_the_cache_later(model_dir:
 
 def test_sleep_is_refused_where_it_would_have_no_effect(model_dir: Path) -> None:
     on_cpu, _ = make(model_dir, Policy())
-    with pytest.raises(OptionsError, match="CPU build") as caught:
+    with pytest.raises(OptionsError) as caught:
         on_cpu.sleep(1)
+    assert caught.value.problem.code == "engine.vllm.sleep"
     assert caught.value.problem.do == "--disable_engine_sleep"
     not_enabled, runtime = make(model_dir, Policy(), runtime=FakeVllm(is_cpu=False))
-    with pytest.raises(ServiceError, match="without enable_sleep"):
+    with pytest.raises(ServiceError, match="enable_sleep") as caught:
         not_enabled.sleep(1)
+    assert caught.value.problem.code == "engine.vllm.sleep"
     for engine in (on_cpu, not_enabled):
         assert engine.state is EngineState.READY
     assert runtime.llm.calls == []
@@ -440,10 +451,12 @@ def test_a_closed_engine_stays_closed(model_dir: Path) -> None:
     engine.close()
     assert runtime.is_shut_down
     for call in (engine.refresh, lambda: engine.load_weights(1), engine.wake, engine.sleep):
-        with pytest.raises(ServiceError, match="closed"):
+        with pytest.raises(ServiceError, match="closed") as caught:
             call()
-    with pytest.raises(ServiceError, match="closed"):
+        assert caught.value.problem.code == "engine.state"
+    with pytest.raises(ServiceError, match="closed") as caught:
         engine.generate([[1]], [[1]], SamplingOptions(temperature=1.0, max_new_tokens=1))
+    assert caught.value.problem.code == "engine.state"
 
 
 def test_a_call_past_its_deadline_leaves_the_engine_usable(model_dir: Path) -> None:

@@ -71,8 +71,9 @@ def test_an_update_sends_the_adapters_and_touches_no_weight(tmp_path: Path) -> N
 
 def test_what_a_worker_read_is_compared_with_what_was_sent(tmp_path: Path) -> None:
     engine, runtime, _ = started(tmp_path, "other_adapter")
-    with pytest.raises(ServiceError, match="that worker 0 read") as caught:
+    with pytest.raises(ServiceError, match="worker 0") as caught:
         engine.load_weights(1)
+    assert caught.value.problem.code == "engine.out_of_step"
     assert NAME in caught.value.problem.what
     with pytest.raises(ServiceError):
         engine.generate([[1, 2]], [[5]], SamplingOptions(temperature=1.0, max_new_tokens=2))

@@ -224,5 +224,6 @@ def test_the_engine_passes_the_error_on(model_dir: Path, monkeypatch: pytest.Mon
         raise RuntimeError(WARM_UP)
 
     monkeypatch.setattr(FakeVllm, "make_llm", full)
-    with pytest.raises(ServiceError, match="256 sequences at once"):
+    with pytest.raises(ServiceError, match="256 sequences") as caught:
         VllmEngine(settings_of(model_dir), list, runtime=FakeVllm(is_cpu=False))
+    assert caught.value.problem.code == "engine.vllm.memory.rows"

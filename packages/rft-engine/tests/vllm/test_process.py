@@ -284,8 +284,9 @@ def test_a_call_for_other_weights_is_refused_by_the_process_itself(mortal) -> No
     engine, _ = mortal
     engine.load_weights(1)
     engine._backend.version = 0
-    with pytest.raises(ServiceError, match="version 1 was asked for"):
+    with pytest.raises(ServiceError, match="version 1") as caught:
         engine.generate(PROMPTS, KEYS, ASKED)
+    assert caught.value.problem.code == "engine.out_of_step"
 
 
 @pytest.mark.parametrize(

@@ -162,15 +162,17 @@ def test_a_prefix_that_matches_nothing_names_near_ones(tiny_model: Build) -> Non
         freeze(policy, FreezeRules.of("embed_tokens"))
     assert caught.value.problem.code == "freezing.no_such_parameter"
     assert caught.value.problem.do == "--freeze_prefix model.embed_tokens"
-    with pytest.raises(OptionsError, match=r"near ones: model\.layers"):
+    with pytest.raises(OptionsError, match=r"model\.layers") as caught:
         freeze(policy, FreezeRules.of("model.layer"))
-    with pytest.raises(OptionsError, match="near ones: model, lm_head"):
+    assert caught.value.problem.code == "freezing.no_such_parameter"
+    with pytest.raises(OptionsError, match="lm_head") as caught:
         freeze(policy, FreezeRules.of("visual"))
+    assert caught.value.problem.code == "freezing.no_such_parameter"
     assert all(parameter.requires_grad for _, parameter in policy.named_parameters()), "nothing was frozen"
 
 
 def test_nothing_left_to_train_is_refused(tiny_model: Build) -> None:
-    with pytest.raises(OptionsError, match="nothing to train: 0 of") as caught:
+    with pytest.raises(OptionsError, match="train: 0") as caught:
         freeze(make_policy(tiny_model("qwen2"), None, packed=True), FreezeRules.of("model,lm_head"))
     assert caught.value.problem.code == "freezing.nothing_trained"
     with pytest.raises(OptionsError, match="rows 0 to 60") as caught:
@@ -179,8 +181,9 @@ def test_nothing_left_to_train_is_refused(tiny_model: Build) -> None:
 
 
 def test_both_ways_at_once_are_refused() -> None:
-    with pytest.raises(OptionsError, match="beside train_only_tokens_from 3"):
+    with pytest.raises(OptionsError, match="train_only_tokens_from 3") as caught:
         FreezeRules.of("model.norm", 3)
+    assert caught.value.problem.code == "freezing.two_ways"
 
 
 @pytest.mark.parametrize("rules", [FreezeRules.of("model.layers"), FreezeRules(train_only_tokens_from=9)])

@@ -94,8 +94,9 @@ def test_absent_directory_names_the_nearest(copied: Path) -> None:
 
 
 def test_a_file_in_place_of_a_directory_is_said(copied: Path) -> None:
-    with pytest.raises(DataError, match="is a file"):
+    with pytest.raises(DataError) as caught:
         load_policy(copied / "config.json")
+    assert caught.value.problem.code == "models.no_directory"
 
 
 def test_absent_config_points_to_a_directory_below(copied: Path) -> None:
@@ -107,8 +108,9 @@ def test_absent_config_points_to_a_directory_below(copied: Path) -> None:
 
 def test_damaged_config_is_said_with_its_place(copied: Path) -> None:
     (copied / "config.json").write_text('{"model_type": "qwen2",')
-    with pytest.raises(DataError, match="line 1 column"):
+    with pytest.raises(DataError, match="line 1") as caught:
         load_policy(copied)
+    assert caught.value.problem.code == "models.damaged_json"
 
 
 def test_absent_weights_are_said(copied: Path) -> None:
@@ -121,15 +123,17 @@ def test_absent_weights_are_said(copied: Path) -> None:
 def test_pickled_weights_are_not_opened(copied: Path) -> None:
     (copied / "model.safetensors").unlink()
     (copied / "pytorch_model.bin").write_bytes(b"\x80")
-    with pytest.raises(DataError, match="pickled"):
+    with pytest.raises(DataError, match="pickled") as caught:
         load_policy(copied)
+    assert caught.value.problem.code == "models.no_weights"
 
 
 def test_an_absent_shard_is_named(copied: Path) -> None:
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
     (copied / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(DataError, match="model-00001-of-00002"):
+    with pytest.raises(DataError, match="model-00001-of-00002") as caught:
         load_policy(copied)
+    assert caught.value.problem.code == "models.missing_shard"
 
 
 def test_cut_off_weights_are_said(copied: Path) -> None:
@@ -144,8 +148,9 @@ def test_a_missing_tensor_is_not_replaced_by_random_values(copied: Path) -> None
     tensors = load_file(copied / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, copied / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(DataError, match=r"layers\.1\.mlp\.up_proj"):
+    with pytest.raises(DataError, match=r"layers\.1\.mlp\.up_proj") as caught:
         load_policy(copied)
+    assert caught.value.problem.code == "models.missing_weights"
 
 
 def test_sizes_that_do_not_fit_the_config_are_refused(copied: Path) -> None:
@@ -185,8 +190,9 @@ def test_absent_and_damaged_tokenizers_are_said(copied: Path) -> None:
 
 def test_packed_attention_for_an_unknown_family_is_refused(copied: Path) -> None:
     edit_config(copied, model_type="gpt2", architectures=["GPT2LMHeadModel"])
-    with pytest.raises(OptionsError, match="gpt2"):
+    with pytest.raises(OptionsError, match="gpt2") as caught:
         load_policy(copied, attention="packed")
+    assert caught.value.problem.code == "models.no_packed_attention"
 
 
 def test_a_head_that_does_more_than_is_known_is_found_out(character_directory: Path) -> None:

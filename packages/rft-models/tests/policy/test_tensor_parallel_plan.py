@@ -73,8 +73,9 @@ def test_the_factor_of_an_adapter_that_touches_what_is_cut_is_cut_with_it() -> N
 def test_adapters_with_lengths_of_rows_are_not_cut() -> None:
     policy = made("llama")
     add_adapters(policy, AdapterRules(2, kind="dora"), seed=0)
-    with pytest.raises(PreflightError, match="dora"):
+    with pytest.raises(PreflightError, match="dora") as caught:
         tensor_plan(policy, 2)
+    assert caught.value.problem.code == "tensor.architecture"
 
 
 def test_an_embedding_that_does_more_than_look_up_stays_whole() -> None:
@@ -99,13 +100,15 @@ def test_what_is_not_known_to_be_cut_is_refused_by_name(model_type: str, changes
 def test_a_matrix_beside_the_plan_is_refused() -> None:
     policy = made("llama")
     policy.layers[0].extra = nn.Linear(32, 32)
-    with pytest.raises(PreflightError, match=r"layers\.0\.extra\.weight"):
+    with pytest.raises(PreflightError, match=r"layers\.0\.extra\.weight") as caught:
         tensor_plan(policy, 2)
+    assert caught.value.problem.code == "tensor.architecture"
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(OptionsError, match="num_attention_heads 4, num_key_value_heads 2"):
+    with pytest.raises(OptionsError, match="num_attention_heads 4, num_key_value_heads 2") as caught:
         tensor_plan(made("llama"), 3)
+    assert caught.value.problem.code == "tensor.uneven"
 
 
 class Alone:
