@@ -54,6 +54,12 @@ def test_the_template_is_filled_once_and_other_braces_stay() -> None:
         JudgeTemplate("{prompt}")
 
 
+def test_question_and_answer_go_from_0_to_10_where_no_range_is_given() -> None:
+    assert JudgeTemplate("{response} {low} {high}").fill(prompt="", response="r", label=None) == "r 0 10"
+    verdict = Verdict(PATTERN)
+    assert [verdict.read(f"<score>{score}</score>") for score in (0, 0.5, 10)] == [0.0, 0.05, 1.0]
+
+
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
