@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -199,3 +200,17 @@ def test_an_engine_with_an_image_processor_of_its_own_gets_the_media_themselves(
     for prompt, media in zip(PROMPTS, MEDIA, strict=True):
         assert (prompt, media) in noting.seen
     engine.close()
+
+
+def test_pixels_are_let_go_of_by_a_call_without_images() -> None:
+    store = SharedImageStore()
+    received = ReceivedMedia(lambda plain, pixels: pixels)
+    try:
+        [pixels] = received.of_call(store.hold([FakeMedia.of(3)]))
+        held = weakref.ref(pixels[0])  # type: ignore[index]
+        del pixels
+        assert held() is not None, "the next call may show the same image"
+        assert received.of_call([]) == []
+        assert held() is None
+    finally:
+        store.close()
