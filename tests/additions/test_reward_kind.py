@@ -100,9 +100,7 @@ def test_a_step_is_trained_with_it_by_its_flags(
     assert row["reward/max"] * 10 / 3 == pytest.approx(round(row["reward/max"] * 10 / 3))
 
 
-def test_it_is_refused_beside_an_environment(
-    added: Overlay, trainer_task: TrainerTask, lexicon: Path
-) -> None:
+def test_it_is_refused_beside_an_environment(added: Overlay, trainer_task: TrainerTask, lexicon: Path) -> None:
     refused = added.run(
         ["check", "rl", *words_without_reward(trainer_task), "--lexicon", lexicon, "--environment", "calculator"]
     )

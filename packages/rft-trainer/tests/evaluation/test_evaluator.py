@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_trainer.evaluation.evaluator import EvaluationResult, Evaluator
 from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import RewardItem, RewardStatus, Score
@@ -51,9 +52,7 @@ def evaluator(engine: BigramEngine, ranks: OneRank | None = None, seed: int = 0)
         scores,
         ranks or OneRank(),
         PROMPTS,
-        max_new_tokens=4,
-        stop_token_ids=(0,),
-        temperature=1.0,
+        sampling=SamplingOptions(temperature=1.0, max_new_tokens=4, stop_token_ids=(0,)),
         seed=seed,
     )
 
