@@ -42,7 +42,16 @@ ROOT_MODULES = {
     },
     "rft_algos": {"statistics"},
     "rft_cli": {"main"},
-    "rft_core": {"durable_files", "errors", "fault_points", "json_records", "keyed_random", "packed_tokens", "secrets"},
+    "rft_core": {
+        "durable_files",
+        "errors",
+        "fault_points",
+        "json_records",
+        "keyed_random",
+        "nearest_names",
+        "packed_tokens",
+        "secrets",
+    },
     "rft_dist": {"collectives"},
     "rft_engine": {
         "build_request",

@@ -131,10 +131,10 @@ def _print_config(command: Command, argv: list[str]) -> int:
 
 
 def _unknown(name: str) -> OptionsError:
-    from rft_cli.config.suggestions import nearest
+    from rft_core.nearest_names import nearest_names
 
     refusal = table.REFUSED_COMMANDS.get(name)
-    near = nearest(name, COMMANDS)
+    near = nearest_names(name, COMMANDS)
     if refusal:
         what, why, do = (
             f"rft-train {name} cannot be used: {refusal.reason}",

@@ -15,8 +15,8 @@ from rft_cli.config.errors import SettingsError
 from rft_cli.config.refused_flags import REFUSED_FLAGS
 from rft_cli.config.resolve import resolve
 from rft_cli.config.schema import schema
-from rft_cli.config.suggestions import edit_distance, nearest
 from rft_core.errors import Problem
+from rft_core.nearest_names import nearest_names
 
 NAMED = sorted(set((Path(__file__).parent / "named_flags.txt").read_text().replace("--", "").split()))
 
@@ -285,24 +285,10 @@ def test_the_right_name_is_suggested_first_for_typos(edits: int) -> None:
         if wrong in known:
             continue
         tried += 1
-        right += nearest(wrong, known)[:1] == [name]
+        right += nearest_names(wrong, known)[:1] == [name]
     assert right >= 0.95 * tried, f"{right} of {tried}"
 
 
 def test_a_typo_on_the_command_line_names_the_right_flag_first() -> None:
     assert problems_of("--pakcing_samples")[0].why.startswith("nearest: --packing_samples")
     assert problems_of("--adm_betas", "0.9", "0.95")[0].do == "--adam_betas 0.9 0.95"
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "distance"), [("abc", "abc", 0), ("abc", "acb", 1), ("", "ab", 2), ("kitten", "sitting", 3)]
-)
-def test_the_distance_counts_edits_and_swaps(left: str, right: str, distance: int) -> None:
-    assert edit_distance(left, right) == distance
-    assert edit_distance(right, left) == distance
-
-
-def test_words_that_are_cut_short_find_the_whole_name() -> None:
-    known = ["rollout_batch_size", "train_batch_size", "max_steps"]
-    assert nearest("roll_batch", known)[0] == "rollout_batch_size"
-    assert "rollout_batch_size" not in nearest("batch_roll", known)[:1], "the order of the words counts"

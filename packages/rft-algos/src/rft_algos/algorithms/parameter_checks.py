@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 
 from rft_core.errors import OptionsError
+from rft_core.nearest_names import nearest_names
 
 
 def check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -21,7 +21,7 @@ def check_choice(field: str, value: str, allowed: tuple[str, ...]) -> None:
     """
     if value in allowed:
         return
-    nearest = (difflib.get_close_matches(value, allowed, n=1, cutoff=0.0) or [allowed[0]])[0]
+    nearest = (nearest_names(value, allowed, count=1, cutoff=0.0) or [allowed[0]])[0]
     raise OptionsError(
         code="algorithm.unknown_choice",
         what=f"{field} = {value!r}",

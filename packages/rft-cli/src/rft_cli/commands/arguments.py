@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rft_cli.config.suggestions import nearest
 from rft_core.errors import OptionsError
+from rft_core.nearest_names import nearest_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def parse(
         elif word.startswith("-") and keep_flags:
             return _checked(verb, Arguments(words, on, list(argv[index:])), most)
         elif word.startswith("-"):
-            near = [f"--{option}" for option in nearest(name, [*switches, *options])]
+            near = [f"--{option}" for option in nearest_names(name, [*switches, *options])]
             why = f"nearest: {', '.join(near)}" if near else f"rft-train {verb} has no such option"
             raise _refusal(
                 "option.unknown", f"unknown option {word}", why, near[0] if near else f"rft-train {verb} --help"

@@ -11,8 +11,8 @@ from rft_cli.config.errors import SettingsError
 from rft_cli.config.recipes import Recipe
 from rft_cli.config.render import config_yaml
 from rft_cli.config.resolve import merge
-from rft_cli.config.suggestions import nearest
 from rft_core.errors import DataError, OptionsError
+from rft_core.nearest_names import nearest_names
 
 USAGE = """usage: rft-train recipes                                  list the recipes
        rft-train recipes show NAME                        the file as it is
@@ -54,7 +54,7 @@ def run(argv: list[str]) -> int:
         arguments.parse("recipes", rest, most=0)
         _list()
     else:
-        near = nearest(verb, VERBS) or list(VERBS)
+        near = nearest_names(verb, VERBS) or list(VERBS)
         what, why = f"unknown: recipes {verb}", f"it takes {', '.join(VERBS)}"
         raise OptionsError(
             code="command.unknown", what=what, where="command line", why=why, do=f"rft-train recipes {near[0]}"
@@ -89,7 +89,7 @@ def _recipe(name: str) -> Recipe:
     known = recipes.names()
     if name in known:
         return recipes.load(name)
-    near = nearest(name, known) or known
+    near = nearest_names(name, known) or known
     raise DataError(
         code="recipe.not_found",
         what=f"no recipe is called {name}" if name else "the name of a recipe is missing",

@@ -7,9 +7,9 @@ from pathlib import Path
 from rich.console import Console
 
 from rft_cli.commands import arguments
-from rft_cli.config.suggestions import nearest
 from rft_cli.pages.runs import find_runs, page_of_run, table_of_runs
 from rft_core.errors import DataError
+from rft_core.nearest_names import nearest_names
 from rft_trainer.runs.reader import is_run, read_run
 
 USAGE = """usage: rft-train runs [DIR]        a table of the runs in DIR (default: runs), the newest first
@@ -59,7 +59,7 @@ def _run_directory(reference: str) -> Path:
 
 def _no_run(reference: str) -> DataError:
     known = [run.name for run in find_runs(HOME)]
-    near = nearest(reference, known) or known[:3]
+    near = nearest_names(reference, known) or known[:3]
     return DataError(
         code="run.not_found",
         what=f"no run is called {reference}" if reference else "the name of a run is missing",

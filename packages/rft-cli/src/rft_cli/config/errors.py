@@ -11,9 +11,9 @@ from rft.resolved import Origin
 from rft_cli.config.origins import GivenSetting
 from rft_cli.config.refused_flags import REFUSED_FLAGS, Refusal
 from rft_cli.config.schema import Required, Setting, commands_with, schema
-from rft_cli.config.suggestions import nearest
 from rft_cli.config.values import allowed, as_text, example
 from rft_core.errors import OptionsError, Problem
+from rft_core.nearest_names import nearest_names
 from rft_core.secrets import HIDDEN, looks_like_key
 
 NOTHING_STARTED = "nothing was started and nothing was changed"
@@ -51,7 +51,7 @@ def _summary(problems: Sequence[Problem]) -> Problem:
 def unknown_option(command: str, given: GivenSetting) -> Problem:
     """Return the problem of a name that no command has, or only another command."""
     elsewhere = commands_with(given.name)
-    options = nearest(given.name, schema(command))
+    options = nearest_names(given.name, schema(command))
     if elsewhere:
         why = f"it is a setting of {' and '.join(f'rft-train {name}' for name in elsewhere)}"
         why += f"; nearest here: {', '.join(_like(given, name) for name in options)}" if options else ""
@@ -70,7 +70,8 @@ def unknown_option(command: str, given: GivenSetting) -> Problem:
 
 def _refused_neighbours(given: GivenSetting) -> list[str]:
     return [
-        f"{_like(given, name)} (known, but not usable here)" for name in nearest(given.name, REFUSED_FLAGS, count=1)
+        f"{_like(given, name)} (known, but not usable here)"
+        for name in nearest_names(given.name, REFUSED_FLAGS, count=1)
     ]
 
 
@@ -88,7 +89,7 @@ def refused_option(given: GivenSetting, refusal: Refusal) -> Problem:
 def bad_value(setting: Setting, given: GivenSetting) -> Problem:
     """Return the problem of a value of the wrong kind or out of bounds."""
     text = given.texts[0] if given.texts else ""
-    near = nearest(text, setting.choices) or list(setting.choices[:1])
+    near = nearest_names(text, setting.choices) or list(setting.choices[:1])
     legal = near[0] if near else "true" if setting.is_switch else example(setting, given.texts)
     return Problem(
         code="option.value",
@@ -135,7 +136,7 @@ def missing_setting(command: str, setting: Setting) -> Problem:
 def unexpected_argument(text: str, recipes: Sequence[str]) -> Problem:
     """Return the problem of a word that belongs to no flag."""
     shown = HIDDEN if looks_like_key(text) else text
-    near = nearest(text, recipes, count=1)
+    near = nearest_names(text, recipes, count=1)
     return Problem(
         code="option.stray",
         what=f"unexpected argument {shown!r}",

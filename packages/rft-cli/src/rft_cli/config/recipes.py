@@ -29,8 +29,8 @@ from pathlib import Path
 from rft.resolved import Origin
 from rft_cli.config import yaml_file
 from rft_cli.config.recipe_stages import Stage, read_stage
-from rft_cli.config.suggestions import nearest
 from rft_core.errors import Problem
+from rft_core.nearest_names import nearest_names
 
 DIRECTORY = Path(__file__).parents[1] / "recipes"
 SUFFIXES = (".yaml", ".yml")
@@ -106,7 +106,7 @@ def find(reference: str) -> tuple[Source | None, Problem | None]:
 def _not_found(reference: str, path: Path) -> Problem:
     looks_like_file = path.suffix in SUFFIXES or len(path.parts) > 1
     siblings = sorted(str(p) for p in path.parent.glob("*") if p.suffix in SUFFIXES) if path.parent.is_dir() else []
-    near = nearest(reference, siblings if looks_like_file else [*names(), *siblings])
+    near = nearest_names(reference, siblings if looks_like_file else [*names(), *siblings])
     listed = near or names()
     kind = "file" if looks_like_file else "file, run or recipe"
     return Problem(

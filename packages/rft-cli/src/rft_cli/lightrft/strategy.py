@@ -11,9 +11,9 @@ from rft.build.rl_data import response_limits
 from rft.build.shared_parts import SamplingOptions, sampling_options
 from rft.rl import Prepared
 from rft.settings import RlSettings
-from rft_cli.config.suggestions import nearest
 from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key
+from rft_core.nearest_names import nearest_names
 from rft_trainer.protocols import RefreshableEngine
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
@@ -168,7 +168,7 @@ class Strategy:
     def _options(self, asked: dict[str, float]) -> SamplingOptions:
         unknown = [name for name in asked if name not in SAMPLING]
         if unknown:
-            near = nearest(unknown[0], SAMPLING) or list(SAMPLING)
+            near = nearest_names(unknown[0], SAMPLING) or list(SAMPLING)
             raise OptionsError(
                 code="lightrft.sampling_params",
                 what=f"sampling_params has {unknown[0]!r}; it may hold {', '.join(SAMPLING)}",

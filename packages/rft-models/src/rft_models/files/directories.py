@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rft_core.errors import DataError
+from rft_core.nearest_names import nearest_names
 
 
 def existing_directory(directory: str | Path) -> Path:
@@ -22,7 +22,7 @@ def existing_directory(directory: str | Path) -> Path:
     parent = next(candidate for candidate in path.absolute().parents if candidate.is_dir())
     names = sorted(entry.name for entry in parent.iterdir() if entry.is_dir())
     missing = path.absolute().relative_to(parent).parts[0]
-    near = difflib.get_close_matches(missing, names, n=1, cutoff=0.5)
+    near = nearest_names(missing, names, count=1, cutoff=0.5)
     listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
     raise DataError(
         code="models.no_directory",

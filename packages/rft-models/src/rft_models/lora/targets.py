@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 
 from rft_core.errors import OptionsError
+from rft_core.nearest_names import nearest_names
 
 ALL_LINEAR = "all-linear"
 _NEAR = 4
@@ -74,6 +74,6 @@ def _refusal(end: str, unfit: Sequence[str], layers: Sequence[str], where: str) 
 def near_names(end: str, layers: Sequence[str]) -> list[str]:
     """Return ends of layers' names that may have been meant, the likeliest first."""
     ends = sorted({name.rpartition(".")[2] for name in layers})
-    alike = difflib.get_close_matches(end.rpartition(".")[2], ends, n=_NEAR, cutoff=0.3)
+    alike = nearest_names(end.rpartition(".")[2], ends, count=_NEAR, cutoff=0.3)
     inside = [name.rpartition(".")[2] for name in layers if end in name]
     return list(dict.fromkeys([*alike, *inside, *ends]))[:_NEAR]

@@ -8,7 +8,6 @@ same bits for ever, and every path that reads the matrix (embedding, head, engin
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from rft_core.errors import OptionsError
+from rft_core.nearest_names import nearest_names
 from rft_models.backbone.packed_model import PackedModel
 from rft_models.loading.transformers_loading import model_without_weights
 
@@ -196,7 +196,7 @@ def _near(prefix: str, names: Sequence[str] | dict[str, Any]) -> list[str]:
     known = dict.fromkeys(".".join(parts[:end]) for parts in (n.split(".") for n in names) for end in range(1, 9))
     wanted = prefix.split(".")[-1]
     inside = [name for name in known if name.split(".")[-1] == wanted]
-    alike = difflib.get_close_matches(prefix, known, n=_NEAR, cutoff=0.5)
+    alike = nearest_names(prefix, known, count=_NEAR, cutoff=0.5)
     tops = sorted(known, key=lambda name: name.count("."))
     return list(dict.fromkeys([*inside, *alike, *tops]))[:_NEAR]
 

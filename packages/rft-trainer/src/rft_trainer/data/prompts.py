@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 from rft_core.errors import DataError
+from rft_core.nearest_names import nearest_names
 from rft_trainer.data.image_placeholders import check_column, check_images, check_mixture, check_no_column
 from rft_trainer.data.images import ImageColumn, RowImage, images_of
 from rft_trainer.data.message_content import Content, as_template_content, content_of
@@ -164,7 +164,7 @@ def _field(row: Row, key: str, flag: str) -> Any:
 
 def _missing(row: Row, key: str, flag: str) -> DataError:
     keys = list(row.fields)
-    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.4)
+    near = nearest_names(key, keys, count=1, cutoff=0.4)
     hint = f"; nearest {near[0]}" if near else ""
     return DataError(
         code="data.missing_field",

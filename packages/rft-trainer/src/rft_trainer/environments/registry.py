@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from typing import TYPE_CHECKING
 
 from rft_core.errors import OptionsError
+from rft_core.nearest_names import nearest_names
 
 if TYPE_CHECKING:
     from rft_trainer.environments.episodes import EpisodeRunner
@@ -79,4 +79,4 @@ def nearest_name(name: str) -> str:
     """Return the known name that is most similar to `name`."""
     if name.endswith(".py"):
         return f"{name}:Environment"
-    return next(iter(difflib.get_close_matches(name, NAMES, n=1)), NAMES[0])
+    return next(iter(nearest_names(name, NAMES, count=1)), NAMES[0])

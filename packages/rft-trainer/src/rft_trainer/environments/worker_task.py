@@ -6,7 +6,6 @@ anew, walking it through the earlier turns, where it has not seen it (another pr
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from rft_core.errors import OptionsError
+from rft_core.nearest_names import nearest_names
 from rft_trainer.environments.protocol import (
     AssistantTurn,
     Environment,
@@ -120,7 +120,7 @@ def _no_class(module: ModuleType, path: str, name: str) -> OptionsError:
     classes = [
         key for key, value in vars(module).items() if inspect.isclass(value) and value.__module__ == module.__name__
     ]
-    nearest = difflib.get_close_matches(name, classes, n=1, cutoff=0.0)
+    nearest = nearest_names(name, classes, count=1, cutoff=0.0)
     return OptionsError(
         code="environment.class_missing",
         what=f"{path} has no class {name!r}; it has: {', '.join(classes) or 'none'}",

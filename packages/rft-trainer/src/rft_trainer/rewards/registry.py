@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 
 from rft_core.errors import OptionsError
+from rft_core.nearest_names import nearest_names
 from rft_trainer.records.scores import Reward
 from rft_trainer.rewards.exact import ExactReward
 from rft_trainer.rewards.in_process import IN_PROCESS
@@ -58,7 +58,7 @@ def _of_a_script(name: str) -> OptionsError:
 
 
 def _unknown(name: str) -> OptionsError:
-    nearest = difflib.get_close_matches(name, _BY_NAME, n=1)
+    nearest = nearest_names(name, _BY_NAME, count=1)
     remedy = f"{name}:reward_fn" if name.endswith(".py") else (nearest[0] if nearest else "exact")
     return OptionsError(
         code="reward.unknown",

@@ -14,7 +14,6 @@ In the place of a number there may be a mapping: its `reward`, the `parts` it is
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import inspect
 import math
@@ -25,6 +24,7 @@ from types import ModuleType
 from typing import Any
 
 from rft_core.errors import OptionsError
+from rft_core.nearest_names import nearest_names
 
 EXTRAS = ("prompts", "prompt_ids", "finish_reasons", "num_tokens", "images")
 """Keyword-only parameters that a reward function may ask for: lists, one entry a response. That of `images` is a list
@@ -102,7 +102,7 @@ def import_file(path: str, flag: str = "--reward", example: str = "reward_fn") -
 
 def _no_function(module: ModuleType, path: str, function: str) -> OptionsError:
     functions = [name for name, value in vars(module).items() if inspect.isfunction(value) and name[0] != "_"]
-    nearest = difflib.get_close_matches(function, functions, n=1, cutoff=0.0)
+    nearest = nearest_names(function, functions, count=1, cutoff=0.0)
     return OptionsError(
         code="reward.function_missing",
         what=f"{path} has no function {function!r}; it has: {', '.join(functions) or 'none'}",

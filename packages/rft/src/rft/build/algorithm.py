@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -18,6 +17,7 @@ from rft_algos.algorithms.components import Correction, Surrogate
 from rft_algos.algorithms.published import ALIASES, PUBLISHED, Aggregation, KlPlace, PolicyAlgorithm, by_name
 from rft_algos.algorithms.registry import component_of, components_by_flag
 from rft_core.errors import OptionsError
+from rft_core.nearest_names import nearest_names
 from rft_trainer.settings.algorithm import AlgorithmSettings
 
 Choice = TypeVar("Choice", components.Advantage, components.Surrogate, components.Correction)
@@ -44,7 +44,7 @@ def algorithm_type(name: str) -> type[PolicyAlgorithm]:
         return _own(name)
     known = sorted([record.name for record in PUBLISHED] + list(ALIASES))
     if name.lower() not in known:
-        nearest = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)[0]
+        nearest = nearest_names(name.lower(), known, count=1, cutoff=0.0)[0]
         raise OptionsError(
             code="option.not_allowed",
             what=f"advantage_estimator = {name!r}",

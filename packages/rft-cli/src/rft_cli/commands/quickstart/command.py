@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rft_cli.commands.quickstart.tasks import TASKS, Task
-from rft_cli.config.suggestions import nearest
 from rft_core.errors import OptionsError
+from rft_core.nearest_names import nearest_names
 from rft_trainer.runs.names import run_name
 from rft_trainer.runs.reader import read_run
 
@@ -101,7 +101,7 @@ def parse(argv: list[str]) -> Choices:
     while position < len(words):
         name = words[position].removeprefix("--").replace("-", "_")
         if not words[position].startswith("--") or name not in Choices.__slots__:
-            near = nearest(name, list(Choices.__slots__))
+            near = nearest_names(name, list(Choices.__slots__))
             raise _refused(
                 f"unknown option {words[position]}", f"--{near[0]}" if near else "rft-train quickstart --help"
             )

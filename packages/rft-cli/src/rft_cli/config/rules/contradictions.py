@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,157 +13,130 @@ from rft_cli.config.rules.environment import environment_problems, idle_environm
 from rft_cli.config.rules.images import idle_image_settings, image_problems
 from rft_cli.config.rules.lora import NEEDS_RANK, adapter_problems
 from rft_cli.config.rules.rewards import idle_reward_settings, reward_problems
-from rft_cli.config.rules.strategy import strategy_problems
+from rft_cli.config.rules.strategy import MakeProblem, strategy_problems
 from rft_cli.config.schema import build
-from rft_cli.config.suggestions import nearest
 from rft_cli.config.values import as_text
 from rft_core.errors import OptionsError, Problem
+from rft_core.nearest_names import nearest_names
 from rft_engine.registry import ENGINES, REFERENCE_ENGINE, limits_met
 from rft_engine.settings import ComparedEnginesSettings
 
 Values = Mapping[str, Any]
 Origins = Mapping[str, Origin]
+Check = Callable[[Values, MakeProblem], Iterator[Problem]]
+
+
+@dataclass(frozen=True, slots=True)
+class SourcedValues:
+    """The settings of a command, and where each value came from."""
+
+    values: Values
+    origins: Origins
+
+    def make_problem(self, code: str, names: list[str], why: str, do: str) -> Problem:
+        """Return the problem of settings that contradict one another, with their values and origins."""
+        what = ", ".join(f"{name} = {as_text(self.values[name])}" for name in names)
+        where = ", ".join(f"{name}: {self.origins[name]}" for name in names)
+        return Problem(code=code, what=what, where=where, why=why, do=do)
 
 
 def contradictions(command: str, values: Values, origins: Origins) -> list[Problem]:
     """Combinations that cannot be run, each with its arithmetic and one way out."""
-    checks = [_engine, _lengths, _frozen, _environment, _images]
+    make_problem = SourcedValues(values, origins).make_problem
+    checks: list[Check] = [_engine, _lengths, _frozen, environment_problems, image_problems]
     if command == "sft":
         checks += [_nothing_to_wait_for]
     if command in ("rl", "sft"):
-        checks += [_weights_of_a_checkpoint, _strategy, partial(_adapters, command)]
+        checks += [_weights_of_a_checkpoint, strategy_problems, partial(adapter_problems, command)]
     if command in ("rl", "eval"):
-        checks += [_rewards]
+        checks += [reward_problems]
     if command == "conformance":
         checks += [_compared_engines]
     if command == "rl":
-        checks += [_sampling_for_training, _divergence, _algorithm]
-    return [problem for check in checks for problem in check(values, origins)]
+        checks += [_sampling_for_training, partial(_divergence, origins), partial(_algorithm, origins)]
+    return [problem for check in checks for problem in check(values, make_problem)]
 
 
-def _environment(values: Values, origins: Origins) -> Iterator[Problem]:
-    def complain(code: str, names: list[str], why: str, do: str) -> Problem:
-        return _problem(code, origins, values, names, why, do)
-
-    yield from environment_problems(values, origins, complain)
-
-
-def _strategy(values: Values, origins: Origins) -> Iterator[Problem]:
-    def complain(code: str, names: list[str], why: str, do: str) -> Problem:
-        return _problem(code, origins, values, names, why, do)
-
-    yield from strategy_problems(values, complain)
-
-
-def _rewards(values: Values, origins: Origins) -> Iterator[Problem]:
-    def complain(code: str, names: list[str], why: str, do: str) -> Problem:
-        return _problem(code, origins, values, names, why, do)
-
-    yield from reward_problems(values, complain)
-
-
-def _images(values: Values, origins: Origins) -> Iterator[Problem]:
-    def complain(code: str, names: list[str], why: str, do: str) -> Problem:
-        return _problem(code, origins, values, names, why, do)
-
-    yield from image_problems(values, complain)
-
-
-def _adapters(command: str, values: Values, origins: Origins) -> Iterator[Problem]:
-    def complain(code: str, names: list[str], why: str, do: str) -> Problem:
-        return _problem(code, origins, values, names, why, do)
-
-    yield from adapter_problems(command, values, complain)
-
-
-def _engine(values: Values, origins: Origins) -> Iterator[Problem]:
+def _engine(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     """Yield the problems of settings that the chosen engine does not carry out."""
     for limit in limits_met(values):
-        yield _problem(
-            limit.code, origins, values, list(limit.settings), limit.why, limit.remedy.format_map(dict(values))
-        )
+        yield make_problem(limit.code, list(limit.settings), limit.why, limit.remedy.format_map(dict(values)))
 
 
-def _compared_engines(values: Values, origins: Origins) -> Iterator[Problem]:
+def _compared_engines(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     """Yield the problems of unknown engine names, and of flags that none of the engines supports."""
     names = ComparedEnginesSettings(engines=values["engines"]).names
     for name in names:
         if name not in ENGINES:
-            near = (nearest(name, tuple(ENGINES)) or [REFERENCE_ENGINE])[0]
+            near = (nearest_names(name, tuple(ENGINES)) or [REFERENCE_ENGINE])[0]
             why = f"engines are {', '.join(ENGINES)}; nearest: {near}"
-            yield _problem("conformance.unknown_engine", origins, values, ["engines"], why, f"--engines {near}")
+            yield make_problem("conformance.unknown_engine", ["engines"], why, f"--engines {near}")
     idle = all(name in ENGINES and ENGINES[name].can.shares_weights for name in names)
     for name, default in (("engine_tp_size", 1), ("engine_mem_util", None), ("engine_fp8", False)):
         if idle and values[name] != default:
             why = "native and hf compute with the trainer's own weights on its device; vllm and sglang take this"
             do = f"--engines {','.join(names)},vllm"
-            yield _problem("conformance.no_effect", origins, values, [name, "engines"], why, do)
+            yield make_problem("conformance.no_effect", [name, "engines"], why, do)
 
 
-def _lengths(values: Values, origins: Origins) -> Iterator[Problem]:
+def _lengths(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     if (
         values.get("max_len") is not None
         and "prompt_max_len" in values
         and values["max_len"] <= values["prompt_max_len"]
     ):
-        yield _problem(
+        yield make_problem(
             "length.no_room",
-            origins,
-            values,
             ["max_len", "prompt_max_len"],
             "prompt and response share max_len: a longest prompt would leave no token for its response",
             f"--prompt_max_len {max(1, values['max_len'] // 2)}",
         )
 
 
-def _frozen(values: Values, origins: Origins) -> Iterator[Problem]:
+def _frozen(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     if values.get("freeze_prefix") and values["train_only_tokens_from"] >= 0:
-        yield _problem(
+        yield make_problem(
             "freezing.two_ways",
-            origins,
-            values,
             ["freeze_prefix", "train_only_tokens_from"],
             "where only the rows of some tokens are trained, every other weight is frozen already",
             f"--train_only_tokens_from {values['train_only_tokens_from']} (and leave freeze_prefix out)",
         )
 
 
-def _weights_of_a_checkpoint(values: Values, origins: Origins) -> Iterator[Problem]:
+def _weights_of_a_checkpoint(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     ways = [name for name in ("load_checkpoint", "ckpt_weights_only", "ckpt_partial") if values[name]]
     if len(ways) > 1:
         why = "a run continues a checkpoint, or starts from all of its weights, or from some of them"
-        yield _problem("checkpoint.two_ways", origins, values, ways, why, f"--{ways[0]} alone")
+        yield make_problem("checkpoint.two_ways", ways, why, f"--{ways[0]} alone")
     elif ways and ways != ["load_checkpoint"] and not values["ckpt_path"]:
         why = "weights are taken from a checkpoint that is named"
-        yield _problem("checkpoint.no_path", origins, values, [ways[0], "ckpt_path"], why, "--ckpt_path RUN")
+        yield make_problem("checkpoint.no_path", [ways[0], "ckpt_path"], why, "--ckpt_path RUN")
 
 
-def _sampling_for_training(values: Values, origins: Origins) -> Iterator[Problem]:
+def _sampling_for_training(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     if values["temperature"] == 0.0:
         why = "greedy responses of one prompt are all the same, so that no advantage differs from 0"
-        yield _problem("sampling.greedy", origins, values, ["temperature"], why, "--temperature 1.0")
+        yield make_problem("sampling.greedy", ["temperature"], why, "--temperature 1.0")
 
 
-def _nothing_to_wait_for(values: Values, origins: Origins) -> Iterator[Problem]:
+def _nothing_to_wait_for(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     for name in ("patience", "target_loss"):
         if values[name] and not values["eval_data"] and not values["held_out_rows"]:
             why = f"{name} looks at the held-out loss, and no rows are held out"
-            yield _problem("sft.no_held_out", origins, values, [name, "held_out_rows"], why, "--held_out_rows 200")
+            yield make_problem("sft.no_held_out", [name, "held_out_rows"], why, "--held_out_rows 200")
 
 
-def _divergence(values: Values, origins: Origins) -> Iterator[Problem]:
+def _divergence(origins: Origins, values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     if values["use_kl_loss"] and values["init_kl_coef"] == 0.0 and origins["use_kl_loss"].kind != "default":
-        yield _problem(
+        yield make_problem(
             "kl.no_weight",
-            origins,
-            values,
             ["use_kl_loss", "init_kl_coef"],
             "the divergence would enter the loss with weight 0",
             "--init_kl_coef 0.001",
         )
 
 
-def _algorithm(values: Values, origins: Origins) -> Iterator[Problem]:
+def _algorithm(origins: Origins, values: Values, _: MakeProblem) -> Iterator[Problem]:
     """Yield the problem that `algorithm_record` reports of flags that do not go together."""
     from rft.build.algorithm import algorithm_record  # here, so that pages do not wait for it
 
@@ -177,12 +150,6 @@ def _algorithm(values: Values, origins: Origins) -> Iterator[Problem]:
             named += [name for name in chosen if origins[name].kind != "default"]
         where = ", ".join(f"{name}: {origins[name]}" for name in named or ["advantage_estimator"])
         yield replace(problem, where=where)
-
-
-def _problem(code: str, origins: Origins, values: Values, names: list[str], why: str, do: str) -> Problem:
-    what = ", ".join(f"{name} = {as_text(values[name])}" for name in names)
-    where = ", ".join(f"{name}: {origins[name]}" for name in names)
-    return Problem(code=code, what=what, where=where, why=why, do=do)
 
 
 _NEEDS: dict[str, tuple[str, Callable[[Any], bool]]] = {

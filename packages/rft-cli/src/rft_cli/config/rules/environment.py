@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rft.resolved import Origin
 from rft.reward_kinds import reward_flags
+from rft_cli.config.rules.strategy import MakeProblem
 from rft_cli.config.values import as_text
 from rft_core.errors import Problem
 from rft_trainer.environments.registry import WHAT_THERE_IS, has_processes, is_known, nearest_name
 
 Values = Mapping[str, Any]
 Origins = Mapping[str, Origin]
-Complain = Callable[[str, list[str], str, str], Problem]
-"""(code, names of the settings, why, remedy) -> the problem, with values and origins filled in."""
 
 _JUDGES = ("reward", *reward_flags())
 _OF_CONVERSATIONS = (
@@ -24,25 +23,25 @@ _OF_CONVERSATIONS = (
 _OF_FILES = ("environment_workers", "tool_timeout", "rollout_timeout")
 
 
-def environment_problems(values: Values, origins: Origins, complain: Complain) -> Iterator[Problem]:
+def environment_problems(values: Values, make_problem: MakeProblem) -> Iterator[Problem]:
     """Contradictions between an environment and the rest."""
     if not values.get("environment"):
         return
     if not is_known(values["environment"]):
         do = f"--environment {nearest_name(values['environment'])}"
-        yield complain("environment.unknown", ["environment"], WHAT_THERE_IS, do)
+        yield make_problem("environment.unknown", ["environment"], WHAT_THERE_IS, do)
         return
     if not values["apply_chat_template"]:
         why = "turns and observations are put together by the tokenizer's chat template"
-        yield complain("environment.no_chat", ["environment", "apply_chat_template"], why, "--apply_chat_template")
+        yield make_problem("environment.no_chat", ["environment", "apply_chat_template"], why, "--apply_chat_template")
     for name in _JUDGES:
         if values.get(name):
             why = "what a conversation earns is said by its environment, turn by turn"
-            yield complain("environment.two_judges", ["environment", name], why, f"leave {name} out")
+            yield make_problem("environment.two_judges", ["environment", name], why, f"leave {name} out")
     if values["turn_max_len"] is not None and values["turn_max_len"] > values["generate_max_len"]:
         why = "a turn is part of the conversation, whose tokens after the prompt are bounded by generate_max_len"
         names = ["turn_max_len", "generate_max_len"]
-        yield complain("environment.turn_longer", names, why, f"--turn_max_len {values['generate_max_len']}")
+        yield make_problem("environment.turn_longer", names, why, f"--turn_max_len {values['generate_max_len']}")
 
 
 def idle_environment_settings(values: Values, origins: Origins, defaults: Values) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rft.resolved import Origin
-from rft_cli.config.rules.strategy import Complain
+from rft_cli.config.rules.strategy import MakeProblem
 from rft_cli.config.values import as_text
 from rft_core.errors import Problem
 from rft_engine.registry import REFERENCE_ENGINE, engine_kind
@@ -15,16 +15,16 @@ _OF_ROWS = ("mixed_mm_data", "shuffle_images")
 _OF_ANY = ("limit_mm_image_per_prompt", "max_pixels", "min_pixels")
 
 
-def image_problems(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
+def image_problems(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
     """Contradictions; a command without images has none."""
     given = next((name for name in ("images_key", "image") if values.get(name)), None)
     engine = engine_kind(values.get("engine_type", REFERENCE_ENGINE))
     if given and not engine.can.supports_images:
         why = f"what reaches {engine.title} here are token ids, not images"
-        yield complain(f"engine.{engine.name}.images", [given, "engine_type"], why, "--engine_type native, or vllm")
+        yield make_problem(f"engine.{engine.name}.images", [given, "engine_type"], why, "--engine_type native, or vllm")
     if values.get("image") and values.get("prompt_data"):
         why = "image goes with the one text of prompt; rows name theirs in a column"
-        yield complain("images.of_rows", ["image", "prompt_data"], why, "--images_key image, without --image")
+        yield make_problem("images.of_rows", ["image", "prompt_data"], why, "--images_key image, without --image")
 
 
 def idle_image_settings(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rft.reward_kinds import reward_flags
-from rft_cli.config.rules.strategy import Complain
+from rft_cli.config.rules.strategy import MakeProblem
 from rft_core.errors import Problem
 
 _OF_THE_JUDGE = (
@@ -19,14 +19,14 @@ _OF_THE_JUDGE = (
 _OF_SERVERS = ("remote_rm_timeout", "remote_rm_concurrency", "remote_rm_retries")
 
 
-def reward_problems(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
+def reward_problems(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
     """Contradictions between the settings of reward models, servers and the judge."""
     if values["judge_pretrain"] and values["judge_url"]:
         why = "one judge answers: a model of this process, or one behind a URL"
-        yield complain("reward.two_judges", ["judge_pretrain", "judge_url"], why, "--judge_url alone")
+        yield make_problem("reward.two_judges", ["judge_pretrain", "judge_url"], why, "--judge_url alone")
     if values["judge_url"] and not values["judge_model"]:
         why = "a server of this kind is asked for a model by its name"
-        yield complain("reward.judge_model", ["judge_url", "judge_model"], why, "--judge_model NAME")
+        yield make_problem("reward.judge_model", ["judge_url", "judge_model"], why, "--judge_model NAME")
 
 
 def idle_reward_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -9,70 +9,70 @@ from rft.parallel.refusals import strategy_refusals
 from rft_core.errors import Problem
 from rft_engine.registry import REFERENCE_ENGINE, engine_kind
 
-Complain = Callable[[str, list[str], str, str], Problem]
+MakeProblem = Callable[[str, list[str], str, str], Problem]
 """(code, names of the settings, why, remedy) -> the problem, with values and origins filled in."""
 
 
-def strategy_problems(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
+def strategy_problems(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
     """Contradictions between the settings of the strategy, the model and the engine."""
     for refusal in strategy_refusals(values):
-        yield complain(refusal.code, list(refusal.names), refusal.why, refusal.remedy(values))
-    yield from _precision(values, complain)
-    yield from _without_memory(values, complain)
+        yield make_problem(refusal.code, list(refusal.names), refusal.why, refusal.remedy(values))
+    yield from _precision(values, make_problem)
+    yield from _without_memory(values, make_problem)
     if values["enable_ema"]:
-        yield from _averages(values, complain)
+        yield from _averages(values, make_problem)
     if values["fsdp"] or values["zero_stage"] or values["tp_size"] > 1:
-        yield from _with_blocks(values, complain)
+        yield from _with_blocks(values, make_problem)
 
 
-def _averages(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
+def _averages(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
     """Yield the contradictions of EMA, which averages the model's own full matrices."""
     if values["train_only_tokens_from"] >= 0:
         why = "the average is of whole matrices, and rows of one are trained"
-        yield complain("strategy.ema_rows", ["enable_ema", "train_only_tokens_from"], why, "leave enable_ema out")
+        yield make_problem("strategy.ema_rows", ["enable_ema", "train_only_tokens_from"], why, "leave enable_ema out")
 
 
-def _precision(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
+def _precision(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
     """Yield the contradictions of precision settings: one dtype is computed in."""
     if not values["fp16"]:
         return
     for other in ("bf16", "use_mp_opt"):
         if values[other]:
             why = "weights are computed with in float16 or in bfloat16"
-            yield complain("strategy.two_types", ["fp16", other], why, f"--{other} alone: it needs no loss scale")
+            yield make_problem("strategy.two_types", ["fp16", other], why, f"--{other} alone: it needs no loss scale")
 
 
-def _without_memory(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
+def _without_memory(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
     """Yield the contradictions of `meta_init`, which needs FSDP2 and files that hold exactly these weights."""
     if not values["meta_init"]:
         return
     if not values["fsdp"]:
         why = "a rank reads its blocks alone where it keeps blocks; DeepSpeed and replicas take whole weights"
         names = ["meta_init", "zero_stage"] if values["zero_stage"] else ["meta_init", "fsdp"]
-        yield complain("strategy.meta_whole", names, why, "--fsdp --meta_init")
+        yield make_problem("strategy.meta_whole", names, why, "--fsdp --meta_init")
     if values.get("load_in_4bit"):
         why = "blocks are read straight from the files, which hold no rounded weights"
-        yield complain("strategy.meta_adapters", ["meta_init", "load_in_4bit"], why, "leave meta_init out")
+        yield make_problem("strategy.meta_adapters", ["meta_init", "load_in_4bit"], why, "leave meta_init out")
     for name in ("ckpt_weights_only", "ckpt_partial"):
         if values[name]:
             why = "weights are taken over from whole tensors of two directories"
             do = f"--pretrain {values['ckpt_path'] or 'RUN'}/checkpoints/step_N/model (and leave {name} out)"
-            yield complain("strategy.meta_weights", ["meta_init", name], why, do)
+            yield make_problem("strategy.meta_weights", ["meta_init", name], why, do)
 
 
-def _with_blocks(values: Mapping[str, Any], complain: Complain) -> Iterator[Problem]:
+def _with_blocks(values: Mapping[str, Any], make_problem: MakeProblem) -> Iterator[Problem]:
     """Yield the contradictions of settings that need full weights on every rank."""
     how = "fsdp" if values["fsdp"] else "zero_stage" if values["zero_stage"] else "tp_size"
     if values["train_only_tokens_from"] >= 0:
         why = "the trained rows are a part of a matrix that no rank holds whole"
-        yield complain("strategy.rows", ["train_only_tokens_from", how], why, f"leave {how} out")
+        yield make_problem("strategy.rows", ["train_only_tokens_from", how], why, f"leave {how} out")
     engine = engine_kind(values.get("engine_type", REFERENCE_ENGINE))
     if not engine.can.supports_sharded_policy:
         why = f"{engine.title} reads whole weights; the native engine takes a copy of its own"
-        yield complain("strategy.hf", ["engine_type", how], why, "--engine_type native")
+        yield make_problem("strategy.hf", ["engine_type", how], why, "--engine_type native")
     if values.get("save_value_network"):
         why = "the ranks write the policy's weights together, and a value network is written by one"
-        yield complain("strategy.value_network", ["save_value_network", how], why, "leave save_value_network out")
+        yield make_problem("strategy.value_network", ["save_value_network", how], why, "leave save_value_network out")
     if values.get("patience"):
         why = "patience keeps the best weights whole, on every rank"
-        yield complain("strategy.patience", ["patience", how], why, "--patience 0")
+        yield make_problem("strategy.patience", ["patience", how], why, "--patience 0")

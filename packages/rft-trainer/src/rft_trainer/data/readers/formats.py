@@ -5,13 +5,13 @@ Nothing is downloaded and nothing compressed is unpacked (a small file can unpac
 
 from __future__ import annotations
 
-import difflib
 import glob
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 from rft_core.errors import DataError, OptionsError
+from rft_core.nearest_names import nearest_names
 from rft_trainer.data.readers.arrow import is_saved_dataset, read_parquet, read_saved_dataset
 from rft_trainer.data.readers.csv import read_csv
 from rft_trainer.data.readers.json import read_json, read_jsonl
@@ -77,7 +77,7 @@ def _checked_suffix(file: Path) -> Path:
             why="compressed text is not read: a small file can unpack to any size; parquet is compressed and is read",
             do=f"{_COMPRESSED[suffix]} {file}",
         )
-    near = difflib.get_close_matches(suffix, _READERS, n=1)
+    near = nearest_names(suffix, _READERS, count=1)
     hint = f"; nearest {near[0]}" if near else ""
     raise DataError(
         code="data.unknown_suffix",
@@ -116,7 +116,7 @@ def _files_of_directory(directory: Path, split: str | None) -> list[Path]:
 
 def _not_found(path: str | Path, target: Path) -> DataError:
     siblings = [entry.name for entry in target.parent.iterdir()] if target.parent.is_dir() else []
-    near = difflib.get_close_matches(target.name, siblings, n=1)
+    near = nearest_names(target.name, siblings, count=1)
     hub = re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) is not None and not target.suffix
     if near:
         do = f"--prompt_data {target.parent / near[0]}"
