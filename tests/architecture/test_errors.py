@@ -15,7 +15,6 @@ CODE = re.compile(r"[a-z0-9_]+(\.[a-z0-9_]+)+")
 SHARED_CODES: dict[str, int] = {
     "adapters.frozen_too": 2,
     "checkpoint.peer_missing": 2,
-    "command.unknown": 2,
     "data.cut": 2,
     "data.not_utf8": 2,
     "data.refused_value": 2,
@@ -31,17 +30,16 @@ SHARED_CODES: dict[str, int] = {
     "freezing.two_ways": 2,
     "models.damaged_weights": 3,
     "models.missing_weights": 2,
-    "models.no_config": 2,
     "numerics.non_finite": 2,
     "optimizer.state_differs": 2,
-    "option.no_value": 3,
+    "option.no_value": 2,
     "option.not_allowed": 2,
-    "option.stray": 3,
+    "option.stray": 2,
     "option.unknown": 2,
     "option.value": 2,
     "prompt.all_too_long": 2,
     "reward.judge_template": 2,
-    "run.exists": 3,
+    "run.exists": 2,
     "run.not_found": 2,
 }
 """Codes that so many modules write; each is to get one function that makes the error, or a code of its own."""

@@ -131,6 +131,7 @@ def _print_config(command: Command, argv: list[str]) -> int:
 
 
 def _unknown(name: str) -> OptionsError:
+    from rft_cli.commands.arguments import unknown_command
     from rft_core.nearest_names import nearest_names
 
     refusal = table.REFUSED_COMMANDS.get(name)
@@ -145,7 +146,7 @@ def _unknown(name: str) -> OptionsError:
         what = f"unknown command {name}" if not name.startswith("-") else f"{name} stands before the command"
         why = f"nearest: {', '.join(near)}" if near else f"commands: {', '.join(COMMANDS)}"
         do = f"rft-train {near[0]}" if near else "rft-train --help"
-    return OptionsError(code="command.unknown", what=what, where="command line", why=why, do=do)
+    return unknown_command(what, why, do)
 
 
 def _with_bundle(error: RftError, words: list[str]) -> RftError:

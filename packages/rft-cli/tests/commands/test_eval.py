@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rft.evaluate import evaluate
 from rft.process.machine import Machine
-from rft_cli.commands.eval import evaluate
 from rft_cli.config.resolve import resolve
 from rft_core.errors import OptionsError
 from rft_dist.collectives import SingleProcess
@@ -31,9 +31,9 @@ def answers(model: Path, *words: str) -> list[str]:
     argv = ["--pretrain", str(model), "--eval_data", "rows.jsonl", "--generate_max_len", "8", "--prompt_max_len", "8"]
     resolved: Any = resolve("eval", [*argv, "--reward", "exact", *words])
     machine = Machine("cpu", ranks_from_environment({}), SingleProcess())
-    result, rollouts, prompts = evaluate(resolved, machine)
-    assert len(result.rewards) == len(rollouts) == len(prompts) == 4
-    return [rollout.response_text for rollout in rollouts]
+    evaluation = evaluate(resolved.settings, machine)
+    assert len(evaluation.result.rewards) == len(evaluation.rollouts) == len(evaluation.prompts) == 4
+    return [rollout.response_text for rollout in evaluation.rollouts]
 
 
 def test_sampled_answers_follow_from_the_seed(model: Path) -> None:
@@ -49,5 +49,5 @@ def test_greedy_answers_are_the_same_under_any_seed(model: Path) -> None:
 def test_without_data_there_is_nothing_to_score(model: Path) -> None:
     resolved: Any = resolve("eval", ["--pretrain", str(model)])
     with pytest.raises(OptionsError) as caught:
-        evaluate(resolved, Machine("cpu", ranks_from_environment({}), SingleProcess()))
+        evaluate(resolved.settings, Machine("cpu", ranks_from_environment({}), SingleProcess()))
     assert caught.value.problem.code == "eval.no_data"

@@ -8,7 +8,7 @@ from typing import Any
 
 from rft_core.errors import DataError
 from rft_dist.planning.memory_estimate import DecoderSizes
-from rft_models.files.directories import existing_directory, read_json
+from rft_models.files.directories import existing_directory, read_config, read_json
 
 _NAMES = {
     "hidden": ("hidden_size", "n_embd", "d_model"),
@@ -28,16 +28,7 @@ def model_sizes(directory: str | Path) -> tuple[DecoderSizes, list[str]]:
         DataError: no directory, no config.json, or one without the widths.
     """
     path = existing_directory(directory)
-    file = path / "config.json"
-    if not file.is_file():
-        raise DataError(
-            code="models.no_config",
-            what=f"no config.json in {path}",
-            where=str(path),
-            why="config.json names the architecture and its sizes",
-            do=f"copy the model's config.json into {path}",
-        )
-    config = read_json(file)
+    file, config = path / "config.json", read_config(path)
     text: Mapping[str, Any] = config.get("text_config") or config
     kind = str(text.get("model_type", config.get("model_type", "")))
     notes = [IMAGES_NOT_COUNTED] if text is not config else []

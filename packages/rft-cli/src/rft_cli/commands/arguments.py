@@ -72,8 +72,18 @@ def _checked(verb: str, arguments: Arguments, most: int) -> Arguments:
     if len(arguments.words) > most:
         extra = " ".join(arguments.words[most:])
         why = f"rft-train {verb} takes at most {most} words"
-        raise _refusal("option.stray", f"unexpected argument {extra!r}", why, f"rft-train {verb} --help")
+        raise stray_word(f"unexpected argument {extra!r}", why, f"rft-train {verb} --help")
     return arguments
+
+
+def unknown_command(what: str, why: str, do: str) -> OptionsError:
+    """Return the error of a command, or of a word after it, that does not exist."""
+    return _refusal("command.unknown", what, why, do)
+
+
+def stray_word(what: str, why: str, do: str) -> OptionsError:
+    """Return the error of a word that nothing takes."""
+    return _refusal("option.stray", what, why, do)
 
 
 def _refusal(code: str, what: str, why: str, do: str) -> OptionsError:

@@ -12,6 +12,7 @@ from rich.text import Text
 from rft.resolved import Resolved
 from rft.settings import RlSettings, SftSettings
 from rft_cli.config.resolve import resolve
+from rft_cli.config.stored_run import refuse_over_run
 from rft_core.errors import OptionsError
 
 if TYPE_CHECKING:  # its module imports torch, and `check eval` needs none
@@ -97,11 +98,4 @@ def _show_tokens(pieces: Sequence[str], learned: Sequence[bool]) -> None:
 def _check_save_path(save_path: str) -> None:
     """Raise the error of the start where `save_path` holds a run already."""
     if save_path and (Path(save_path).expanduser() / "config.yaml").exists():
-        raise OptionsError(
-            code="run.exists",
-            what=f"{save_path} already holds a run",
-            where="--save_path",
-            why="a fresh start never writes over an earlier run",
-            state="the earlier run is untouched; nothing was started",
-            do=f"rft-train resume {save_path}",
-        )
+        refuse_over_run(save_path)

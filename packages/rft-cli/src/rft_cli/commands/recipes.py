@@ -11,7 +11,7 @@ from rft_cli.config.errors import SettingsError
 from rft_cli.config.recipes import Recipe
 from rft_cli.config.render import config_yaml
 from rft_cli.config.resolve import merge
-from rft_core.errors import DataError, OptionsError
+from rft_core.errors import DataError
 from rft_core.nearest_names import nearest_names
 
 USAGE = """usage: rft-train recipes                                  list the recipes
@@ -56,9 +56,7 @@ def run(argv: list[str]) -> int:
     else:
         near = nearest_names(verb, VERBS) or list(VERBS)
         what, why = f"unknown: recipes {verb}", f"it takes {', '.join(VERBS)}"
-        raise OptionsError(
-            code="command.unknown", what=what, where="command line", why=why, do=f"rft-train recipes {near[0]}"
-        )
+        raise arguments.unknown_command(what, why, f"rft-train recipes {near[0]}")
     return 0
 
 
@@ -104,9 +102,7 @@ def _show(recipe: Recipe, *, resolved: bool, flags: list[str]) -> None:
         if flags:
             why = "the file is shown as it is; flags change what --resolved shows"
             do = f"rft-train recipes show {recipe.name} --resolved {' '.join(flags)}"
-            raise OptionsError(
-                code="option.stray", what=f"{flags[0]} has no effect", where="command line", why=why, do=do
-            )
+            raise arguments.stray_word(f"{flags[0]} has no effect", why, do)
         print(recipe.path.read_text(encoding="utf-8"), end="")
         return
     command = recipe.command if recipe.command in COMMANDS else "rl"

@@ -122,6 +122,17 @@ def missing_value(setting: Setting, given: GivenSetting) -> Problem:
     )
 
 
+def config_without_name(given: GivenSetting) -> Problem:
+    """Return the problem of `--config` that stands alone."""
+    return Problem(
+        code="option.no_value",
+        what="--config needs a file or the name of a recipe",
+        where=str(given.origin),
+        why="only switches stand alone",
+        do="rft-train recipes",
+    )
+
+
 def missing_setting(command: str, setting: Setting) -> Problem:
     """Return the problem of a setting without a default that no source gives."""
     return Problem(

@@ -116,7 +116,7 @@ def merge(command: str, argv: Sequence[str], keywords: Sequence[GivenSetting] = 
         _apply(merged, given)
     for given in words.without_value:
         if given.name == command_line.CONFIG:
-            merged.problems.append(_config_without_name(given))
+            merged.problems.append(errors.config_without_name(given))
         else:
             merged.problems.append(errors.missing_value(table[given.name], given))
     merged.problems += [errors.negated_with_value(given) for given in words.negated_with_value]
@@ -159,16 +159,6 @@ def _apply(merged: MergedSources, given: GivenSetting) -> None:
             merged.origins[given.name] = given.origin
         except NotAllowed:
             merged.problems.append(errors.bad_value(setting, given))
-
-
-def _config_without_name(given: GivenSetting) -> Problem:
-    return errors.unreadable(
-        "option.no_value",
-        "--config needs a file or the name of a recipe",
-        given.origin,
-        "only switches stand alone",
-        "rft-train recipes",
-    )
 
 
 def _other_command(merged: MergedSources, reference: str, made_for: str, path: Path) -> Problem:

@@ -56,9 +56,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def checked_model_directory(directory: str | Path) -> tuple[Path, dict[str, Any]]:
-    """(path, config.json) of a directory with a configuration and a complete set of safetensors files."""
-    path = existing_directory(directory)
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json of a directory; `DataError` where there is none, or a damaged one."""
     if not (path / "config.json").is_file():
         inside = sorted(entry.name for entry in path.iterdir())
         below = [entry.name for entry in path.iterdir() if (entry / "config.json").is_file()]
@@ -69,7 +68,13 @@ def checked_model_directory(directory: str | Path) -> tuple[Path, dict[str, Any]
             why="config.json names the architecture and its sizes",
             do=f"use {path / below[0]}" if below else f"copy the model's config.json into {path}",
         )
-    config = read_json(path / "config.json")
+    return read_json(path / "config.json")
+
+
+def checked_model_directory(directory: str | Path) -> tuple[Path, dict[str, Any]]:
+    """(path, config.json) of a directory with a configuration and a complete set of safetensors files."""
+    path = existing_directory(directory)
+    config = read_config(path)
     _refuse_missing_weights(path)
     return path, config
 

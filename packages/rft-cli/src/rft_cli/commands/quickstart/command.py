@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rft_cli.commands.quickstart.tasks import TASKS, Task
+from rft_cli.config.stored_run import refuse_over_run
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
 from rft_trainer.runs.names import run_name
@@ -69,14 +70,7 @@ def run(argv: list[str]) -> int:
     choices = parse(argv)
     path = Path(choices.save_path or Path("runs") / run_name("quickstart", under=Path("runs")))
     if (path / "config.yaml").exists() or (path / WARM_START).exists():
-        raise OptionsError(
-            code="run.exists",
-            what=f"{path} already holds a run",
-            where="--save_path",
-            why="a fresh start never writes over an earlier run",
-            state="the earlier run is untouched; nothing was started",
-            do=f"rft-train resume {path}",
-        )
+        refuse_over_run(path)
     _one_thread()
     prepare(path, choices)
     command = ["rft-train", "quickstart", *argv]
