@@ -7,16 +7,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_trainer.batches.prompt_ledger import Ledger
 from rft_trainer.metrics.phase_timer import PhaseTimer
-from rft_trainer.records.rollouts import Prompt, Sampling
+from rft_trainer.records.rollouts import Prompt
 from rft_trainer.records.scores import RewardItem, Score
 from rft_trainer.rollouts.collector import RolloutCollector
 from rft_trainer.rollouts.source import SyncRollouts
 from rft_trainer.testing.bigram import BigramEngine, BigramPolicy, DigitDecoder, OneRank
 
 PROMPTS = [Prompt(f"p:{i}", (2 + i,), str(2 + i), str(2 + i), "p") for i in range(4)]
-SAMPLING = Sampling(temperature=1.0, max_new_tokens=3, stop_token_ids=(1,))
+SAMPLING = SamplingOptions(temperature=1.0, max_new_tokens=3, stop_token_ids=(1,))
 
 
 def right(items: Sequence[RewardItem]) -> list[Score]:
