@@ -29,8 +29,6 @@ ROOT_MODULES = {
         "evaluate",
         "front_end",
         "generate",
-        "new_model",
-        "quickstart",
         "replica_main",
         "resolved",
         "reward_kinds",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rft.quickstart import DIALOGUE_TEMPLATE, dialogue_texts
+from rft.tiny_models.quickstart import DIALOGUE_TEMPLATE, dialogue_texts
 from rft_cli.commands import sft
 from rft_cli.config.resolve import resolve
 from rft_models.tiny_models.text import build_bpe_tokenizer, build_character_tokenizer, build_decoder

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rft import new_model
+from rft.tiny_models import new_model
 from rft_cli.main import main
 from rft_models.policy.load import load_policy
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rft.new_model import new_model
+from rft.tiny_models.new_model import new_model
 from rft_cli.config.resolve import resolve
 
 

@@ -31,7 +31,7 @@ class Task:
 
 
 def _additions(path: Path, seed: int) -> str:
-    from rft.quickstart import write_additions  # here, as below, so that pages do not wait for torch
+    from rft.tiny_models.quickstart import write_additions  # here, as below, so that pages do not wait for torch
 
     made = write_additions(path, seed)
     return (
@@ -41,7 +41,7 @@ def _additions(path: Path, seed: int) -> str:
 
 
 def _images(path: Path, seed: int) -> str:
-    from rft.quickstart import write_images
+    from rft.tiny_models.quickstart import write_images
 
     made = write_images(path, seed)
     size, chance = made.figures["size"], made.figures["chance"]
@@ -52,7 +52,7 @@ def _images(path: Path, seed: int) -> str:
 
 
 def _calculator(path: Path, seed: int) -> str:
-    from rft.quickstart import write_calculator
+    from rft.tiny_models.quickstart import write_calculator
 
     made = write_calculator(path, seed)
     return (
@@ -63,7 +63,7 @@ def _calculator(path: Path, seed: int) -> str:
 
 
 def _guess_number(path: Path, seed: int) -> str:
-    from rft.quickstart import write_guess_number
+    from rft.tiny_models.quickstart import write_guess_number
 
     made = write_guess_number(path, seed)
     game = made.figures
