@@ -137,5 +137,6 @@ def test_attention_equals_the_written_out_formula(window: int | None, softcap: f
 
 def test_an_argument_that_changes_the_scores_is_refused_by_name() -> None:
     tensor = torch.zeros(1, 1, 2, 4)
-    with pytest.raises(OptionsError, match="s_aux"):
+    with pytest.raises(OptionsError, match="s_aux") as caught:
         attention_function(torch.nn.Identity(), tensor, tensor, tensor, None, s_aux=torch.zeros(1))
+    assert caught.value.problem.code == "models.attention_argument"

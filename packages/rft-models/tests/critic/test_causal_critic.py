@@ -173,8 +173,9 @@ def test_a_decoder_that_does_more_than_is_known_is_found_out(tiny_model: Build) 
     critic.model.norm.register_forward_hook(
         lambda module, arguments, output: output * (1.01 if output.shape[1] > longest_probe else 1.0)
     )
-    with pytest.raises(PreflightError, match=r"hidden states of Qwen2Model differ"):
+    with pytest.raises(PreflightError, match="Qwen2Model") as caught:
         critic.verify()
+    assert caught.value.problem.code == "models.forward_differs"
 
 
 def test_a_new_head_is_drawn_from_the_seed_alone(character_directory: Path) -> None:
@@ -332,8 +333,9 @@ def test_a_missing_tensor_of_the_decoder_is_not_replaced_by_random_values(
     tensors = load_file(directory / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(DataError, match=r"layers\.1\.mlp\.up_proj"):
+    with pytest.raises(DataError, match=r"layers\.1\.mlp\.up_proj") as caught:
         load_critic(directory, seed=0)
+    assert caught.value.problem.code == "models.missing_weights"
 
 
 def test_other_kinds_of_models_and_cut_off_weights_are_refused(character_directory: Path, tmp_path: Path) -> None:

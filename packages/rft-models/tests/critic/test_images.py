@@ -176,8 +176,9 @@ def test_a_changed_tower_does_not_load_as_a_critic(
         return found._replace(main_FD=found.main_FD.roll(1, 0))
 
     monkeypatch.setattr(tower.VisionTower, "features", shifted)
-    with pytest.raises(PreflightError, match="with images differ"):
+    with pytest.raises(PreflightError) as caught:
         load_critic(vision_directory("qwen2_5_vl"), seed=0)
+    assert caught.value.problem.code == "models.forward_differs"
 
 
 def test_a_critic_that_prepares_images_otherwise_is_refused(

@@ -216,5 +216,6 @@ def test_a_full_cache_and_wrong_rows_are_refused(kind: type, tiny_model: Build) 
 def test_a_model_with_recurrent_state_is_refused_with_the_reason(tiny_model: Build) -> None:
     policy = make_policy(tiny_model("qwen2"), None, packed=True)
     policy.model.config.layer_types = ["linear_attention", "full_attention"]
-    with pytest.raises(OptionsError, match="linear_attention"):
+    with pytest.raises(OptionsError, match="linear_attention") as caught:
         HfDecoder(policy)
+    assert caught.value.problem.code == "models.no_decode"

@@ -131,5 +131,6 @@ def test_settings_become_a_choice() -> None:
 
 
 def test_a_model_without_such_layers_is_refused() -> None:
-    with pytest.raises(OptionsError, match="Linear has no layers"):
+    with pytest.raises(OptionsError, match="Linear") as caught:
         apply(torch.nn.Linear(2, 2), FULL)
+    assert caught.value.problem.code == "models.no_checkpointing"

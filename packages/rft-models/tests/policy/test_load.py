@@ -198,8 +198,9 @@ def test_packed_attention_for_an_unknown_family_is_refused(copied: Path) -> None
 def test_a_head_that_does_more_than_is_known_is_found_out(character_directory: Path) -> None:
     policy = load_policy(character_directory)
     policy.model.lm_head.register_forward_hook(lambda module, args, output: output * 1.01)
-    with pytest.raises(PreflightError, match="differ"):
+    with pytest.raises(PreflightError, match="differ") as caught:
         policy.verify()
+    assert caught.value.problem.code == "models.forward_differs"
 
 
 def test_a_run_in_the_place_of_a_model_leads_to_its_newest_checkpoint(tmp_path: Path) -> None:

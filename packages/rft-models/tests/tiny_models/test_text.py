@@ -51,8 +51,9 @@ def test_character_ids_follow_the_alphabet_after_the_special_tokens() -> None:
 
 
 def test_an_unknown_character_is_named() -> None:
-    with pytest.raises(DataError, match="'x'"):
+    with pytest.raises(DataError, match="'x'") as caught:
         CHARACTERS.encode("1+x")
+    assert caught.value.problem.code == "text.unknown_character"
 
 
 def test_chat_is_rendered_and_ends_where_the_assistant_speaks() -> None:
@@ -66,15 +67,17 @@ def test_chat_is_rendered_and_ends_where_the_assistant_speaks() -> None:
 
 def test_chat_without_a_template_is_refused_with_the_reason() -> None:
     assert not CHARACTERS.has_chat_template
-    with pytest.raises(DataError, match="no chat template"):
+    with pytest.raises(DataError) as caught:
         CHARACTERS.render_chat([{"role": "user", "content": "1"}], add_generation_prompt=True)
+    assert caught.value.problem.code == "text.no_chat_template"
 
 
 def test_a_template_that_refuses_is_quoted() -> None:
     codec = HfTokenizer(build_bpe_tokenizer(TEXTS, 300))
     codec.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(DataError, match="roles must alternate"):
+    with pytest.raises(DataError) as caught:
         codec.render_chat([{"role": "user", "content": "1"}], add_generation_prompt=True)
+    assert caught.value.problem.code == "text.chat_refused"
 
 
 def test_template_and_every_end_token_survive_saving(tmp_path: Path) -> None:
@@ -123,8 +126,9 @@ def test_a_character_tokenizer_keeps_its_closed_alphabet_in_its_files(tmp_path: 
     assert codec.vocab_size == 7
     assert codec.encode("0 +\n1") == [2, 4, 5, 6, 3]
     assert codec.decode([2, 4, 5, 6, 3]) == "0 +\n1"
-    with pytest.raises(DataError, match="characters 'x'"):
+    with pytest.raises(DataError, match="'x'") as caught:
         codec.encode("0x")
+    assert caught.value.problem.code == "text.unknown_character"
 
 
 def test_the_same_seed_builds_the_same_files_and_another_seed_others(tmp_path: Path) -> None:
@@ -165,12 +169,14 @@ def test_drawn_weights_depend_on_names_and_not_on_order() -> None:
 @pytest.mark.parametrize("sizes", [(30, 4, 4), (36, 4, 4 + 1), (12, 4, 4)])
 def test_sizes_that_do_not_fit_are_refused(sizes: tuple[int, int, int], tmp_path: Path) -> None:
     hidden, heads, kv_heads = sizes
-    with pytest.raises(OptionsError, match=f"hidden = {hidden}"):
+    with pytest.raises(OptionsError, match=f"hidden = {hidden}") as caught:
         build_character_model(
             tmp_path, alphabet=ALPHABET, hidden=hidden, layers=1, heads=heads, kv_heads=kv_heads, ffn=8, seed=0
         )
+    assert caught.value.problem.code == "build.sizes"
 
 
 def test_a_byte_vocabulary_below_all_bytes_is_refused() -> None:
-    with pytest.raises(OptionsError, match="258"):
+    with pytest.raises(OptionsError, match="258") as caught:
         build_bpe_tokenizer(TEXTS, 200)
+    assert caught.value.problem.code == "build.small_vocabulary"

@@ -151,8 +151,9 @@ def test_messages_that_open_a_conversation_stand_behind_the_prompt() -> None:
     whole = [{"role": "user", "content": "hello"}, {"role": "user", "content": "rules"}]
     assert prompt + codec.decode(opening) == codec.render_chat(whole, add_generation_prompt=True)
     gemma = ChatTurnTemplate(codec_of(*FAMILIES["Gemma"][:3]))
-    with pytest.raises(DataError, match="roles must alternate"):
+    with pytest.raises(DataError) as caught:
         gemma.opening([{"role": "user", "content": "rules"}])
+    assert caught.value.problem.code == "text.chat_refused"
 
 
 def test_thinking_that_a_template_would_drop_stays_as_it_was_sampled() -> None:
@@ -197,15 +198,17 @@ def test_a_template_that_changes_what_it_wrote_is_refused_with_the_place(templat
 
 
 def test_a_template_whose_turns_never_end_is_refused() -> None:
-    with pytest.raises(DataError, match="writes none of them"):
+    with pytest.raises(DataError) as caught:
         ChatTurnTemplate(codec_of(CHATML, ["<|im_start|>", "<|im_end|>"], "<eos>"))
+    assert caught.value.problem.code == "text.chat_turns"
 
 
 def test_without_a_template_there_is_no_conversation() -> None:
     codec = codec_of(CHATML, [], "<eos>")
     codec.tokenizer.chat_template = None
-    with pytest.raises(DataError, match="no chat template"):
+    with pytest.raises(DataError) as caught:
         ChatTurnTemplate(codec)
+    assert caught.value.problem.code == "text.no_chat_template"
 
 
 def test_tools_are_told_to_the_template() -> None:

@@ -90,8 +90,9 @@ def test_another_number_of_images_than_placeholders_is_refused(vision_directory:
         with refused("images.other_number", r"line 4") as caught:
             codec.encode_media(text, [image(0, 16, 16)] * count, where="line 4")
         assert f"{text.count('<image>')} placeholders, {count} images" in str(caught.value)
-    with pytest.raises(DataError, match=r"image 2 of 2"):
+    with pytest.raises(DataError, match=r"image 2 of 2") as caught:
         codec.encode_media("<image><image>", [image(0, 16, 16), b"no image"])
+    assert caught.value.problem.code == "images.not_an_image"
 
 
 def test_pixel_caps_bound_the_features(vision_directory: Directory) -> None:

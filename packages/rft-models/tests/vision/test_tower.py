@@ -257,5 +257,6 @@ def test_a_changed_tower_does_not_load(
         return found._replace(main_FD=found.main_FD.roll(1, 0))
 
     monkeypatch.setattr(tower.VisionTower, "features", shifted)
-    with pytest.raises(PreflightError, match="with images differ"):
+    with pytest.raises(PreflightError) as caught:
         policy.verify()
+    assert caught.value.problem.code == "models.forward_differs"

@@ -215,8 +215,9 @@ def test_a_state_of_another_run_is_refused_and_changes_nothing(change: dict[str,
 def test_a_state_that_lacks_a_part_is_refused() -> None:
     state = through_json(make())
     for name in ("version", "next", "in_flight", "trained", "dropped", "seed"):
-        with pytest.raises(CheckpointError, match=name):
+        with pytest.raises(CheckpointError, match=name) as caught:
             make().load_state({key: value for key, value in state.items() if key != name})
+        assert caught.value.problem.code == "ledger.form"
 
 
 def test_an_order_of_the_wrong_length_is_an_error() -> None:

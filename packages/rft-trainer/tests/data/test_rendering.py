@@ -93,14 +93,18 @@ def test_special_tokens_are_added_to_plain_text_only() -> None:
 
 
 def test_a_setting_that_would_have_no_effect_is_refused() -> None:
-    with pytest.raises(OptionsError, match="system_prompt"):
+    with pytest.raises(OptionsError, match="system_prompt") as caught:
         PromptRenderer(CharacterCodec(), system_prompt="x")
-    with pytest.raises(OptionsError, match="no chat template"):
+    assert caught.value.problem.code == "prompt.system_without_chat"
+    with pytest.raises(OptionsError) as caught:
         PromptRenderer(CharacterCodec(has_chat_template=False), apply_chat_template=True)
-    with pytest.raises(OptionsError, match="list of messages"):
+    assert caught.value.problem.code == "prompt.no_chat_template"
+    with pytest.raises(OptionsError) as caught:
         rendered(chat_row(("user", "x")))
-    with pytest.raises(OptionsError, match="list of messages"):
+    assert caught.value.problem.code == "prompt.messages_without_chat"
+    with pytest.raises(OptionsError) as caught:
         rendered(chat_row(("user", "x")), apply_chat_template=True, input_template="{}")
+    assert caught.value.problem.code == "prompt.template_with_messages"
 
 
 def test_a_prompt_without_tokens_is_an_error() -> None:

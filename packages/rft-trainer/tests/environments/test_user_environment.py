@@ -153,5 +153,6 @@ def test_what_cannot_be_used_is_refused_by_name(file: Path, name: str, code: str
 
 def test_a_file_that_raises_is_told_with_its_line(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("x = 1\nraise RuntimeError('no')\n")
-    with pytest.raises(DataError, match=r"bad\.py:2"):
+    with pytest.raises(DataError, match=r"bad\.py:2") as caught:
         environment_by_name(f"{tmp_path / 'bad.py'}:X")
+    assert caught.value.problem.code == "environment.import"

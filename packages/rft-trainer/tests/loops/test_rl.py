@@ -269,8 +269,9 @@ def test_a_reward_that_fails_is_left_out_and_too_many_end_the_run(tmp_path: Path
     assert few.rows()[0]["drop/unscored"] == 1
     many = Made(tmp_path / "many", reward=sometimes(0.5))
     before = many.policy.table.clone()
-    with pytest.raises(ServiceError, match="10 of 20 rollouts"):
+    with pytest.raises(ServiceError, match="10 of 20") as caught:
         many.loop.run(StopSignals())
+    assert caught.value.problem.code == "reward.too_many_failed"
     assert torch.equal(many.policy.table, before)
 
 
@@ -278,8 +279,9 @@ def test_updates_that_are_not_finite_are_refused_and_end_the_run(tmp_path: Path)
     made = Made(tmp_path / "run")
     made.policy.table.register_hook(lambda gradient: gradient * float("nan"))
     before = made.policy.table.clone()
-    with pytest.raises(NumericsError, match="2 optimizer steps in a row"):
+    with pytest.raises(NumericsError, match="2 optimizer") as caught:
         made.loop.run(StopSignals())
+    assert caught.value.problem.code == "numerics.non_finite"
     assert torch.equal(made.policy.table, before)
 
 

@@ -239,8 +239,9 @@ def stop_after(made: Made, steps: int) -> None:
 
 def test_best_weights_of_another_model_are_refused() -> None:
     best = BestWeights(BigramPolicy(6).named_parameters())
-    with pytest.raises(CheckpointError, match="table"):
+    with pytest.raises(CheckpointError, match="table") as caught:
         best.load_state_tensors(BestWeights(BigramPolicy(5).named_parameters()).state_tensors())
+    assert caught.value.problem.code == "checkpoint.best_weights"
 
 
 def test_best_weights_are_a_copy() -> None:

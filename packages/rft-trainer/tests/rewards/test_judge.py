@@ -50,8 +50,9 @@ def test_the_template_is_filled_once_and_other_braces_stay() -> None:
     )
     assert "Judge how kind it is." in short
     assert "from 1 (worst) to 5 (best)" in short
-    with pytest.raises(OptionsError, match=r"no \{response\}"):
+    with pytest.raises(OptionsError, match=r"no \{response\}") as caught:
         JudgeTemplate("{prompt}")
+    assert caught.value.problem.code == "reward.judge_template"
 
 
 def test_question_and_answer_go_from_0_to_10_where_no_range_is_given() -> None:

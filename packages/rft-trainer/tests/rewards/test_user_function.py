@@ -117,8 +117,9 @@ def test_a_file_that_does_not_import_is_named_with_its_line(
 
 
 def test_a_missing_file_is_named(tmp_path: Path):
-    with pytest.raises(OptionsError, match=r"reward file .*nowhere\.py is not there"):
+    with pytest.raises(OptionsError, match=r"reward file .*nowhere\.py is not there") as caught:
         reward_by_name(f"{tmp_path}/nowhere.py:reward_fn")
+    assert caught.value.problem.code == "reward.file_missing"
 
 
 def test_keyword_arguments_of_any_name_receive_all_extras(write_reward: WriteReward, make_item: MakeItem):

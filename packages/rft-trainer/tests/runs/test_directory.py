@@ -71,8 +71,9 @@ def test_records_are_read_back_as_written(tmp_path: Path) -> None:
     assert run.read_metrics().rows[0]["non_finite"] == ["loss"]
     assert [row["name"] for row in run.read_evaluations().rows] == ["before", "after"]
     assert run.read_rollouts(2).rows == ({"prompt_id": "a:0", "text": "x\ny"},)
-    with pytest.raises(DataError, match="kept are 2"):
+    with pytest.raises(DataError, match="are 2") as caught:
         run.read_rollouts(3)
+    assert caught.value.problem.code == "run.no_rollouts"
 
 
 @pytest.mark.parametrize("record", [{}, {"step": "1"}, {"step": True}, {"step": -1}, {"step": 1.0}])
@@ -106,8 +107,9 @@ def test_a_directory_with_other_files_may_become_a_run(tmp_path: Path) -> None:
 def test_opening_what_is_no_run_says_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "some.txt").write_text("")
     for path, said in ((tmp_path, "holds some.txt"), (tmp_path / "no", "does not exist")):
-        with pytest.raises(CheckpointError, match=said):
+        with pytest.raises(CheckpointError, match=said) as caught:
             RunDirectory.open(path)
+        assert caught.value.problem.code == "run.not_found"
 
 
 @given(steps=st.integers(0, 6), cut=st.integers(0, 7), torn=st.sampled_from([b"", b'{"step": 9', b"\x00\x00", b"x\n"]))
@@ -182,8 +184,9 @@ def test_a_damaged_summary_is_named(tmp_path: Path, content: bytes) -> None:
     run = create(tmp_path / "run")
     assert run.read_summary() is None
     run.summary_file.write_bytes(content)
-    with pytest.raises(DataError, match=r"summary\.json"):
+    with pytest.raises(DataError, match=r"summary\.json") as caught:
         run.read_summary()
+    assert caught.value.problem.code == "run.bad_summary"
 
 
 def test_a_run_that_is_cut_back_no_longer_tells_of_an_end(tmp_path: Path) -> None:

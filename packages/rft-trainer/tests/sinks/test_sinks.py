@@ -166,8 +166,9 @@ def test_projects_are_names_and_a_bare_flag_is_the_default() -> None:
     with pytest.raises(OptionsError) as caught:
         wandb_name("a/b:c")
     assert caught.value.problem.do == "--use_wandb a-b-c"
-    with pytest.raises(OptionsError, match="129 characters"):
+    with pytest.raises(OptionsError, match="129 characters") as caught:
         wandb_name("x" * 129)
+    assert caught.value.problem.code == "tracker.bad_name"
 
 
 def test_averages_are_shown_under_their_own_name() -> None:

@@ -144,8 +144,9 @@ def test_malformed_input_is_named_by_file_line_and_field(
 
 def test_the_byte_of_bad_utf8_is_told_from_the_start_of_the_file(tmp_path: Path) -> None:
     content = b'{"a": 1}\n{"a": "\xff"}\n'
-    with pytest.raises(DataError, match=f"byte {content.index(255)} "):
+    with pytest.raises(DataError, match=f"byte {content.index(255)} ") as caught:
         read_rows(write(tmp_path / "a.jsonl", content))
+    assert caught.value.problem.code == "data.not_utf8"
 
 
 def test_a_line_that_is_too_long_is_refused_without_reading_it_whole(
@@ -191,8 +192,9 @@ def test_what_the_operating_system_refuses_is_named(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", jsonl(ROWS))
     fault_points.install(fail)
     try:
-        with pytest.raises(DataError, match="EIO"):
+        with pytest.raises(DataError, match="EIO") as caught:
             read_rows(file)
+        assert caught.value.problem.code == "data.unreadable"
     finally:
         fault_points.install(None)
 
@@ -254,11 +256,13 @@ def test_a_saved_dataset_is_read_by_split_without_the_datasets_package(tmp_path:
     assert fields(tmp_path / "d", split="test") == ROWS[:1]
     assert [row.line for row in read_rows(tmp_path / "d", split="train")] == [1, 2, 3, 4, 5, 6]
     assert fields(tmp_path / "one") == ROWS
-    with pytest.raises(OptionsError, match="train, test"):
+    with pytest.raises(OptionsError, match="train, test") as caught:
         read_rows(tmp_path / "d")
+    assert caught.value.problem.code == "data.split"
     (tmp_path / "d" / "train" / "state.json").write_text('{"_data_files": [{"filename": "../../x.arrow"}]}')
-    with pytest.raises(DataError, match="no plain file names"):
+    with pytest.raises(DataError) as caught:
         read_rows(tmp_path / "d", split="train")
+    assert caught.value.problem.code == "data.bad_saved_dataset"
 
 
 def test_a_directory_of_files_is_read_by_split(tmp_path: Path) -> None:
@@ -268,10 +272,12 @@ def test_a_directory_of_files_is_read_by_split(tmp_path: Path) -> None:
     write(tmp_path / "README.md", "text")
     assert fields(tmp_path, split="train") == ROWS * 2
     assert [file.name for file in resolve_files(tmp_path, split="test")] == ["test-00000-of-00001.parquet"]
-    with pytest.raises(OptionsError, match="test, train"):
+    with pytest.raises(OptionsError, match="test, train") as caught:
         read_rows(tmp_path)
-    with pytest.raises(OptionsError, match="'valid'"):
+    assert caught.value.problem.code == "data.split"
+    with pytest.raises(OptionsError, match="'valid'") as caught:
         read_rows(tmp_path, split="valid")
+    assert caught.value.problem.code == "data.split"
 
 
 def test_patterns_are_read_in_the_order_of_names(tmp_path: Path) -> None:
