@@ -55,6 +55,11 @@ def test_held_out_rows_are_in_no_epoch_and_the_steps_count_the_others(codec: HfT
     assert sorted(data.mixture.order(3, 0).tolist()) == list(range(14))
 
 
+@pytest.mark.parametrize(("max_steps", "num_steps"), [("0", 10), ("3", 3), ("99", 10)])
+def test_the_steps_end_with_the_epochs_or_with_max_steps(codec: HfTokenizer, max_steps: str, num_steps: int) -> None:
+    assert read(codec, "--max_steps", max_steps).num_steps == num_steps
+
+
 def test_shares_of_several_files_are_kept(codec: HfTokenizer) -> None:
     argv = ["--prompt_data", "a.jsonl,b.jsonl", "--prompt_data_probs", "0.25,0.75", "--held_out_rows", "10"]
     data = read(codec, *argv)

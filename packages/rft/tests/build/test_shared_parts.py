@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rft.build.shared_parts import learning_rate_schedule, make_ledger
+from rft.build.shared_parts import learning_rate_schedule, make_ledger, sampling_options
 from rft_dist.settings import AdamSettings
+from rft_engine.settings import SamplingSettings
 from rft_trainer.batches.prompt_ledger import EntryState
 from rft_trainer.data.mixture import Mixture
 
@@ -46,3 +47,11 @@ def test_a_constant_rate_stays_at_its_peak_after_the_warm_up() -> None:
     schedule = learning_rate_schedule(AdamSettings(lr_warmup_ratio=0.1, lr_schedule="constant"), 0.5, 20)
     assert [schedule(update) for update in (2, 10, 19)] == [0.5] * 3
     assert schedule(0) < 0.5
+
+
+@pytest.mark.parametrize(("flag", "top_k"), [(-1, 0), (0, 0), (40, 40)])
+def test_completions_are_sampled_as_the_settings_say_and_no_top_k_is_none(flag: int, top_k: int) -> None:
+    settings = SamplingSettings(temperature=0.7, top_p=0.9, top_k=flag, min_p=0.05)
+    options = sampling_options(settings, 12, (1, 2))
+    assert (options.temperature, options.top_p, options.top_k, options.min_p) == (0.7, 0.9, top_k, 0.05)
+    assert (options.max_new_tokens, options.stop_token_ids) == (12, (1, 2))
