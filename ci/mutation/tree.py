@@ -47,7 +47,7 @@ def is_wider() -> bool:
 
 
 def _forget() -> None:
-    for function in (sources, tests_of, _reached):
+    for function in (sources, tests_of, _reached, _imported):
         function.cache_clear()
 
 
@@ -161,7 +161,7 @@ def covered_by() -> dict[str, str]:
 def _reached(path: Path) -> frozenset[str]:
     """Modules that a file imports, through whatever modules."""
     reached: set[str] = set()
-    waiting = _imported(path)
+    waiting = set(_imported(path))
     while waiting:
         name = waiting.pop()
         if name not in reached:
@@ -170,7 +170,8 @@ def _reached(path: Path) -> frozenset[str]:
     return frozenset(reached)
 
 
-def _imported(path: Path) -> set[str]:
+@cache
+def _imported(path: Path) -> frozenset[str]:
     """Modules that a file itself imports, and the packages they lie in."""
     words: set[str] = set()
     for node in ast.walk(ast.parse(path.read_bytes())):
@@ -187,7 +188,7 @@ def _imported(path: Path) -> set[str]:
         for end in range(1, len(parts) + 1):
             name = ".".join(parts[1:end])
             found |= {name, f"{name}.__init__".lstrip(".")} & names.keys()
-    return found
+    return frozenset(found)
 
 
 def equivalents(found: dict[str, list[Mutant]]) -> dict[str, str]:

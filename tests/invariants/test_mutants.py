@@ -182,8 +182,9 @@ def test_every_mutant_of_another_package_is_another_program(package: str, select
         source = path.read_bytes()
         found = mutants(module, source, wider=True)
         number += len(found)
-        for mutant in found[:: max(1, len(found) // 8)]:  # a few of each module
-            assert ast.dump(ast.parse(mutant.applied(source))) != ast.dump(ast.parse(source)), mutant.id
+        same = ast.dump(ast.parse(source))
+        for mutant in found[:: max(1, len(found) // 2)]:  # a few of each module
+            assert ast.dump(ast.parse(mutant.applied(source))) != same, mutant.id
     assert number > 1000
 
 
