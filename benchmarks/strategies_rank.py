@@ -86,7 +86,7 @@ def _measure(case: Case, source: Path, machine: Machine, steps: int) -> dict[str
         batches = _own_batches(spread, machine.device)
         norm = _step(spread, batches)
         gc.collect()
-        told = _bytes_of_a_step(spread, batches, live)
+        description = _bytes_of_a_step(spread, batches, live)
     times = []
     for _ in range(1 if "fp16" in case.strategy and machine.device == "cpu" else steps):  # emulated there
         machine.collectives.gather_bytes(b"")
@@ -95,7 +95,7 @@ def _measure(case: Case, source: Path, machine: Machine, steps: int) -> dict[str
         if machine.device == "cuda":
             torch.cuda.synchronize()
         times.append(1e3 * (time.perf_counter() - start))
-    return told | {"loading": loading, "norm": norm, "milliseconds": statistics.median(times)}
+    return description | {"loading": loading, "norm": norm, "milliseconds": statistics.median(times)}
 
 
 def _spread(case: Case, source: Path, machine: Machine) -> ParallelModel[CausalPolicy]:

@@ -36,14 +36,14 @@ WEIGHT_WORDS = {
 }
 
 CEILINGS: dict[str, int] = {
-    "rft": 29,
+    "rft": 14,
     "rft_algos": 3,
-    "rft_cli": 7,
+    "rft_cli": 3,
     "rft_core": 0,
-    "rft_dist": 26,
-    "rft_engine": 32,
-    "rft_models": 12,
-    "rft_trainer": 76,
+    "rft_dist": 16,
+    "rft_engine": 19,
+    "rft_models": 11,
+    "rft_trainer": 10,
     "rft_kernels": 2,
 }
 """Private words that each package still binds; the number may only fall (`python count_violations.py`)."""
@@ -51,19 +51,11 @@ CEILINGS: dict[str, int] = {
 MOST_OF_ONE_NAME = 2
 COMMON_STEMS = {INIT, "protocols", "registry", "settings"}
 SHARED_CLASSES: dict[str, int] = {
-    "BatchSettings": 2,
-    "Block": 2,
-    "Choices": 2,
     "Collectives": 3,
     "DecodableModel": 2,
     "DecodeCache": 2,
-    "Limits": 2,
-    "Prepared": 2,
-    "Resolved": 2,
     "RowSums": 2,
     "SlabSums": 2,
-    "Stage": 2,
-    "WatchedProcess": 2,
 }
 """Public classes with one name and so many definitions; each is to get a name of its own."""
 SHARED_STEMS: dict[str, int] = {

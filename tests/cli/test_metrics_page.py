@@ -36,8 +36,8 @@ def emitted(
     words += [("rl", f"--advantage_estimator {name}") for name in ("cpgd", "kl_cov")]
     words.append(("rl", f"--advantage_estimator remax --max_unscored_share 1 --reward {bench.reward}:not_greedy"))
     words.append(("rl", f"--max_unscored_share 1 --reward {bench.reward}:lonely"))
-    talk = f"--environment {bench.root}/environment.py:Talker --tool_call_pattern (?P<arguments>[a-c]+)"
-    words.append(("rl", f"--reward= --apply_chat_template --generate_max_len 80 {talk}"))
+    conversation = f"--environment {bench.root}/environment.py:Talker --tool_call_pattern (?P<arguments>[a-c]+)"
+    words.append(("rl", f"--reward= --apply_chat_template --generate_max_len 80 {conversation}"))
     words += [("rl", "--max_staleness 1"), ("sft", "--fp16 --enable_ema"), ("rl", "--enable_ema")]
     words.append(("sft", f"--aux_loss_coef 0.1 --pretrain {bench.experts}"))
     for number, (command, more) in enumerate(words):

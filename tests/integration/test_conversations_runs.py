@@ -205,9 +205,9 @@ def test_an_image_is_seen_in_every_turn(seen: SeenTalkTask, tmp_path: Path) -> N
     for row in rows_of(tmp_path / "plain"):
         assert row["turn/count_mean"] > 1.5
         assert row["engine/logprob_gap_max"] < 1e-3, "what is trained has the images of what was drawn"
-    talks = talks_of(tmp_path / "plain")
-    assert talks_of(tmp_path / "replicas") == talks
-    told = [turn["text"] for turns in talks for turn in turns if turn["who"] == "environment" and turn["text"]]
+    conversations = talks_of(tmp_path / "plain")
+    assert talks_of(tmp_path / "replicas") == conversations
+    told = [turn["text"] for turns in conversations for turn in turns if turn["who"] == "environment" and turn["text"]]
     assert "<image> or <|image_pad|> again?" in told
     assert largest_difference(tmp_path / "cut", tmp_path / "plain") < 1e-3
 

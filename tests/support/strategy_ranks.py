@@ -182,8 +182,10 @@ def run(case: Case, model: Path, ranks: Collectives, out: Path) -> dict[str, Any
     """One step; gradients (by way of a moment) and weights into files."""
     policy = load_policy(model, codec=object()).train()  # type: ignore[arg-type]
     optimizer, weights, data = distributed(policy, case, ranks)
-    in_step = case.fsdp or case.zero_stage > 0
-    annotator = LogprobScorer(policy, data, max_sequences=2, max_tokens=0, temperature=0.9, in_step=in_step)
+    collective_forward = case.fsdp or case.zero_stage > 0
+    annotator = LogprobScorer(
+        policy, data, max_sequences=2, max_tokens=0, temperature=0.9, collective_forward=collective_forward
+    )
     scored = annotator(groups())
     updater = Updater(
         policy,
@@ -193,7 +195,7 @@ def run(case: Case, model: Path, ranks: Collectives, out: Path) -> dict[str, Any
         micro_batching=case.cut,
         learning_rate=lambda update: 1e-2,
         temperature=0.9,
-        in_step=in_step,
+        collective_forward=collective_forward,
     )
     totals = MetricTotals()
     outcome = updater(samples(), 0, totals)

@@ -48,8 +48,10 @@ class Replicas:
         self.engines: list[VllmProcessEngine] = []
         with ThreadPoolExecutor(2) as pool:
             started = list(pool.map(lambda number: self._started(folder, number), range(2)))
-        shelf = SharedWeightStore(to_checkpoint_names(self.policy.model, self.policy.named_parameters), torch.float32)
-        self.pool = ReplicaEngine(started, shelf, max_len=MAX_LEN)
+        weight_store = SharedWeightStore(
+            to_checkpoint_names(self.policy.model, self.policy.named_parameters), torch.float32
+        )
+        self.pool = ReplicaEngine(started, weight_store, max_len=MAX_LEN)
         self.native = NativeEngine(decoder_for(self.policy), max_rows=8, max_len=MAX_LEN)
         codec = self.policy.codec
         assert isinstance(codec, HfProcessor)

@@ -13,7 +13,7 @@ from rft.build.engines import EngineChoice
 from rft.parallel.parallelize import held_dtype
 from rft.settings import RlSettings
 from rft_cli.pages import run_plan_layout
-from rft_cli.pages.run_plan_layout import rollouts_ahead_words, strategy_line
+from rft_cli.pages.run_plan_layout import async_rollouts_words, strategy_line
 from rft_dist.settings import StrategySettings
 from rft_engine.settings import EngineSettings, ReplicaSettings
 from rft_models.settings import ModelSettings
@@ -30,7 +30,7 @@ def engine_line(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], **
         engine=chosen,
         model=SimpleNamespace(device="auto"),
         strategy=StrategySettings(),
-        ahead=AsyncSettings(),
+        async_rollouts=AsyncSettings(),
         replicas=ReplicaSettings(),
     )
     return run_plan_layout.engine_line(settings)
@@ -72,10 +72,10 @@ def test_weights_are_held_in_the_type_that_the_strategy_steps_on(
 def test_the_plan_says_where_samples_are_drawn_and_how_far_ahead() -> None:
     plain = RlSettings(model=ModelSettings(pretrain="model", device="cpu"))
     two = replace(plain, replicas=ReplicaSettings(engine_replicas=2))
-    ahead = replace(plain, ahead=AsyncSettings(max_staleness=1))
-    exact = replace(plain, ahead=AsyncSettings(max_staleness=1, async_deterministic=True))
-    assert rollouts_ahead_words(plain) == ""
-    assert rollouts_ahead_words(two) == "2 replicas in processes of their own"
-    assert "up to 1 version older" in rollouts_ahead_words(ahead)
-    assert "depends on the clock" in rollouts_ahead_words(ahead)
-    assert "repeats to the bit" in rollouts_ahead_words(exact)
+    ahead = replace(plain, async_rollouts=AsyncSettings(max_staleness=1))
+    exact = replace(plain, async_rollouts=AsyncSettings(max_staleness=1, async_deterministic=True))
+    assert async_rollouts_words(plain) == ""
+    assert async_rollouts_words(two) == "2 replicas in processes of their own"
+    assert "up to 1 version older" in async_rollouts_words(ahead)
+    assert "depends on the clock" in async_rollouts_words(ahead)
+    assert "repeats to the bit" in async_rollouts_words(exact)

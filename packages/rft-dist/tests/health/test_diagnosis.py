@@ -22,7 +22,7 @@ from rft_dist.health.process_state import ALIVE, GONE, STOPPED, process_state, t
 from rft_dist.health.report import page
 from rft_dist.health.termination import comes_from_peers
 
-LIMITS = diagnosis.Limits(silence=7.0, phase=300.0, first=600.0, collective=60.0)
+LIMITS = diagnosis.HealthLimits(silence=7.0, phase=300.0, first=600.0, collective=60.0)
 NOW = 1000.0
 
 
@@ -83,7 +83,7 @@ def test_before_the_first_step_has_ended_the_other_limit_holds() -> None:
     found = judged(seen(0), seen(1, steps_done=0, idle_seconds=601.0))
     assert found is not None
     assert "--watchdog_first_seconds" in found.why
-    unlimited = diagnosis.Limits(silence=7.0, phase=300.0, first=0.0, collective=60.0)
+    unlimited = diagnosis.HealthLimits(silence=7.0, phase=300.0, first=0.0, collective=60.0)
     assert diagnosis.of_all({1: seen(1, steps_done=0, idle_seconds=1e6)}, unlimited, NOW) is None
 
 

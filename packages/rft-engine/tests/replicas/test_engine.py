@@ -163,7 +163,7 @@ class Dying:
     number, can_resume, reads_files, facts = 0, True, False, EngineFacts("float32", VOCAB, True, "file")
     lives = 0
 
-    def load(self, shelved: WeightSnapshot) -> None:
+    def load(self, snapshot: WeightSnapshot) -> None:
         """Nothing is held."""
 
     def draw(self, call: SampleRequests) -> Iterator[SampledTokens]:
@@ -175,7 +175,7 @@ class Dying:
     def interrupt(self) -> None:
         """It ends by itself."""
 
-    def restart(self, shelved: WeightSnapshot) -> None:
+    def restart(self, snapshot: WeightSnapshot) -> None:
         self.lives += 1
 
     def sleep(self, level: int) -> None:
@@ -202,19 +202,19 @@ def test_samples_that_every_replica_dies_of_end_the_run() -> None:
 
 
 def test_versions_that_no_replica_will_load_again_leave_the_shared_memory() -> None:
-    shelf = SharedWeightStore(Weights().provider, torch.float32)
-    engine = ReplicaEngine([Dying()], shelf, max_len=64)
+    weight_store = SharedWeightStore(Weights().provider, torch.float32)
+    engine = ReplicaEngine([Dying()], weight_store, max_len=64)
     engine.refresh()
-    paths = {0: shelf.get(0).path}
+    paths = {0: weight_store.get(0).path}
     for version in (1, 2, 3):
         engine.publish(version)
-        paths[version] = shelf.get(version).path
-    assert shelf.versions == [0, 1, 2, 3], "published ones stay until they are served"
+        paths[version] = weight_store.get(version).path
+    assert weight_store.versions == [0, 1, 2, 3], "published ones stay until they are served"
     engine.serve(2)
-    assert shelf.versions == [2, 3]
+    assert weight_store.versions == [2, 3]
     assert [path.exists() for path in paths.values()] == [False, False, True, True]
     engine.load_weights(4)
-    assert shelf.versions == [4]
+    assert weight_store.versions == [4]
     assert not any(path.exists() for path in paths.values())
     engine.close()
 
@@ -231,18 +231,18 @@ def test_weights_of_another_model_are_refused(two: tuple[ReplicaEngine, Weights]
 
 def test_the_shelf_keeps_versions_until_they_are_dropped() -> None:
     weights = Weights()
-    shelf = SharedWeightStore(weights.provider, torch.bfloat16)
+    weight_store = SharedWeightStore(weights.provider, torch.bfloat16)
     for version in range(3):
         weights.table = table_of(version)
-        shelf.put(version)
-    paths = {version: shelf.get(version).path for version in shelf.versions}
-    [(name, held)] = shelf.get(1).tensors()
+        weight_store.put(version)
+    paths = {version: weight_store.get(version).path for version in weight_store.versions}
+    [(name, held)] = weight_store.get(1).tensors()
     assert name == "table"
     assert torch.equal(held, table_of(1).to(torch.bfloat16))
-    shelf.drop_below(2)
-    assert shelf.versions == [2]
+    weight_store.drop_below(2)
+    assert weight_store.versions == [2]
     assert [paths[version].exists() for version in range(3)] == [False, False, True]
-    shelf.close()
+    weight_store.close()
     assert not paths[2].exists()
 
 

@@ -180,15 +180,15 @@ class Told:
 
 
 @pytest.mark.parametrize(("window", "told"), [(None, (-1, 0)), (4, (3, 0))])
-def test_the_libraries_are_called_with_their_own_names(window: int | None, told: tuple[int, int]) -> None:
+def test_the_libraries_are_called_with_their_own_names(window: int | None, description: tuple[int, int]) -> None:
     query, key, value = tensors(5)
     sequences = Sequences.of([Piece(0, 3), Piece(3, 2)], query.device)
     own, package = Told(), Told()
     TorchVarlen(own)(query, key, value, sequences, scaling=0.3, sliding_window=window, softcap=None, dropout=0.0)
-    assert own.options == {"scale": 0.3, "window_size": told, "enable_gqa": True}
+    assert own.options == {"scale": 0.3, "window_size": description, "enable_gqa": True}
     assert own.words[5:] == (3, 3)
     FlashAttn(package)(query, key, value, sequences, scaling=0.3, sliding_window=window, softcap=2.0, dropout=0.1)
-    assert package.options["window_size"] == told
+    assert package.options["window_size"] == description
     assert (package.options["softcap"], package.options["dropout_p"], package.options["causal"]) == (2.0, 0.1, True)
     assert (package.options["max_seqlen_q"], package.options["softmax_scale"]) == (3, 0.3)
 
@@ -207,8 +207,8 @@ def test_on_a_cpu_blocks_are_used_and_flash_attn_is_answered_with_the_reason() -
     assert choose_attention("cpu", torch.bfloat16).kernel is None
     asked = choose_attention("cpu", torch.bfloat16, flash_attn=True)
     assert asked.kernel is None
-    assert asked.told.startswith("torch's fused attention on blocks of similar length")
-    assert asked.told.endswith("flash_attn has no effect: flash attention runs on CUDA, the device is cpu")
+    assert asked.description.startswith("torch's fused attention on blocks of similar length")
+    assert asked.description.endswith("flash_attn has no effect: flash attention runs on CUDA, the device is cpu")
 
 
 @pytest.mark.usefixtures("a_gpu")
@@ -218,7 +218,7 @@ def test_on_a_gpu_torchs_varlen_is_used_unless_the_package_is_asked_for_and_ther
     assert isinstance(choose_attention("cuda", torch.bfloat16).kernel, TorchVarlen)
     absent = choose_attention("cuda:0", torch.bfloat16, flash_attn=True)
     assert isinstance(absent.kernel, TorchVarlen)
-    assert "flash_attn: the package is not installed" in absent.told
+    assert "flash_attn: the package is not installed" in absent.description
     module: Any = ModuleType("flash_attn")
     module.flash_attn_varlen_func = Told()
     monkeypatch.setitem(sys.modules, "flash_attn", module)
@@ -228,16 +228,16 @@ def test_on_a_gpu_torchs_varlen_is_used_unless_the_package_is_asked_for_and_ther
     del module.flash_attn_varlen_func
     broken = choose_attention("cuda", torch.bfloat16, flash_attn=True)
     assert isinstance(broken.kernel, TorchVarlen)
-    assert "the package does not load" in broken.told
+    assert "the package does not load" in broken.description
 
 
 @pytest.mark.usefixtures("a_gpu")
 def test_full_precision_and_old_gpus_use_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     full = choose_attention("cuda", torch.float32, flash_attn=True)
     assert full.kernel is None
-    assert "the weights are float32 (--bf16)" in full.told
+    assert "the weights are float32 (--bf16)" in full.description
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert "this GPU has 7.5" in choose_attention("cuda", torch.bfloat16, flash_attn=True).told
+    assert "this GPU has 7.5" in choose_attention("cuda", torch.bfloat16, flash_attn=True).description
     monkeypatch.undo()
 
 
@@ -246,7 +246,7 @@ def test_a_torch_without_varlen_attention_is_said(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", None)
     found = choose_attention("cuda", torch.bfloat16)
     assert found.kernel is None
-    assert "has no varlen attention" in found.told
+    assert "has no varlen attention" in found.description
 
 
 def test_kernels_refuse_what_they_do_not_compute() -> None:

@@ -32,7 +32,7 @@ from rft_trainer.runs.step_report import Reporter
 from rft_trainer.runs.stop_signals import StopSignals
 from rft_trainer.scoring.advantages import AdvantageEstimator, RewardShapingConfig
 from rft_trainer.sinks.jsonl import JsonlSink
-from rft_trainer.testing.async_engine import BigramAheadEngine
+from rft_trainer.testing.async_engine import BigramAsyncEngine
 from rft_trainer.testing.bigram import BigramEngine, BigramPolicy, DigitDecoder, MemoryWriter, OneRank, PlainOptimizer
 from rft_trainer.update.optimizer_step import MicroBatching, Updater
 from rft_trainer.update.policy_objective import PolicyObjective
@@ -163,7 +163,7 @@ class AheadRun:
         self.sampling = SamplingOptions(temperature=1.0, max_new_tokens=LONGEST, stop_token_ids=(STOP,))
         self.tables: dict[int, Tensor] = {}
         self.groups: dict[int, list[RolloutGroup]] = {}
-        self.engine = BigramAheadEngine(self.policy, pause=pause)
+        self.engine = BigramAsyncEngine(self.policy, pause=pause)
         self.queue: AsyncRollouts | None = None
         ledger, progress = _ledger(len(prompts), episodes), Progress()
         parts: dict[str, Any] = {"progress": progress, "ledger": ledger}

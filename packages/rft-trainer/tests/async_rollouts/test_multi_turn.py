@@ -47,7 +47,7 @@ from rft_trainer.rollouts.collector import RolloutCollector
 from rft_trainer.rollouts.conversation import ConversationLimits, ConversationStepper
 from rft_trainer.rollouts.multi_turn import Conversations
 from rft_trainer.rollouts.source import SyncRollouts
-from rft_trainer.testing.async_engine import BigramAheadEngine
+from rft_trainer.testing.async_engine import BigramAsyncEngine
 from rft_trainer.testing.bigram import BigramPolicy, DigitDecoder
 
 MOST, TURN, MAX_TURNS = 20, 4, 3
@@ -83,7 +83,7 @@ CALLS = ToolCallFormat(r"(?P<malformed>4 4)|(?P<arguments>never)")
 TAKING = ConversationStepper(TokenText(), CALLS, ConversationLimits(9, TURN))
 
 
-class TalkRun(AheadRun):
+class ConversationRun(AheadRun):
     """A run whose samples are conversations."""
 
     def __init__(
@@ -92,28 +92,28 @@ class TalkRun(AheadRun):
         staleness: int | None,
         *,
         make: Callable[[], Environment] = Repeats,
-        lanes: Sequence[EpisodeRunner] | None = None,
+        runners: Sequence[EpisodeRunner] | None = None,
         rules: StepConfig = SHORT,
         **options: Any,
     ) -> None:
-        self.lanes: Sequence[EpisodeRunner] = lanes or [BuiltinEpisodes(make) for _ in range(2)]
+        self.runners: Sequence[EpisodeRunner] = runners or [BuiltinEpisodes(make) for _ in range(2)]
         super().__init__(path, staleness, rules=rules, **options)
         loop = self.loop
         source = loop.rollouts
-        talks = Conversations(source, DigitDecoder(), BuiltinEpisodes(make), TokenText(), CALLS, TAKING.limits)
+        conversations = Conversations(source, DigitDecoder(), BuiltinEpisodes(make), TokenText(), CALLS, TAKING.limits)
         if staleness is None:
             assert isinstance(source, SyncRollouts)
             source.collector = RolloutCollector(
                 source.engine, DigitDecoder(), self.reward, self.ranks,
-                sampling=SAMPLING, group_size=GROUP, seed=SEED, conversations=talks,
+                sampling=SAMPLING, group_size=GROUP, seed=SEED, conversations=conversations,
             )  # fmt: skip
         loop.evaluator = Evaluator(
             source, DigitDecoder(), self.reward, self.ranks, self.prompts[:5],
-            sampling=replace(SAMPLING, temperature=0.0), conversations=talks,
+            sampling=replace(SAMPLING, temperature=0.0), conversations=conversations,
         )  # fmt: skip
 
     def _queue(self, ledger: Ledger, ahead: AsyncConfig) -> AsyncRollouts:
-        kind = ConversationSamples(DigitDecoder(), self.lanes, TAKING, MOST)
+        kind = ConversationSamples(DigitDecoder(), self.runners, TAKING, MOST)
         return AsyncRollouts(
             self.engine, DigitDecoder(), self.reward, ledger, self.prompts,
             sampling=SAMPLING, rules=ahead, collectives=self.ranks, kind=kind,
@@ -137,7 +137,7 @@ def evaluations_of(run: AheadRun) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> AheadRun:
     """A deterministic run that nothing stops."""
-    return TalkRun(tmp_path_factory.mktemp("whole") / "run", 2, deterministic=True).go()
+    return ConversationRun(tmp_path_factory.mktemp("whole") / "run", 2, deterministic=True).go()
 
 
 @pytest.fixture(autouse=True)
@@ -150,8 +150,8 @@ def no_hook() -> Iterator[None]:
 def test_at_staleness_0_conversations_are_those_of_the_synchronous_run_to_the_bit(
     tmp_path: Path, deterministic: bool
 ) -> None:
-    plain = TalkRun(tmp_path / "plain", None).go()
-    queued = TalkRun(tmp_path / "queued", 0, deterministic=deterministic).go()
+    plain = ConversationRun(tmp_path / "plain", None).go()
+    queued = ConversationRun(tmp_path / "queued", 0, deterministic=deterministic).go()
     assert torch.equal(plain.policy.table, queued.policy.table)
     assert plain.rows() == queued.rows()
     assert rollouts_of(plain) == rollouts_of(queued)
@@ -163,7 +163,7 @@ def test_at_staleness_0_conversations_are_those_of_the_synchronous_run_to_the_bi
 
 def test_every_token_is_that_of_the_version_that_it_is_labelled_with(tmp_path: Path) -> None:
     """Every sampled token again, turn by turn, from the table of its version with its own draw."""
-    run = TalkRun(tmp_path / "run", 2, pause=0.002).go()
+    run = ConversationRun(tmp_path / "run", 2, pause=0.002).go()
     assert trained_entries(run) == TRAINED
     num_mixed = 0
     for step, groups in run.groups.items():
@@ -198,8 +198,8 @@ def _check_tokens(run: AheadRun, rollout: Rollout, key: int, versions: Iterator[
 def test_a_deterministic_run_repeats_whatever_the_clock_and_the_number_of_threads_do(
     tmp_path: Path, whole: AheadRun
 ) -> None:
-    lanes = [BuiltinEpisodes(Repeats) for _ in range(3)]
-    slow = TalkRun(tmp_path / "slow", 2, deterministic=True, pause=0.002, lanes=lanes).go()
+    runners = [BuiltinEpisodes(Repeats) for _ in range(3)]
+    slow = ConversationRun(tmp_path / "slow", 2, deterministic=True, pause=0.002, runners=runners).go()
     assert torch.equal(slow.policy.table, whole.policy.table)
     assert slow.rows() == whole.rows()
     assert rollouts_of(slow) == rollouts_of(whole)
@@ -210,7 +210,7 @@ def test_a_deterministic_run_repeats_whatever_the_clock_and_the_number_of_thread
 def test_a_run_killed_and_resumed_trains_every_prompt_once(
     tmp_path: Path, whole: AheadRun, point: str, nth: int, deterministic: bool
 ) -> None:
-    first = TalkRun(tmp_path / "first", 2, deterministic=deterministic, pause=0.001)
+    first = ConversationRun(tmp_path / "first", 2, deterministic=deterministic, pause=0.001)
     passed = Counter[str]()
 
     def kill(name: str) -> None:
@@ -222,7 +222,7 @@ def test_a_run_killed_and_resumed_trains_every_prompt_once(
     with pytest.raises(Stopped):
         first.go()
     fault_points.install(None)
-    second = TalkRun(tmp_path / "second", 2, deterministic=deterministic, pause=0.001).resume_from(first).go()
+    second = ConversationRun(tmp_path / "second", 2, deterministic=deterministic, pause=0.001).resume_from(first).go()
     assert trained_entries(first, second) == TRAINED
     if deterministic:
         assert torch.equal(second.policy.table, whole.policy.table)
@@ -232,10 +232,10 @@ def test_a_run_killed_and_resumed_trains_every_prompt_once(
 
 def test_two_ranks_train_the_conversations_of_one(tmp_path: Path, whole: AheadRun) -> None:
     def work(rank: ThreadRank) -> AheadRun:
-        return TalkRun(tmp_path / f"rank{rank.rank}", 2, deterministic=True, collectives=rank).go()
+        return ConversationRun(tmp_path / f"rank{rank.rank}", 2, deterministic=True, collectives=rank).go()
 
     for run in run_on_ranks(2, work):
-        assert isinstance(run, TalkRun), run
+        assert isinstance(run, ConversationRun), run
         for ours, one in zip(rollouts_of(run), rollouts_of(whole), strict=True):
             # the sums of the ranks are those of one up to their order
             assert ours.behaviour_logprobs == pytest.approx(one.behaviour_logprobs, rel=1e-9)
@@ -248,8 +248,8 @@ def test_two_ranks_train_the_conversations_of_one(tmp_path: Path, whole: AheadRu
 
 def answered(kind: ConversationSamples, drafts: Sequence[ConversationDraft]) -> None:
     """What the answering threads do."""
-    for lane in range(kind.answers):
-        if asking := [draft for draft in drafts if draft.can_ask and draft.lane == lane]:
+    for worker_index in range(kind.answers):
+        if asking := [draft for draft in drafts if draft.awaits_environment and draft.worker_index == worker_index]:
             kind.answer(asking)()
 
 
@@ -259,9 +259,9 @@ def begun(kind: ConversationSamples, states: Sequence[Mapping[str, Any]] | None 
     return [draft for draft in drafts if isinstance(draft, ConversationDraft)]
 
 
-def draw(drafts: Sequence[ConversationDraft], engine: BigramAheadEngine, rounds: int = 99) -> None:
+def draw(drafts: Sequence[ConversationDraft], engine: BigramAsyncEngine, rounds: int = 99) -> None:
     """As far as the engine comes in so many rounds of tokens."""
-    going = [draft for draft in drafts if draft.can_draw]
+    going = [draft for draft in drafts if draft.needs_generation]
     asked = [draft.request(PROMPTS[2]) for draft in going]
     looks = itertools.count()
     for one in engine.draw(
@@ -276,7 +276,7 @@ def draw(drafts: Sequence[ConversationDraft], engine: BigramAheadEngine, rounds:
 
 
 def finished(
-    kind: ConversationSamples, drafts: Sequence[ConversationDraft], engine: BigramAheadEngine
+    kind: ConversationSamples, drafts: Sequence[ConversationDraft], engine: BigramAsyncEngine
 ) -> list[Rollout]:
     for _ in range(50):
         answered(kind, drafts)
@@ -288,14 +288,14 @@ def samples_of(make: Callable[[], Environment] = Repeats) -> ConversationSamples
     return ConversationSamples(DigitDecoder(), [BuiltinEpisodes(make), BuiltinEpisodes(make)], TAKING, MOST)
 
 
-def expected(engine: BigramAheadEngine) -> list[Rollout]:
+def expected(engine: BigramAsyncEngine) -> list[Rollout]:
     kind = samples_of()
     return finished(kind, begun(kind), engine)
 
 
 @pytest.mark.parametrize("waits", [1, 2, 3, 5, 8])
 def test_a_conversation_in_flight_goes_on_from_a_checkpoint_where_it_was(waits: int) -> None:
-    engine = BigramAheadEngine(BigramPolicy(VOCABULARY, dtype=torch.float64))
+    engine = BigramAsyncEngine(BigramPolicy(VOCABULARY, dtype=torch.float64))
     kind = samples_of()
     drafts = begun(kind)
     for number in range(waits):
@@ -304,7 +304,7 @@ def test_a_conversation_in_flight_goes_on_from_a_checkpoint_where_it_was(waits: 
         if number == waits - 1 and waits % 2:
             answered(kind, drafts)  # some are asking in the one case, drawn on in the other
     states = json.loads(json.dumps([draft.state() for draft in drafts]))
-    before = [len(draft.talk.token_ids) + len(draft.turn.token_ids if draft.turn else ()) for draft in drafts]
+    before = [len(draft.conversation.token_ids) + len(draft.turn.token_ids if draft.turn else ()) for draft in drafts]
     assert all(before)
     again = samples_of()
     restored = begun(again, states)
@@ -333,18 +333,18 @@ class Forgetful(Repeats):
 
 
 def test_an_environment_that_answers_otherwise_than_it_did_begins_its_conversation_again() -> None:
-    engine = BigramAheadEngine(BigramPolicy(VOCABULARY, dtype=torch.float64))
+    engine = BigramAsyncEngine(BigramPolicy(VOCABULARY, dtype=torch.float64))
     kind = samples_of(Forgetful)
     drafts = begun(kind)
     for _ in range(2):
         answered(kind, drafts)
         draw(drafts, engine)
     states = json.loads(json.dumps([draft.state() for draft in drafts]))
-    assert all(draft.talk.num_spoken for draft in drafts)
+    assert all(draft.conversation.num_sampled_turns for draft in drafts)
     engine.load_weights(1)
     again = samples_of(Forgetful)
     restored = begun(again, states)
-    going = [index for index, draft in enumerate(restored) if not draft.is_whole]
+    going = [index for index, draft in enumerate(restored) if not draft.is_complete]
     assert going
     answered(again, restored)
     for index in going:
@@ -359,16 +359,16 @@ def test_calls_that_cannot_be_read_are_answered_without_the_environment_and_kept
     with torch.no_grad():
         policy.table[:, 4] = 6.0  # "4 4" in nearly every turn
 
-    engine = BigramAheadEngine(policy)
+    engine = BigramAsyncEngine(policy)
     kind = ConversationSamples(DigitDecoder(), [BuiltinEpisodes(Repeats)], TAKING, MOST)
     drafts = begun(kind)
     answered(kind, drafts)
     draw(drafts, engine)
     answered(kind, drafts)
-    malformed = [draft for draft in drafts if draft.talk.turns[1].num_malformed]
+    malformed = [draft for draft in drafts if draft.conversation.turns[1].num_malformed]
     assert malformed
     for draft in malformed:
-        assert draft.talk.episode.turns == []
+        assert draft.conversation.episode.turns == []
         assert len(draft.recorded) == 1
 
 
@@ -376,7 +376,7 @@ def test_calls_that_cannot_be_read_are_answered_without_the_environment_and_kept
 
 
 class Gate:
-    """A lane whose first episode's turn waits until the other lane has answered many."""
+    """A worker whose first episode's turn waits until the other worker has answered many."""
 
     tools = ()
 
@@ -391,7 +391,7 @@ class Gate:
         if self.opens and self.count > 20:
             self.released.set()
         elif not self.opens:
-            assert self.released.wait(20.0), "the other lane was held up"
+            assert self.released.wait(20.0), "the other worker was held up"
         return self.inner.step(episodes)
 
     def close(self) -> None:
@@ -400,8 +400,8 @@ class Gate:
 
 def test_a_tool_that_takes_long_holds_up_the_conversations_of_its_process_alone(tmp_path: Path) -> None:
     released = threading.Event()
-    lanes: list[EpisodeRunner] = [Gate(released, opens=True), Gate(released, opens=False)]
-    run = TalkRun(tmp_path / "run", 2, lanes=lanes, rules=replace(RULES, max_steps=6)).go()
+    runners: list[EpisodeRunner] = [Gate(released, opens=True), Gate(released, opens=False)]
+    run = ConversationRun(tmp_path / "run", 2, runners=runners, rules=replace(RULES, max_steps=6)).go()
     assert len(run.groups) == 6
     assert released.is_set()
 
@@ -426,7 +426,7 @@ class Broken:
 
 def test_what_went_wrong_is_a_status_and_no_number_and_nothing_waits_for_it(tmp_path: Path) -> None:
     rules = replace(SHORT, max_unscored_share=1.0)
-    run = TalkRun(tmp_path / "run", 2, lanes=[Broken()], rules=rules, episodes=2).go()
+    run = ConversationRun(tmp_path / "run", 2, runners=[Broken()], rules=rules, episodes=2).go()
     statuses = Counter(rollout.status for rollout in rollouts_of(run))
     assert set(statuses) == {RewardStatus.OK, RewardStatus.CRASHED, RewardStatus.TIMEOUT}
     for rollout in rollouts_of(run):
@@ -441,7 +441,7 @@ def test_an_opening_without_room_is_raised_in_the_thread_that_trains(tmp_path: P
             return ["1"] * MOST
 
     with pytest.raises(OptionsError) as caught:
-        TalkRun(tmp_path / "run", 1, make=Talkative).go()
+        ConversationRun(tmp_path / "run", 1, make=Talkative).go()
     assert caught.value.problem.code == "environment.no_room"
 
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rft_core.errors import OptionsError
-from rft_trainer.batches.batch_plan import BatchPlan, BatchSettings, is_accepted, plan_batches, single_changes
+from rft_trainer.batches.batch_plan import BatchPlan, BatchSizes, is_accepted, plan_batches, single_changes
 
 SIZES = st.one_of(st.integers(1, 12), st.integers(1, 300), st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128, 256, 512]))
 SETTINGS = st.builds(
-    BatchSettings,
+    BatchSizes,
     rollout_batch_size=SIZES,
     n_samples_per_prompt=st.integers(1, 16),
     train_batch_size=SIZES,
@@ -29,7 +29,7 @@ SETTINGS = st.builds(
 )
 
 
-def plan(num_prompts: int, given_ones: BatchSettings) -> BatchPlan:
+def plan(num_prompts: int, given_ones: BatchSizes) -> BatchPlan:
     return plan_batches(num_prompts, **asdict(given_ones))
 
 
@@ -58,7 +58,7 @@ def check_against_a_played_run(made: BatchPlan) -> None:
     assert made.derivation()
 
 
-def check_planned_or_refused(num: int, given_ones: BatchSettings) -> None:
+def check_planned_or_refused(num: int, given_ones: BatchSizes) -> None:
     product = given_ones.rollout_batch_size * given_ones.n_samples_per_prompt
     size = given_ones.train_batch_size
     fine = (size <= product or size % product == 0) and not (
@@ -88,7 +88,7 @@ def check_planned_or_refused(num: int, given_ones: BatchSettings) -> None:
 
 @given(st.integers(0, 300), SETTINGS)
 @settings(max_examples=300, deadline=None)
-def test_any_numbers_are_planned_exactly_or_refused_with_changes_that_work(num: int, given_ones: BatchSettings) -> None:
+def test_any_numbers_are_planned_exactly_or_refused_with_changes_that_work(num: int, given_ones: BatchSizes) -> None:
     check_planned_or_refused(num, given_ones)
 
 
@@ -96,7 +96,7 @@ def test_ten_thousand_random_plans_divide_by_nothing_and_correct_nothing_silentl
     draw = random.Random(1)
     for _ in range(10_000):
         sizes = [draw.choice((draw.randint(1, 12), draw.randint(1, 300), 2 ** draw.randint(0, 9))) for _ in range(2)]
-        given_ones = BatchSettings(
+        given_ones = BatchSizes(
             rollout_batch_size=sizes[0],
             n_samples_per_prompt=draw.randint(1, 16),
             train_batch_size=sizes[1],
@@ -113,19 +113,17 @@ def test_ten_thousand_random_plans_divide_by_nothing_and_correct_nothing_silentl
 
 @given(SETTINGS)
 @settings(max_examples=300, deadline=None)
-def test_a_suggested_change_is_the_smallest_for_its_number(given_ones: BatchSettings) -> None:
+def test_a_suggested_change_is_the_smallest_for_its_number(given_ones: BatchSizes) -> None:
     for name, value in single_changes(given_ones).items():
         old = getattr(given_ones, name)
         for nearer in range(old - abs(value - old) + 1, old + abs(value - old)):
             assert nearer < 1 or not is_accepted(replace(given_ones, **{name: nearer}))
 
 
-@given(
-    SETTINGS, st.dictionaries(st.sampled_from(sorted(asdict(BatchSettings(1, 1, 1)))), st.integers(-3, 0), min_size=1)
-)
+@given(SETTINGS, st.dictionaries(st.sampled_from(sorted(asdict(BatchSizes(1, 1, 1)))), st.integers(-3, 0), min_size=1))
 @settings(max_examples=500, deadline=None)
 def test_zero_and_negative_numbers_are_all_named_and_the_remedy_works(
-    given_ones: BatchSettings, bad: dict[str, int]
+    given_ones: BatchSizes, bad: dict[str, int]
 ) -> None:
     bad.pop("group_estimator", None)
     broken = replace(given_ones, **bad)

@@ -16,8 +16,8 @@ from rft_trainer.evaluation.logprob_mismatch import (
     FULL,
     HALF,
     Gap,
-    Limits,
     Measured,
+    MismatchLimits,
     limits_of,
     measure_gap,
     scored_tokens,
@@ -226,7 +226,7 @@ def test_what_is_no_number_is_apart(value: float) -> None:
         (FULL, 2e-4, 9e-4, "apart"),
     ],
 )
-def test_verdicts(limits: Limits, mean: float, largest: float, verdict: str) -> None:
+def test_verdicts(limits: MismatchLimits, mean: float, largest: float, verdict: str) -> None:
     assert Gap(10, mean, mean, largest).verdict(limits) == verdict
 
 

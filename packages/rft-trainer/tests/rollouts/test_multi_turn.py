@@ -74,7 +74,7 @@ class Counting:
         return Answer(["5"], reward=1.0 if done else 0.1, done=done, parts={"correctness": 1.0} if done else {})
 
 
-def talks(engine: Any, environment: Any = Counting, **limits: Any) -> Conversations:
+def conversations(engine: Any, environment: Any = Counting, **limits: Any) -> Conversations:
     chosen = ConversationLimits(**({"max_turns": 4} | limits))
     runner = BuiltinEpisodes(environment) if isinstance(environment, type) else environment
     return Conversations(
@@ -88,7 +88,7 @@ def sampling(max_new_tokens: int = 20) -> SamplingOptions:
 
 def test_tokens_are_prompt_turns_and_observations_and_only_turns_are_learned() -> None:
     engine = Scripted({2: [(4, STOP), (3, STOP)], 3: [(4, STOP)]})
-    [[one], [two]] = talks(engine).sample(PROMPTS, [[11], [12]], sampling())
+    [[one], [two]] = conversations(engine).sample(PROMPTS, [[11], [12]], sampling())
     assert one.completion_ids == (OPENS, 4, STOP, 5, OPENS, 3, STOP)
     assert one.loss_mask == (False, True, True, False, False, True, True)
     assert one.behaviour_logprobs == (0.0, -0.5, -0.5, 0.0, 0.0, -0.5, -0.5)
@@ -103,7 +103,7 @@ def test_tokens_are_prompt_turns_and_observations_and_only_turns_are_learned() -
 
 def test_the_turns_of_a_sample_have_keys_of_their_own_the_first_that_of_a_single_response() -> None:
     engine = Scripted({2: [(1, STOP)] * 4, 3: [(4, STOP)]})
-    talks(engine).sample(PROMPTS[:1], [[11, 12]], sampling())
+    conversations(engine).sample(PROMPTS[:1], [[11, 12]], sampling())
     first, second = engine.calls[0], engine.calls[1]
     assert first["keys"] == [[11, 12]]  # one context, read once
     assert second["keys"] == [[derive_key(11, "turn", 1), derive_key(12, "turn", 1)]]
@@ -112,12 +112,12 @@ def test_the_turns_of_a_sample_have_keys_of_their_own_the_first_that_of_a_single
 def test_tokens_do_not_depend_on_who_else_is_in_the_wave() -> None:
     policy = BigramPolicy(10)
     keys = [[101, 102, 103], [104, 105, 106]]
-    together = talks(BigramEngine(policy), max_turns=3).sample(PROMPTS, keys, sampling(12))
+    together = conversations(BigramEngine(policy), max_turns=3).sample(PROMPTS, keys, sampling(12))
     for index, own in enumerate(keys):
         for number, key in enumerate(own):
-            [[alone]] = talks(BigramEngine(policy), max_turns=3).sample([PROMPTS[index]], [[key]], sampling(12))
+            [[alone]] = conversations(BigramEngine(policy), max_turns=3).sample([PROMPTS[index]], [[key]], sampling(12))
             assert alone.completion_ids == together[index][number].completion_ids
-    small = talks(BigramEngine(policy), max_turns=3, room=16).sample(PROMPTS, keys, sampling(12))
+    small = conversations(BigramEngine(policy), max_turns=3, room=16).sample(PROMPTS, keys, sampling(12))
     assert [[r.completion_ids for r in group] for group in small] == [[r.completion_ids for r in g] for g in together]
 
 
@@ -132,7 +132,7 @@ def test_tokens_do_not_depend_on_who_else_is_in_the_wave() -> None:
 )
 def test_limits_end_a_conversation(limits: dict[str, int], most: int, reason: str, length: int) -> None:
     engine = Scripted({2: [(1, STOP)] * 8})
-    [[one]] = talks(engine, **limits).sample(PROMPTS[:1], [[1]], sampling(most))
+    [[one]] = conversations(engine, **limits).sample(PROMPTS[:1], [[1]], sampling(most))
     assert one.finish_reason == reason
     assert len(one.completion_ids) == length <= most
     assert one.status is RewardStatus.OK
@@ -143,7 +143,7 @@ def test_limits_end_a_conversation(limits: dict[str, int], most: int, reason: st
 
 def test_an_opening_that_leaves_no_room_is_refused() -> None:
     with pytest.raises(OptionsError) as caught:
-        talks(Scripted({})).sample(PROMPTS[:1], [[1]], sampling(1))
+        conversations(Scripted({})).sample(PROMPTS[:1], [[1]], sampling(1))
     assert caught.value.problem.code == "environment.no_room"
 
 
@@ -163,7 +163,7 @@ def test_a_malformed_call_is_told_and_the_environment_is_not_asked() -> None:
             return (0, OPENS)
 
     engine = Scripted({2: [(8, STOP), (6, STOP), (3, STOP)]})
-    held = talks(engine, Listening)
+    held = conversations(engine, Listening)
     held._taking._text = Told()
     [[one]] = held.sample(PROMPTS[:1], [[1]], sampling())
     assert "cannot be read" in Told.seen[0]
@@ -193,7 +193,7 @@ class Failing:
 
 def test_what_went_wrong_is_a_status_and_no_number_and_the_others_go_on() -> None:
     engine = Scripted({2: [(1, STOP)] * 4, 3: [(1, STOP)] * 4})
-    [[one], [two]] = talks(engine, Failing(), max_turns=3).sample(PROMPTS, [[1], [2]], sampling())
+    [[one], [two]] = conversations(engine, Failing(), max_turns=3).sample(PROMPTS, [[1], [2]], sampling())
     assert (one.reward, one.status, one.finish_reason) == (None, RewardStatus.TIMEOUT, "environment")
     assert one.detail == "no answer within 1 s"
     assert two.reward == pytest.approx(1.5)

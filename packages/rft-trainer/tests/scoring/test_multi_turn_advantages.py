@@ -214,7 +214,7 @@ class TokenText:
 
 
 def collector(policy: BigramPolicy, collectives: object = None, greedy: bool = False) -> RolloutCollector:
-    talks = Conversations(
+    conversations = Conversations(
         BigramEngine(policy),
         DigitDecoder(),
         BuiltinEpisodes(Tool),
@@ -231,7 +231,7 @@ def collector(policy: BigramPolicy, collectives: object = None, greedy: bool = F
         group_size=16,
         seed=0,
         greedy_baseline=greedy,
-        conversations=talks,
+        conversations=conversations,
     )
 
 

@@ -32,8 +32,8 @@ from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.data.prompts import PromptRow
 from rft_trainer.evaluation.logprob_mismatch import (
     VERDICTS,
-    Limits,
     Measured,
+    MismatchLimits,
     NextTokenLogits,
     Verdict,
     limits_of,
@@ -83,7 +83,7 @@ class Comparison:
     policy: CausalPolicy
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> MismatchLimits:
         """The gaps that a verdict allows, in nats."""
         return limits_of(self.policy.dtype)
 

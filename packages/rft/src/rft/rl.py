@@ -29,7 +29,7 @@ from rft.build.models import head_chunk_size
 from rft.build.replicas import make_replicas, wants_replicas
 from rft.build.rewards import build_reward
 from rft.build.rl_data import RlData, response_limits, rl_data, step_rules
-from rft.build.rollout_source import RolloutParts, build_rollouts, refuse_what_cannot_run_ahead
+from rft.build.rollout_source import RolloutParts, build_rollouts, require_async_support
 from rft.build.shared_parts import (
     balanced_forward,
     learning_rate_schedule,
@@ -84,7 +84,7 @@ def _reference(settings: RlSettings, machine: Machine, spread: ParallelModel[Cau
     """Make the scorer under the reference model, which is the run's start: with adapters the policy without them."""
     if spread.model.adapters is not None:
         started: Any = BaseModelView(spread.model)
-        return annotator(settings, machine, started, spread.data, in_step=spread.in_step)
+        return annotator(settings, machine, started, spread.data, collective_forward=spread.collective_forward)
     load = load_reference_on_meta if settings.strategy.meta_init else load_reference
     policy = load(
         settings.model.pretrain,
@@ -96,7 +96,7 @@ def _reference(settings: RlSettings, machine: Machine, spread: ParallelModel[Cau
     load_initial_weights(policy, settings.checkpoint, show=False)
     strategy = choose_strategy(settings.strategy).reference(settings.strategy)
     reference = parallelize(ShardablePolicy(policy), strategy, None, machine)
-    return annotator(settings, machine, policy, reference.data, in_step=is_sharded(settings.strategy))
+    return annotator(settings, machine, policy, reference.data, collective_forward=is_sharded(settings.strategy))
 
 
 def _updater(
@@ -121,7 +121,7 @@ def _updater(
         pin_memory=settings.data.dataloader_pin_memory,
         balanced=balanced_forward(settings.model, spread.model, machine),
         fused=fused_policy(spread),
-        in_step=spread.in_step,
+        collective_forward=spread.collective_forward,
     )
 
 
@@ -142,8 +142,8 @@ def build_rl(
 ) -> RlLoop:
     """Build the RL run, ready to start; with `restored`, exactly in the state of that checkpoint."""
     record = algorithm_record(settings)
-    reward = ThreadSafeReward(reward) if settings.ahead.max_staleness else reward
-    refuse_what_cannot_run_ahead(settings, record)  # before any model is loaded
+    reward = ThreadSafeReward(reward) if settings.async_rollouts.max_staleness else reward
+    require_async_support(settings, record)  # before any model is loaded
     policy, source = _policy(settings, machine, codec, restored)
     spread = parallelize(ShardablePolicy(policy), settings.strategy, settings.optimizer, machine, restored)
     longest_response, longest = response_limits(settings, data.longest_prompt)
@@ -180,7 +180,9 @@ def build_rl(
         rollouts=source,
         assign_credit=credit,
         reference=_reference(settings, machine, spread) if record.needs_reference else None,
-        old_policy=old_policy(settings, record, machine, policy, spread.data, in_step=spread.in_step),
+        old_policy=old_policy(
+            settings, record, machine, policy, spread.data, collective_forward=spread.collective_forward
+        ),
         critic=critic.part if critic else None,
         control=_control(settings),
         updater=_updater(settings, machine, spread, record, credit, data.num_updates),
@@ -255,7 +257,7 @@ def _engine(
             in_blocks=spread.shards_weights,
             dtype=spread.compute_dtype,
         )
-        return replicas, sleeps and chosen.shares_weights and not settings.ahead.max_staleness
+        return replicas, sleeps and chosen.shares_weights and not settings.async_rollouts.max_staleness
     engine = make_engine(
         settings.engine,
         machine,
@@ -300,7 +302,7 @@ def gap_watch(settings: RlSettings, machine: Machine, resume_command: str) -> Mi
 
     return MismatchMonitor(
         collectives=machine.collectives,
-        limit=None if settings.ahead.max_staleness else algorithm.max_logprob_gap or None,
+        limit=None if settings.async_rollouts.max_staleness else algorithm.max_logprob_gap or None,
         skips_first_token=settings.sampling.use_fire,
         remedy=remedy,
     )
@@ -322,7 +324,7 @@ def _control(settings: RlSettings) -> Callable[[Sequence[RolloutGroup]], list[Ro
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedRun:
     """An RL run that is built and has not begun: nothing was written."""
 
     machine: Machine
@@ -343,7 +345,7 @@ def prepared(
     compute_advantages: ComputeAdvantages | None = None,
     script: str = "",
     front: FrontEnd = SILENT,
-) -> Generator[Prepared]:
+) -> Generator[PreparedRun]:
     """Read, plan and build; `reward` and `compute_advantages` take the place of what the settings name.
 
     They are code of `script`, and only that script can continue the run then.
@@ -386,7 +388,7 @@ def prepared(
                 environment=environment,
             )
             opened.callback(training.rollouts.close)
-            yield Prepared(machine, codec, data, started, sinks, training)
+            yield PreparedRun(machine, codec, data, started, sinks, training)
         finally:
             judge.close()
 

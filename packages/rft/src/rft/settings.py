@@ -66,7 +66,7 @@ class RlSettings:
     sampling: TrainingSamplingSettings = field(default_factory=TrainingSamplingSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     replicas: ReplicaSettings = field(default_factory=ReplicaSettings)
-    ahead: AsyncSettings = field(default_factory=AsyncSettings)
+    async_rollouts: AsyncSettings = field(default_factory=AsyncSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     strategy: StrategySettings = field(default_factory=StrategySettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rft.build.images import codec_with_images, refuse_beside_images, row_images
 from rft.build.lora import adapt, counting, weights_directory
-from rft.build.prompt_data import Prepared, demonstrations, hold_out, read_held_out, read_training
+from rft.build.prompt_data import PreparedPrompts, demonstrations, hold_out, read_held_out, read_training
 from rft.build.shared_parts import (
     balanced_forward,
     learning_rate_schedule,
@@ -48,7 +48,7 @@ from rft_trainer.update.optimizer_step import Updater
 class SftData:
     """Training and held-out samples of a supervised run."""
 
-    training: Prepared
+    training: PreparedPrompts
     samples: list[TrainingSample]
     left_out: list[tuple[str, int]]
     held_out: list[TrainingSample]
@@ -146,7 +146,7 @@ def build_sft(
         ),
         collectives=machine.collectives,
         data_ranks=spread.data,
-        in_step=spread.in_step,
+        collective_forward=spread.collective_forward,
         progress=progress,
         timer=machine.phase_timer(progress),
         early_stop=early_stop,
@@ -181,7 +181,7 @@ def _updater(settings: SftSettings, machine: Machine, spread: ParallelModel[Caus
         pin_memory=settings.data.dataloader_pin_memory,
         balanced=balanced_forward(settings.model, spread.model, machine),
         fused=fused_policy(spread),
-        in_step=spread.in_step,
+        collective_forward=spread.collective_forward,
     )
 
 

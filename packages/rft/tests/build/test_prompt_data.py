@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rft.build.prompt_data import Prepared, demonstrations, read_training
+from rft.build.prompt_data import PreparedPrompts, demonstrations, read_training
 from rft_models.tiny_models.text import build_bpe_tokenizer
 from rft_models.tokenization.tokenizer import HfTokenizer
 from rft_trainer.batches.packing import pack
@@ -31,7 +31,7 @@ def codec() -> HfTokenizer:
     return HfTokenizer(tokenizer)
 
 
-def read(codec: HfTokenizer, path: Path, **changes: Any) -> Prepared:
+def read(codec: HfTokenizer, path: Path, **changes: Any) -> PreparedPrompts:
     file = path / "rows.jsonl"
     file.write_text("".join(json.dumps({"input": f"{n}+1=", "output": str(n + 1)}) + "\n" for n in range(3)))
     settings = SftDataSettings(prompt_data=str(file), **changes)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rft.build.algorithm import algorithm_record
-from rft.build.rollout_source import EngineDiagnosis, refuse_what_cannot_run_ahead
+from rft.build.rollout_source import EngineDiagnosis, require_async_support
 from rft.settings import RlSettings
 from rft_core.errors import OptionsError
 from rft_engine.completions import EngineStats
@@ -18,13 +18,13 @@ from rft_trainer.settings.algorithm import AlgorithmSettings
 from rft_trainer.settings.rollouts import AsyncSettings
 
 PLAIN = RlSettings(model=ModelSettings(pretrain="model", device="cpu"))
-AHEAD = replace(PLAIN, ahead=AsyncSettings(max_staleness=1))
-EXACT = replace(PLAIN, ahead=AsyncSettings(max_staleness=1, async_deterministic=True))
+AHEAD = replace(PLAIN, async_rollouts=AsyncSettings(max_staleness=1))
+EXACT = replace(PLAIN, async_rollouts=AsyncSettings(max_staleness=1, async_deterministic=True))
 TWO = replace(PLAIN, replicas=ReplicaSettings(engine_replicas=2))
 
 
 def refuse(settings: RlSettings) -> None:
-    refuse_what_cannot_run_ahead(settings, algorithm_record(settings))
+    require_async_support(settings, algorithm_record(settings))
 
 
 @pytest.mark.parametrize("settings", [PLAIN, AHEAD, EXACT, TWO])

@@ -17,7 +17,7 @@ from typing import Any
 
 from rft_cli.commands.arguments import Arguments
 from rft_cli.commands.table import COMMANDS
-from rft_cli.config.recipe_stages import Stage, option
+from rft_cli.config.recipe_stages import RecipeStage, option
 from rft_cli.config.recipes import Recipe
 from rft_cli.config.resolve import resolve
 from rft_core.errors import CheckpointError, DataError, OptionsError
@@ -28,7 +28,7 @@ RECORD = "stages.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class StageOptions:
     """Choices of a person for one run of a recipe; kept in stages.json so that a later call repeats them."""
 
     recipe: str
@@ -68,7 +68,7 @@ def run(recipe: Recipe, given: Arguments) -> int:
     return 0
 
 
-def _run_stage(title: str, stage: Stage, words: list[str]) -> None:
+def _run_stage(title: str, stage: RecipeStage, words: list[str]) -> None:
     target = Path(option(words, "output") or option(words, "save_path"))
     if _is_finished(stage, target):
         print(f"{title}: finished already ({target})")
@@ -87,7 +87,7 @@ def _run_stage(title: str, stage: Stage, words: list[str]) -> None:
     print(f"\n{title}: finished, {_minutes(started)}", flush=True)
 
 
-def _is_finished(stage: Stage, target: Path) -> bool:
+def _is_finished(stage: RecipeStage, target: Path) -> bool:
     """Return True for a training run whose summary says so; for a model or an output, when its file exists."""
     if stage.command in ("sft", "rl"):
         return _json(target / "summary.json").get("outcome") == "finished"
@@ -126,7 +126,7 @@ def _directory(recipe: Recipe, given: Arguments) -> Path:
     return (Path("runs") / run_name(recipe.name, under=Path("runs"))).resolve()
 
 
-def _choices(recipe: Recipe, given: Arguments, path: Path) -> Choices:
+def _choices(recipe: Recipe, given: Arguments, path: Path) -> StageOptions:
     """Return the choices of this call, completed by those of an earlier call on the same directory."""
     stored = _json(path / RECORD)
     if path.exists() and not stored and any(path.iterdir()):
@@ -147,7 +147,7 @@ def _choices(recipe: Recipe, given: Arguments, path: Path) -> Choices:
             do="--seed 42",
         )
     reference = recipe.name if recipe.is_installed else str(recipe.path.resolve())
-    choices = Choices(
+    choices = StageOptions(
         recipe=str(stored.get("recipe", reference)),
         data=_data_directory(recipe, given.values.get("data") or stored.get("data")),
         seed=seed,

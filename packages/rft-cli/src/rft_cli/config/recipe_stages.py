@@ -31,7 +31,7 @@ _CHECKPOINT = "step_*[0-9]/model"
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class RecipeStage:
     """One command of a recipe, its places not yet filled."""
 
     name: str
@@ -51,7 +51,7 @@ class Stage:
         return [_PLACE.sub(lambda match: _value(match, values), word) for word in line]
 
 
-def read_stage(fields: Mapping[str, str], path: Path) -> Stage:
+def read_stage(fields: Mapping[str, str], path: Path) -> RecipeStage:
     """A stage from the header's text.
 
     Raises:
@@ -68,7 +68,7 @@ def read_stage(fields: Mapping[str, str], path: Path) -> Stage:
             why=f"a stage has a name, a command line `run` of {', '.join(COMMANDS)}, and flags `quick`",
             do="rft-train recipes show gsm8k-tiny",
         )
-    return Stage(name, run, _split(fields.get("quick", ""), path))
+    return RecipeStage(name, run, _split(fields.get("quick", ""), path))
 
 
 def option(words: list[str], name: str) -> str:

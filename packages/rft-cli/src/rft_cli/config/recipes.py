@@ -28,7 +28,7 @@ from pathlib import Path
 
 from rft.resolved import Origin
 from rft_cli.config import yaml_file
-from rft_cli.config.recipe_stages import Stage, read_stage
+from rft_cli.config.recipe_stages import RecipeStage, read_stage
 from rft_core.errors import Problem
 from rft_core.nearest_names import nearest_names
 
@@ -60,7 +60,7 @@ class Recipe:
     date: str
     needs: tuple[str, ...] = ()
     """Files below the data directory that the stages read."""
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[RecipeStage, ...] = ()
 
     @property
     def is_installed(self) -> bool:

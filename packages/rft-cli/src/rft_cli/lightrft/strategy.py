@@ -9,7 +9,7 @@ from typing import Any, cast
 from rft.build.engines import choose_engine
 from rft.build.rl_data import response_limits
 from rft.build.shared_parts import SamplingOptions, sampling_options
-from rft.rl import Prepared
+from rft.rl import PreparedRun
 from rft.settings import RlSettings
 from rft_core.errors import OptionsError
 from rft_core.keyed_random import derive_key
@@ -41,7 +41,7 @@ class Generation:
 class Strategy:
     """The engine of a run, under LightRFT's names."""
 
-    def __init__(self, ready: Prepared, settings: RlSettings) -> None:
+    def __init__(self, ready: PreparedRun, settings: RlSettings) -> None:
         self._ready = ready
         self._settings = settings
         self._num_calls = 0

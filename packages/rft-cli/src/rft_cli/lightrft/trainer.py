@@ -104,7 +104,7 @@ class SPMDPPOTrainer:
         self._words = keywords.command_words(settings)
         self._saver = trajectory_saver
         self._stack = ExitStack()
-        self._prepared: rl.Prepared | None = None
+        self._prepared: rl.PreparedRun | None = None
         self._strategy: Strategy | None = None
         self._signals: StopSignals | None = None
         self._results: dict[str, EvaluationResult] = {}
@@ -196,7 +196,7 @@ class SPMDPPOTrainer:
         self._stack.__exit__(kind, error, trace)
 
     @property
-    def _ready(self) -> rl.Prepared:
+    def _ready(self) -> rl.PreparedRun:
         if self._prepared is None:
             script = "" if self._is_plain else shlex.join(["python", *sys.argv])
             command = ["rft-train", "rl", *self._words] if self._is_plain else ["python", *sys.argv]

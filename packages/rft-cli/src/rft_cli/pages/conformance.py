@@ -12,7 +12,7 @@ from rft.conformance import DrawResult, EngineResult
 from rft_core.errors import OptionsError, PreflightError, Problem, RftError, ServiceError
 from rft_engine.registry import ENGINES, REFERENCE_ENGINE
 from rft_models.tokenization.tokenizer import HfTokenizer
-from rft_trainer.evaluation.logprob_mismatch import VERDICTS, Gap, Limits, Measured, TokenGap
+from rft_trainer.evaluation.logprob_mismatch import VERDICTS, Gap, Measured, MismatchLimits, TokenGap
 from rft_trainer.records.rollouts import Prompt
 
 _STYLES = {"equal": "green", "close": "yellow", "apart": "bold red", "failed": "red"}
@@ -40,7 +40,7 @@ def page(
     return Group(head, Text(), _table(results), Text(), *reading, Text(), tail)
 
 
-def facts(model: str, kind: str, prompts: str, limits: Limits, dtype: str) -> list[tuple[str, str]]:
+def facts(model: str, kind: str, prompts: str, limits: MismatchLimits, dtype: str) -> list[tuple[str, str]]:
     """Return the compared model and prompts, and the limits of a verdict."""
     limits_text = (
         f"nats, for {dtype} weights: equal up to {limits.equal:g} at every token; "

@@ -6,7 +6,7 @@ from typing import Any
 
 from rft.build.algorithm import algorithm_record
 from rft.build.images import image_counts
-from rft.build.prompt_data import Prepared
+from rft.build.prompt_data import PreparedPrompts
 from rft.build.rl_data import RlData, response_limits
 from rft.process.machine import Machine
 from rft.resolved import Resolved
@@ -49,7 +49,7 @@ def rl_lines(resolved: Resolved[RlSettings], data: RlData) -> list[tuple[str, li
     ]
 
 
-def _training_lines(training: Prepared) -> list[str]:
+def _training_lines(training: PreparedPrompts) -> list[str]:
     """Return sources, lengths, images, and every row that was left out (the first ten by name)."""
     total = len(training.rendered) + len(training.left_out)
     longest = max((len(row.token_ids) for row in training.rendered), default=0)
@@ -63,7 +63,7 @@ def _training_lines(training: Prepared) -> list[str]:
     return lines
 
 
-def _image_lines(training: Prepared) -> list[str]:
+def _image_lines(training: PreparedPrompts) -> list[str]:
     counts = image_counts(training.rendered)
     if counts is None:
         return []

@@ -21,10 +21,10 @@ def engine_line(settings: RlSettings) -> str:
     strategy = settings.strategy
     if choice.shares_weights and choice.can.supports_sharded_policy and (strategy.fsdp or strategy.zero_stage):
         how = "in this process, its whole copy of the weights verified after every update"
-    if ahead := rollouts_ahead_words(settings):
-        how = f"{ahead}; their copies of the weights verified after every load"
+    if asynchronous := async_rollouts_words(settings):
+        how = f"{asynchronous}; their copies of the weights verified after every load"
     sleep = "gives its memory back between rollouts" if settings.engine.enable_engine_sleep else "keeps its memory"
-    if settings.ahead.max_staleness:
+    if settings.async_rollouts.max_staleness:
         sleep = "never sleeps"
     elif settings.engine.enable_engine_sleep and not choice.can_sleep:
         sleep = "stays awake, because vLLM's CPU build cannot sleep"
@@ -44,17 +44,17 @@ def _eight_bits(settings: RlSettings) -> str:
     return "; this GPU multiplies 8-bit floats: --engine_fp8 --off_policy_correction tis would decode faster"
 
 
-def rollouts_ahead_words(settings: RlSettings) -> str:
+def async_rollouts_words(settings: RlSettings) -> str:
     """Return the engines' processes and the allowed staleness as text; empty where neither is set."""
-    ahead, replicas = settings.ahead, settings.replicas.engine_replicas
+    asynchronous, replicas = settings.async_rollouts, settings.replicas.engine_replicas
     line = f"{replicas} replicas in processes of their own" if replicas > 1 else ""
-    if ahead.max_staleness:
+    if asynchronous.max_staleness:
         line = line or "1 process of its own"
-        versions = "version" if ahead.max_staleness == 1 else "versions"
+        versions = "version" if asynchronous.max_staleness == 1 else "versions"
         how = "drawn whole by exactly that one, so that the run repeats to the bit"
-        if not ahead.async_deterministic:
+        if not asynchronous.async_deterministic:
             how = "running samples go on under new weights; which token falls to which version depends on the clock"
-        line += f"; rollouts run ahead: up to {ahead.max_staleness} {versions} older than what is trained, {how}"
+        line += f"; rollouts run ahead: up to {asynchronous.max_staleness} {versions} older than what is trained, {how}"
     return line
 
 

@@ -64,7 +64,7 @@ def _before_after(run: RunFiles, evaluations: Mapping[str, Any]) -> Table:
     for column in ("", "before", "after", "change"):
         table.add_column(column, justify="right" if column else "left")
     for key, label in _MEASURED.items():
-        if _is_told(key, before, after):
+        if _is_shown(key, before, after):
             is_share = key in _SHARES
             shown = "{:.1%}" if is_share else "{:.4f}"
             change = f"{after[key] - before[key]:+.1%}" if is_share else f"{after[key] - before[key]:+.4f}"
@@ -72,7 +72,7 @@ def _before_after(run: RunFiles, evaluations: Mapping[str, Any]) -> Table:
     return table
 
 
-def _is_told(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+def _is_shown(key: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     """Return True when both evaluations measured `key`; tool calls only where there was one."""
     if not (isinstance(before.get(key), float) and isinstance(after.get(key), float)):
         return False

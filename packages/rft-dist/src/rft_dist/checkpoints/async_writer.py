@@ -56,7 +56,7 @@ class BackgroundSaves:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._done: CheckpointInfo | None = None
-        self._told = False
+        self._has_warned = False
 
     def begin(
         self,
@@ -136,8 +136,8 @@ class BackgroundSaves:
         need = max(num_bytes + num_bytes // 2 - self._copies.num_bytes, 0)
         if need + RESERVE_BYTES <= free:
             return True
-        if not self._told:
-            self._told = True
+        if not self._has_warned:
+            self._has_warned = True
             _LOG.warning("saves wait for the disk: a copy needs %s of memory, %s are free", gib(need), gib(free))
         return False
 

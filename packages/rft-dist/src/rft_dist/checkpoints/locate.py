@@ -32,7 +32,7 @@ _EPISODE = re.compile(r"episode_?(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class LocatedCheckpoint:
     """The checkpoint that a path stands for."""
 
     checkpoint: Checkpoint
@@ -40,7 +40,7 @@ class Resolved:
     """Newer ones in the folder that did not verify and were moved to quarantine."""
 
 
-def resolve_checkpoint(path: Path, *, asked_by: str = "--ckpt_path", origin: str = "command line") -> Resolved:
+def resolve_checkpoint(path: Path, *, asked_by: str = "--ckpt_path", origin: str = "command line") -> LocatedCheckpoint:
     """Return the verified checkpoint that `path` stands for.
 
     `asked_by` and `origin` are the setting that held the path and where its value came from, for
@@ -49,17 +49,17 @@ def resolve_checkpoint(path: Path, *, asked_by: str = "--ckpt_path", origin: str
     """
     inside = _enclosing_checkpoint(path)
     if inside is not None:
-        return Resolved(open_verified(inside), ())
+        return LocatedCheckpoint(open_verified(inside), ())
     named = _by_name(path)
     if named is not None:
-        return Resolved(open_verified(named), ())
+        return LocatedCheckpoint(open_verified(named), ())
     findings: list[Finding] = []
     for folder in (path, path / CHECKPOINTS):
         if published(folder):
             search = newest_verified(folder)
             findings += search.findings
             if search.checkpoint is not None:
-                return Resolved(search.checkpoint, tuple(findings))
+                return LocatedCheckpoint(search.checkpoint, tuple(findings))
     raise _nothing_found(path, asked_by, origin, findings)
 
 

@@ -15,7 +15,7 @@ _FRESH_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HealthLimits:
     """Seconds; 0 = no limit."""
 
     silence: float
@@ -59,7 +59,7 @@ _STOPPED_PATIENCE = 3.0
 
 def of_all(
     seen: Mapping[int, LastSeen],
-    limits: Limits,
+    limits: HealthLimits,
     now: float,
     *,
     world_size: int = 0,
@@ -103,7 +103,7 @@ def waiting_for(seen: Mapping[int, LastSeen], now: float, seconds: float) -> str
     )
 
 
-def _silent(seen: Mapping[int, LastSeen], limits: Limits, now: float, known: Container[int]) -> Cause | None:
+def _silent(seen: Mapping[int, LastSeen], limits: HealthLimits, now: float, known: Container[int]) -> Cause | None:
     for rank, each in sorted(seen.items()):
         silence = now - each.at
         if each.status.ended or rank in known or not limits.silence or silence <= limits.silence:
@@ -154,7 +154,9 @@ def _left(seen: Mapping[int, LastSeen], now: float) -> Cause | None:
 _LEFT_PATIENCE = 2.0
 
 
-def _late(seen: Mapping[int, LastSeen], fresh: Mapping[int, LastSeen], limits: Limits, now: float) -> Cause | None:
+def _late(
+    seen: Mapping[int, LastSeen], fresh: Mapping[int, LastSeen], limits: HealthLimits, now: float
+) -> Cause | None:
     """Return the rank that is outside of any collective without progress for too long, of those in `fresh`."""
     late: list[tuple[int, int, float, float, LastSeen]] = []
     for rank, each in fresh.items():
@@ -171,7 +173,7 @@ def _late(seen: Mapping[int, LastSeen], fresh: Mapping[int, LastSeen], limits: L
     return Cause(kinds.LATE, rank, what, f"at most {limit:g} s are allowed ({flag})", _where(each.status))
 
 
-def _stuck(seen: Mapping[int, LastSeen], limits: Limits, now: float) -> Cause | None:
+def _stuck(seen: Mapping[int, LastSeen], limits: HealthLimits, now: float) -> Cause | None:
     """Return the cause where all ranks are in the same collective and it does not end."""
     statuses = [each.status for each in seen.values()]
     if not limits.collective or not all(status.inside for status in statuses):
@@ -196,15 +198,15 @@ def _front(seen: Mapping[int, LastSeen]) -> int:
 def _reached(status: Status, seen: Mapping[int, LastSeen]) -> str:
     """Describe the collective of the other ranks that this rank did not reach."""
     front = _front({rank: each for rank, each in seen.items() if rank != status.rank})
-    ahead = [s.status for s in seen.values() if s.status.inside and s.status.number == front]
-    if not ahead or front < status.number or (front == status.number and not status.inside):
+    waiting = [s.status for s in seen.values() if s.status.inside and s.status.number == front]
+    if not waiting or front < status.number or (front == status.number and not status.inside):
         last = status.call.describe() if status.call else "none"
         return f"its last collective is {last}{' (not finished)' if status.inside else ''}"
-    call = ahead[0].call
+    call = waiting[0].call
     assert call is not None
     if front == status.number:
-        return f"it is in collective {call.describe()}, as are ranks {_ranks(ahead)}"
-    return f"it did not reach collective {call.describe()}, in which ranks {_ranks(ahead)} wait"
+        return f"it is in collective {call.describe()}, as are ranks {_ranks(waiting)}"
+    return f"it did not reach collective {call.describe()}, in which ranks {_ranks(waiting)} wait"
 
 
 def _ranks(statuses: Sequence[Status]) -> str:

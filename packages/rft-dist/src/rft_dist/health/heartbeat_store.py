@@ -38,7 +38,7 @@ class HeartbeatClient:
         self._thread = threading.Thread(target=self._run, name="rft-watch-courier", daemon=True)
         self._store, self._outlook = store, outlook
         self._rank, self._world_size, self._beat = rank, world_size, beat
-        self._errands: queue.SimpleQueue[tuple[Callable[[], object], threading.Event]] = queue.SimpleQueue()
+        self._operations: queue.SimpleQueue[tuple[Callable[[], object], threading.Event]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._present: set[int] = set()
         self.reads_all = False
@@ -64,21 +64,21 @@ class HeartbeatClient:
                 if time.monotonic() >= next_beat:
                     next_beat = time.monotonic() + self._beat
                     self._exchange()
-                self._do_errand(min(next_beat - time.monotonic(), self._beat))
+                self._run_operation(min(next_beat - time.monotonic(), self._beat))
         except RuntimeError as error:  # torch.distributed.DistError and its kinds
             self.lost = (str(error).splitlines() or ["no reason was given"])[0][:200]
-            self._refuse_errands()
+            self._refuse_operations()
 
     def stop(self) -> None:
         """End after what is under way; a call that the store does not answer is left behind."""
         self._stop.set()
-        self._errands.put((lambda: None, threading.Event()))
+        self._operations.put((lambda: None, threading.Event()))
         self._thread.join(timeout=2.0)
 
-    def ask(self, errand: Callable[[Store], object], seconds: float) -> bool:
+    def ask(self, operation: Callable[[Store], object], seconds: float) -> bool:
         """Run `errand` on the store in the client's thread; return whether it was done within `seconds`."""
         done = threading.Event()
-        self._errands.put((lambda: errand(self._store), done))
+        self._operations.put((lambda: operation(self._store), done))
         if not self._thread.is_alive():
             return False
         return done.wait(seconds) and not self.lost
@@ -98,7 +98,7 @@ class HeartbeatClient:
         return self.ask(lambda store: self._publish(), seconds)
 
     @property
-    def has_heard_all(self) -> bool:
+    def has_all_heartbeats(self) -> bool:
         """True where every rank has sent a heartbeat."""
         return len(self._present) == self._world_size
 
@@ -124,7 +124,7 @@ class HeartbeatClient:
         # The first rank reads all. The others read it alone, but all until they know whom they share a machine
         # with, once it has left, and while something is wrong with a process that they can see.
         left = 0 in self.seen and bool(self.seen[0].status.ended)
-        everyone = self._rank == 0 or left or self.reads_all or not self.has_heard_all
+        everyone = self._rank == 0 or left or self.reads_all or not self.has_all_heartbeats
         self._read(range(self._world_size) if everyone else (0,))
         if self.cause is None and self._store.check([_CAUSE]):
             self.cause = causes.decode(self._store.get(_CAUSE))
@@ -148,15 +148,15 @@ class HeartbeatClient:
             if known is None or known.status.beat != status.beat:
                 self.seen[rank] = LastSeen(status, now)
 
-    def _do_errand(self, seconds: float) -> None:
+    def _run_operation(self, seconds: float) -> None:
         try:
-            work, done = self._errands.get(timeout=max(0.0, seconds))
+            work, done = self._operations.get(timeout=max(0.0, seconds))
         except queue.Empty:
             return
         work()
         self.answered = time.monotonic()
         done.set()
 
-    def _refuse_errands(self) -> None:
-        while not self._errands.empty():
-            self._errands.get_nowait()[1].set()
+    def _refuse_operations(self) -> None:
+        while not self._operations.empty():
+            self._operations.get_nowait()[1].set()

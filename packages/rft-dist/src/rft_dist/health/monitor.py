@@ -65,7 +65,7 @@ class Watch:
         self.cause: Cause | None = None
         self._rank, self._world_size, self._serves_store = rank, world_size, serves_store
         self._scrub, self._beat = scrub, beat
-        self._limits = diagnosis.Limits(
+        self._limits = diagnosis.HealthLimits(
             silence=settings.heartbeat_seconds,
             phase=settings.watchdog_seconds,
             first=settings.watchdog_first_seconds,
@@ -81,7 +81,7 @@ class Watch:
         """The main thread is on its way out and ends the process itself."""
         self._deciding = threading.Lock()
         self._neighbours: dict[int, tuple[str, float]] = {}
-        self._num_reported, self._has_told = 0, False
+        self._num_reported, self._has_reported = 0, False
         self._compares_calls = settings.fingerprint_steps > 0
 
     def start(self) -> None:
@@ -93,7 +93,7 @@ class Watch:
             self._courier.start()
             until = now + _START_SECONDS
             self._courier.announce_now(_START_SECONDS)
-            while not self._courier.has_heard_all and time.monotonic() < until:
+            while not self._courier.has_all_heartbeats and time.monotonic() < until:
                 self._courier.read_everyone(_STORE_SECONDS)
                 time.sleep(0.005)
         self._guard.start()
@@ -303,9 +303,9 @@ class Watch:
     def _tell(self, cause: Cause) -> None:
         """Write the report page to this rank's stderr and the run's folder, once."""
         with self._deciding:
-            if self._has_told:
+            if self._has_reported:
                 return
-            self._has_told = True
+            self._has_reported = True
         seen: dict[int, LastSeen] = {0: LastSeen(self.status(), time.monotonic())}
         if self._courier is not None:
             self._courier.read_everyone(_STORE_SECONDS)

@@ -44,7 +44,7 @@ class ResumableBatch(ContinuousBatch[CacheT]):
             is_tight: a row that has ended and goes on for a while, as rows do, would not fit into the cache.
         """
         super().__init__(*arguments)
-        self._starts, self._interrupted, self._is_tight, self._told = starts, interrupted, is_tight, set[int]()
+        self._starts, self._interrupted, self._is_tight, self._reported = starts, interrupted, is_tight, set[int]()
 
     def _uniforms_of(self, samples: Sequence[int]) -> Tensor:
         num = self._options.max_new_tokens
@@ -74,15 +74,15 @@ class ResumableBatch(ContinuousBatch[CacheT]):
         done = [
             sample
             for sample, age in zip(self._samples, self._ages, strict=True)
-            if sample not in self._told and (self.stopped_S[sample] or age >= self._budgets[sample])
+            if sample not in self._reported and (self.stopped_S[sample] or age >= self._budgets[sample])
         ]
-        self._told.update(done)
+        self._reported.update(done)
         return done
 
     def unfinished(self) -> list[tuple[int, int]]:
         """Return (sample, number of its tokens) of the samples that have not ended."""
         ages = dict(zip(self._samples, self._ages, strict=True))
-        return [(sample, ages.get(sample, 0)) for sample in range(len(self._keys)) if sample not in self._told]
+        return [(sample, ages.get(sample, 0)) for sample in range(len(self._keys)) if sample not in self._reported]
 
     def drawn(self, sample: int, length: int) -> tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]]:
         """The first `length` tokens of a sample, with their log-probs and the log of what was kept."""
@@ -113,12 +113,12 @@ class ResumableEngine(NativeEngine[CacheT]):
                 more = batch.advance(queue)
             for sample in batch.newly_done():
                 reason: DrawnReason = "stop" if batch.stopped_S[sample] else "length"
-                yield self._told(batch, requests, sample, batch.lengths_S[sample], reason)
+                yield self._result(batch, requests, sample, batch.lengths_S[sample], reason)
             if not more:
                 break
         if ends:
             for sample, length in batch.unfinished():
-                yield self._told(batch, requests, sample, length, "interrupted")
+                yield self._result(batch, requests, sample, length, "interrupted")
             self._drop_cache()  # rows are left in it
         else:
             self._cache = batch.cache
@@ -159,7 +159,7 @@ class ResumableEngine(NativeEngine[CacheT]):
         queue = PrefillScheduler(lengths, [len(together) for together in requests_by_context.values()], cache.max_rows)
         return batch, queue, requests, rows
 
-    def _told(
+    def _result(
         self, batch: ResumableBatch[CacheT], requests: Sequence[int], sample: int, length: int, reason: DrawnReason
     ) -> SampledTokens:
         return SampledTokens(requests[sample], *batch.drawn(sample, length), reason, self.weight_version)

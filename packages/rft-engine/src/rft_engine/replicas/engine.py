@@ -39,7 +39,7 @@ class ReplicaEngine(EngineBase):
         [samples] = engine.generate([[5, 6, 7]], [[11, 12]], SamplingOptions(temperature=1.0, max_new_tokens=32))
     """
 
-    def __init__(self, replicas: Sequence[Replica], shelf: SharedWeightStore, *, max_len: int) -> None:
+    def __init__(self, replicas: Sequence[Replica], weight_store: SharedWeightStore, *, max_len: int) -> None:
         """Make one engine of started replicas.
 
         Args:
@@ -49,7 +49,7 @@ class ReplicaEngine(EngineBase):
         """
         assert replicas, "an engine of no replicas"
         super().__init__()
-        self._replicas, self._shelf, self._max_len = tuple(replicas), shelf, max_len
+        self._replicas, self._weight_store, self._max_len = tuple(replicas), weight_store, max_len
         self._images = SharedImageStore()
         self._served = 0
         self._held: list[int | None] = [None] * len(replicas)  # version by replica
@@ -78,7 +78,7 @@ class ReplicaEngine(EngineBase):
 
     def publish(self, version: int) -> None:
         """Snapshot the policy's present weights as `version`, for `serve`, without interrupting running generation."""
-        self._shelf.put(version)
+        self._weight_store.put(version)
 
     def serve(self, version: int) -> None:
         """Draw with a published version from now on; older ones are dropped.
@@ -86,9 +86,9 @@ class ReplicaEngine(EngineBase):
         Each replica loads it before it draws next, so that none waits for another.
         """
         # before the version changes: it must have been published
-        self._shelf.get(version)
+        self._weight_store.get(version)
         self._served = version
-        self._shelf.drop_below(version)
+        self._weight_store.drop_below(version)
 
     def load_weights(self, version: int) -> None:
         """Publish and serve the policy's present weights.
@@ -111,7 +111,7 @@ class ReplicaEngine(EngineBase):
 
     def _load_all(self) -> None:
         """Load the served weights into every replica, whatever it held before."""
-        weights = self._shelf.get(self._served)
+        weights = self._weight_store.get(self._served)
 
         def load(index: int) -> None:
             self._held[index] = None
@@ -163,7 +163,7 @@ class ReplicaEngine(EngineBase):
             why = "these engines draw samples from their first token to their last"
             raise refusal("engine.cannot_resume", "samples that were begun elsewhere", why, "--async_deterministic")
         asked = stop if self.can_resume else None
-        current = ReplicaDispatch(self._replicas, self._held, call, self._shelf.get(self._served), asked)
+        current = ReplicaDispatch(self._replicas, self._held, call, self._weight_store.get(self._served), asked)
         started = time.perf_counter()
         try:
             yield from current.results()
@@ -241,7 +241,7 @@ class ReplicaEngine(EngineBase):
         if self._states.close():
             for replica in self._replicas:
                 replica.close()
-            self._shelf.close()
+            self._weight_store.close()
             self._images.close()
 
     def _shown(self, media: Sequence[object | None] | None) -> tuple[list[SharedImage], list[int]]:

@@ -65,11 +65,11 @@ class ExternalEngineReplica:
         """Facts that the started engine reported."""
         return self._engine.facts
 
-    def load(self, shelved: WeightSnapshot) -> None:
+    def load(self, snapshot: WeightSnapshot) -> None:
         """Serve these weights; the engine compares digests itself."""
-        self._weights = shelved
-        if shelved.version > self._engine.weight_version:
-            self._engine.load_weights(shelved.version)
+        self._weights = snapshot
+        if snapshot.version > self._engine.weight_version:
+            self._engine.load_weights(snapshot.version)
         else:
             self._engine.refresh()
 
@@ -95,9 +95,9 @@ class ExternalEngineReplica:
     def interrupt(self) -> None:
         """Do nothing: samples of an external engine run to their end."""
 
-    def restart(self, shelved: WeightSnapshot) -> None:
+    def restart(self, snapshot: WeightSnapshot) -> None:
         """Load the weights; an engine whose process is gone starts it again by itself."""
-        self.load(shelved)
+        self.load(snapshot)
 
     def sleep(self, level: int) -> None:
         """Put the engine to sleep at this level."""

@@ -35,7 +35,7 @@ class ReplicaLimits:
     other: float = 120.0
 
 
-class WatchedProcess(EngineProcess):
+class ReplicaProcess(EngineProcess):
     """Engine process whose streams have a deadline for silence only: long work is not late."""
 
     def stream(self, operation: str, seconds: float, **fields: Any) -> Generator[Any, None, Any]:
@@ -110,15 +110,15 @@ class ProcessReplica:
             self._flag.unlink()
         self._facts = EngineFacts(**facts)
 
-    def load(self, shelved: WeightSnapshot) -> None:
+    def load(self, snapshot: WeightSnapshot) -> None:
         """Serve these weights, once every tensor's digest agrees.
 
         Raises:
             ServiceError: they are not the model's, or the replica does not hold them afterwards.
         """
-        held = self._process.call("load", self.limits.load, path=str(shelved.path), version=shelved.version)
+        held = self._process.call("load", self.limits.load, path=str(snapshot.path), version=snapshot.version)
         side = f"that engine replica {self.number} holds"
-        compare(shelved.digests, held, shelved.version, shelved.version, side)
+        compare(snapshot.digests, held, snapshot.version, snapshot.version, side)
 
     def draw(self, call: SampleRequests) -> Iterator[SampledTokens]:
         """The results of a call as they come.
@@ -138,12 +138,12 @@ class ProcessReplica:
         """End the call that is under way, between two steps; it hands out what it has."""
         self._flag.set(self._call)
 
-    def restart(self, shelved: WeightSnapshot) -> None:
+    def restart(self, snapshot: WeightSnapshot) -> None:
         """Start another process and load these weights."""
         self.close()
         self._launch()
         self.ready()
-        self.load(shelved)
+        self.load(snapshot)
 
     def sleep(self, level: int) -> None:
         """Give the cache back."""
@@ -160,7 +160,7 @@ class ProcessReplica:
     def _launch(self) -> None:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         self._flag, self._call = InterruptFlag.create(), 0
-        self._process = WatchedProcess(self._command, self._environment, self._log_path)
+        self._process = ReplicaProcess(self._command, self._environment, self._log_path)
 
 
 def is_lost(error: RftError) -> bool:

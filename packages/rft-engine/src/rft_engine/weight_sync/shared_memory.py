@@ -106,13 +106,13 @@ class SharedWeightStore:
             path.unlink(missing_ok=True)
             raise
         self._num_tensors = 2 * len(digests)
-        shelved = WeightSnapshot(version, path, digests, self._num_bytes)
+        snapshot = WeightSnapshot(version, path, digests, self._num_bytes)
         with self._lock:
             old = self._sets.get(version)
-            self._sets[version] = shelved
+            self._sets[version] = snapshot
         if old is not None:
             old.path.unlink(missing_ok=True)
-        return shelved
+        return snapshot
 
     def get(self, version: int) -> WeightSnapshot:
         """A version that was put and not dropped."""
@@ -124,16 +124,16 @@ class SharedWeightStore:
         """Give the memory of older versions back."""
         with self._lock:
             gone = [self._sets.pop(old) for old in sorted(self._sets) if old < version]
-        for shelved in gone:
-            shelved.path.unlink(missing_ok=True)
+        for snapshot in gone:
+            snapshot.path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Delete all versions. Does nothing the second time."""
         atexit.unregister(self.close)
         with self._lock:
             gone, self._sets = list(self._sets.values()), {}
-        for shelved in gone:
-            shelved.path.unlink(missing_ok=True)
+        for snapshot in gone:
+            snapshot.path.unlink(missing_ok=True)
 
 
 def _alone(call: Callable[[], None]) -> None:

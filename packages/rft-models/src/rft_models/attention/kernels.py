@@ -34,7 +34,7 @@ class AttentionChoice:
 
     kernel: VarlenKernel | None
     """None: blocks."""
-    told: str
+    description: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def describe_attention(
     `text_type` as in `transformers_loading.choose_packed`.
     """
     if packs(model_type) or (is_vision(model_type) and packs(text_type)):
-        return choose_attention(device, dtype, flash_attn=flash_attn).told
+        return choose_attention(device, dtype, flash_attn=flash_attn).description
     idle = f"; flash_attn has no effect: packing is not known to be exact for {model_type}" if flash_attn else ""
     return f"{model_type}'s own, on segments padded into blocks of similar length{idle}"
 

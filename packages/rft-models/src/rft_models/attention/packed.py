@@ -27,7 +27,7 @@ _MAX_PADDING = 1.5
 
 
 @dataclass(slots=True)
-class Block:
+class AttentionBlock:
     """Segments that share one padded length."""
 
     num_segments: int
@@ -80,7 +80,7 @@ class PackedLayout:
     num_tokens: int
     lengths: tuple[int, ...]
     starts: tuple[int, ...]
-    blocks: list[Block]
+    blocks: list[AttentionBlock]
     scatter_T: Tensor | None
     """[T] place of each token among the blocks' places laid end to end; None: the same order."""
     kernel: VarlenKernel | None = None
@@ -131,12 +131,12 @@ def kernel_takes(kernel: VarlenKernel | None, query_THD: Tensor, value_TGD: Tens
 
 def _cut_into_blocks(
     lengths: Sequence[int], starts: Sequence[int], total: int, device: torch.device
-) -> tuple[list[Block], Tensor | None]:
+) -> tuple[list[AttentionBlock], Tensor | None]:
     if not lengths:
         return [], None
     if min(lengths) == max(lengths):
-        return [Block(len(lengths), lengths[0], None)], None
-    blocks: list[Block] = []
+        return [AttentionBlock(len(lengths), lengths[0], None)], None
+    blocks: list[AttentionBlock] = []
     scatter = torch.empty(total, dtype=torch.int64)
     num_places = 0
     for members in _similar_lengths(lengths):
@@ -149,7 +149,7 @@ def _cut_into_blocks(
         real = inside_SL.reshape(-1)
         scatter[flat[real]] = torch.arange(num_places, num_places + flat.numel())[real]
         num_places += flat.numel()
-        blocks.append(Block(len(members), longest, flat.to(device)))
+        blocks.append(AttentionBlock(len(members), longest, flat.to(device)))
     return blocks, scatter.to(device)
 
 
@@ -196,7 +196,7 @@ def packed_attention(
     return rows if layout.scatter_T is None else rows.index_select(0, layout.scatter_T)
 
 
-def to_block(tensor_THD: Tensor, block: Block) -> Tensor:
+def to_block(tensor_THD: Tensor, block: AttentionBlock) -> Tensor:
     """Gather the segments of a block, padded: [T, H, D] -> [S, H, L, D]."""
     rows = tensor_THD if block.gather_SL is None else tensor_THD.index_select(0, block.gather_SL)
     return rows.view(block.num_segments, block.length, *tensor_THD.shape[1:]).transpose(1, 2)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rft_models.attention.packed import Block, PackedLayout, attend, kernel_takes, packed_attention, to_block
+from rft_models.attention.packed import AttentionBlock, PackedLayout, attend, kernel_takes, packed_attention, to_block
 from rft_models.attention.varlen import Piece, Sequences, VarlenKernel, varlen_attention
 
 _LEAST_SAVING = 0.125
@@ -283,7 +283,7 @@ def _own_attention(
     return rows if group.own.scatter_T is None else rows.index_select(0, group.own.scatter_T)
 
 
-def _behind_prompt(prompt_PGD: Tensor, own_TGD: Tensor, group: PrefixGroup, block: Block) -> Tensor:
+def _behind_prompt(prompt_PGD: Tensor, own_TGD: Tensor, group: PrefixGroup, block: AttentionBlock) -> Tensor:
     """[S, G, P + L, D]: the columns of its prompt before those of each of the block's segments."""
     num_prompts = len(group.prompt.lengths)
     heads, width = prompt_PGD.shape[1:]

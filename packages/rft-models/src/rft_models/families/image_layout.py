@@ -75,7 +75,7 @@ class ImageLayout(ABC):
 
     def positions(self, length: int, images: Sequence[PlacedImage]) -> Tensor:
         """Return [3, L] int64 of the tokens of a prompt, of a decoder with three axes."""
-        raise NotImplementedError(f"{type(self).__name__} numbers tokens on one axis")
+        raise TypeError(f"{type(self).__name__} numbers tokens on one axis")
 
     def position_offset(self, images: Sequence[PlacedImage]) -> int:
         """Return position minus index of every token behind the images; 0 or below."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rft_algos.decoding.sampling_options import SamplingOptions
 from rft_core.fault_points import declare, fault_point
 from rft_trainer.async_rollouts.partial_rollout import PartialGroup
-from rft_trainer.async_rollouts.protocols import AheadEngine, PartialRollout
+from rft_trainer.async_rollouts.protocols import AsyncEngine, PartialRollout
 from rft_trainer.async_rollouts.shared_state import LOOK_SECONDS, SharedState, TrainerRequest
 from rft_trainer.data.media_cache import media_of
 
@@ -24,14 +24,14 @@ class WorkItem:
     version: int
     generation: int
     groups: list[PartialGroup] = field(default_factory=list[PartialGroup])
-    errand: TrainerRequest | None = None
+    request: TrainerRequest | None = None
 
 
 class GenerationLoop:
     """Loop of the rollout thread: serves weight versions, samples, and runs the trainer's requests, one at a time."""
 
     def __init__(
-        self, board: SharedState, engine: AheadEngine, sampling: SamplingOptions, *, deterministic: bool
+        self, board: SharedState, engine: AsyncEngine, sampling: SamplingOptions, *, deterministic: bool
     ) -> None:
         self._board, self._engine, self._sampling, self._deterministic = board, engine, sampling, deterministic
 
@@ -42,9 +42,9 @@ class GenerationLoop:
             if self._engine.weight_version != turn.version:
                 with noted(f"gives version {turn.version} to the engines"):
                     self._engine.serve(turn.version)
-            if turn.errand is not None:
+            if turn.request is not None:
                 with noted(f"generates with version {turn.version} for the trainer"):
-                    self._carry_out(turn.errand)
+                    self._carry_out(turn.request)
             else:
                 with noted(f"draws {len(turn.groups)} groups with version {turn.version}"):
                     self._draw(turn)
@@ -63,26 +63,26 @@ class GenerationLoop:
     def _choose(self) -> WorkItem | None:
         """Choose the next work: older versions first in a deterministic run, else a waiting trainer's request first."""
         board = self._board
-        open_groups = [group for group in board.groups.values() if not group.is_whole]
+        open_groups = [group for group in board.groups.values() if not group.is_complete]
         if self._deterministic:
             return self._choose_in_order(open_groups)
-        if board.errands:  # the trainer's thread waits for these
-            return WorkItem(board.version, board.generation, errand=board.errands.popleft())
-        ready = [group for group in open_groups if any(draft.can_draw for draft in group.drafts)]
+        if board.requests:  # the trainer's thread waits for these
+            return WorkItem(board.version, board.generation, request=board.requests.popleft())
+        ready = [group for group in open_groups if any(draft.needs_generation for draft in group.drafts)]
         return WorkItem(board.version, board.generation, ready) if ready else None
 
     def _choose_in_order(self, open_groups: Sequence[PartialGroup]) -> WorkItem | None:
         """Choose work independently of the clock: one batch alone, continued when all its samples are answered."""
         board = self._board
         first = min(open_groups, key=lambda group: (group.version, group.batch), default=None)
-        if board.errands and (first is None or first.version >= board.errands[0].version):
-            request = board.errands.popleft()
-            return WorkItem(request.version, board.generation, errand=request)
+        if board.requests and (first is None or first.version >= board.requests[0].version):
+            request = board.requests.popleft()
+            return WorkItem(request.version, board.generation, request=request)
         if first is None:
             return None
         batch = [group for group in open_groups if group.batch == first.batch]
         # not before every answer is there: which ones came first depends on the clock
-        if any(draft.can_ask for group in batch for draft in group.drafts):
+        if any(draft.awaits_environment for group in batch for draft in group.drafts):
             return None
         return WorkItem(first.version, board.generation, batch)
 
@@ -98,7 +98,7 @@ class GenerationLoop:
     def _draw(self, turn: WorkItem) -> None:
         """Sample all groups of a work item that can continue, until they have ended or something changed."""
         board = self._board
-        owners = [(group, draft) for group in turn.groups for draft in group.drafts if draft.can_draw]
+        owners = [(group, draft) for group in turn.groups for draft in group.drafts if draft.needs_generation]
         requests = [draft.request(group.prompt) for group, draft in owners]
         left = [len(owners)]
         for one in self._engine.draw(
@@ -116,7 +116,7 @@ class GenerationLoop:
                 draft.add(one)
                 left[0] -= 1
                 self._note(group, draft)
-                is_complete = group.is_whole
+                is_complete = group.is_complete
             if is_complete:
                 fault_point(POINT_GROUP_DRAWN)
                 with board.changed:
@@ -124,7 +124,7 @@ class GenerationLoop:
 
     def _note(self, group: PartialGroup, draft: PartialRollout) -> None:
         self._board.touch()
-        if draft.can_ask:
+        if draft.awaits_environment:
             self._board.changed.notify_all()
 
     def _stop(self, turn: WorkItem, left: Sequence[int]) -> Callable[[], bool]:

@@ -1,8 +1,8 @@
 """Multi-turn samples of the queue: environments answer in their own threads while other samples are generated.
 
-Every answering thread has environments of its own (a lane); a conversation stays in one lane, so a tool that takes
-long holds up the conversations of its lane alone, and none that is being drawn. What an environment answers depends on
-the conversation alone, so neither lanes nor the grouping of calls change any token.
+Every worker, a thread that answers, has environments of its own; a conversation stays with one worker, so a slow
+tool delays the conversations of its worker only, and none that is being sampled. What an environment answers depends on
+the conversation alone, so neither the workers nor the grouping of calls change any token.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rft_trainer.async_rollouts.partial_conversation import ConversationDraft, Recorded, Stage
+from rft_trainer.async_rollouts.partial_conversation import ConversationDraft, ConversationStage, Recorded
 from rft_trainer.async_rollouts.protocols import PartialRollout
 from rft_trainer.environments.episodes import EpisodeRunner, Reply
 from rft_trainer.protocols import ResponseDecoder
@@ -28,21 +28,25 @@ class ConversationSamples:
     """The `RolloutType` of conversations with an environment."""
 
     def __init__(
-        self, decoder: ResponseDecoder, lanes: Sequence[EpisodeRunner], taking: ConversationStepper, max_new_tokens: int
+        self,
+        decoder: ResponseDecoder,
+        runners: Sequence[EpisodeRunner],
+        taking: ConversationStepper,
+        max_new_tokens: int,
     ) -> None:
         """Store the environments and the turn logic.
 
         Args:
             decoder: from a turn's tokens to its text.
-            lanes: runners of the episodes, one a thread; closed with `close`.
+            runners: runners of the episodes, one a thread; closed with `close`.
             taking: turn logic of a conversation.
             max_new_tokens: all tokens after the prompt.
         """
-        self._decoder, self._lanes, self._taking, self._most = decoder, tuple(lanes), taking, max_new_tokens
-        self.answers = len(self._lanes)
-        self._numbers = [itertools.count() for _ in self._lanes]
-        self._going: list[set[int]] = [set() for _ in self._lanes]
-        """Numbers of the episodes of each lane that may be asked again."""
+        self._decoder, self._runners, self._taking, self._most = decoder, tuple(runners), taking, max_new_tokens
+        self.answers = len(self._runners)
+        self._numbers = [itertools.count() for _ in self._runners]
+        self._going: list[set[int]] = [set() for _ in self._runners]
+        """Numbers of the episodes of each worker that may be asked again."""
         self._places = itertools.count()
 
     def begin(self, prompt: Prompt, keys: Sequence[int]) -> list[PartialRollout]:
@@ -57,38 +61,39 @@ class ConversationSamples:
         return list(drafts)
 
     def answer(self, drafts: Sequence[PartialRollout]) -> Put:
-        """Answer drafts that all belong to one lane, as `RolloutType.answer`."""
+        """Answer drafts that all belong to one worker, as `RolloutType.answer`."""
         own = [draft for draft in drafts if isinstance(draft, ConversationDraft)]
-        [worker_index] = {draft.lane for draft in own}
+        [worker_index] = {draft.worker_index for draft in own}
         puts = [
-            self._reopened(worker_index, [draft for draft in own if draft.stage is Stage.RESTORED]),
-            self._opened(worker_index, [draft for draft in own if draft.stage is Stage.OPENING]),
-            self._told(worker_index, [draft for draft in own if draft.stage is Stage.ASKING]),
+            self._reopened(worker_index, [draft for draft in own if draft.stage is ConversationStage.RESTORED]),
+            self._opened(worker_index, [draft for draft in own if draft.stage is ConversationStage.OPENING]),
+            self._step_environments(worker_index, [draft for draft in own if draft.stage is ConversationStage.ASKING]),
         ]
 
         def put() -> None:
             for one in puts:
                 one()
-            self._going[worker_index] -= {draft.talk.episode.number for draft in own if draft.is_whole}
+            self._going[worker_index] -= {draft.conversation.episode.number for draft in own if draft.is_complete}
 
         return put
 
     def rollouts(self, groups: Sequence[tuple[Prompt, Sequence[PartialRollout]]]) -> list[list[Rollout]]:
         """Return the rollouts of whole drafts; their rewards are the environments'."""
         return [
-            [draft.talk.rollout() for draft in drafts if isinstance(draft, ConversationDraft)] for _, drafts in groups
+            [draft.conversation.rollout() for draft in drafts if isinstance(draft, ConversationDraft)]
+            for _, drafts in groups
         ]
 
     def close(self) -> None:
-        """Close the environments of all lanes."""
-        for runner in self._lanes:
+        """Close the environments of all workers."""
+        for runner in self._runners:
             runner.close()
 
     def _begun(self, prompt: Prompt, keys: Sequence[int]) -> list[ConversationDraft]:
-        worker_indices = [next(self._places) % len(self._lanes) for _ in keys]
+        worker_indices = [next(self._places) % len(self._runners) for _ in keys]
         pairs = enumerate(zip(keys, worker_indices, strict=True))
         return [
-            ConversationDraft(Conversation.about(prompt, index, key, next(self._numbers[worker_index])), worker_index)
+            ConversationDraft(Conversation.start(prompt, index, key, next(self._numbers[worker_index])), worker_index)
             for index, (key, worker_index) in pairs
         ]
 
@@ -97,37 +102,42 @@ class ConversationSamples:
     def _reset(self, worker_index: int, drafts: Sequence[ConversationDraft]) -> list[Reply]:
         if not drafts:
             return []
-        episodes = [replace(draft.talk.episode, turns=[], seconds=0.0) for draft in drafts]
+        episodes = [replace(draft.conversation.episode, turns=[], seconds=0.0) for draft in drafts]
         self._going[worker_index] |= {episode.number for episode in episodes}
-        return self._lanes[worker_index].reset(episodes, min(self._going[worker_index]))
+        return self._runners[worker_index].reset(episodes, min(self._going[worker_index]))
 
     def _opened(self, worker_index: int, drafts: Sequence[ConversationDraft]) -> Put:
         replies = self._reset(worker_index, drafts)
         # copies: outside of the lock the drafts themselves may not change
-        talks = [draft.talk.copy() for draft in drafts]
-        for talk, reply in zip(talks, replies, strict=True):
-            self._taking.open(talk, reply, self._most)
-        return self._further(drafts, talks, [[recorded(reply)] for reply in replies])
+        conversations = [draft.conversation.copy() for draft in drafts]
+        for conversation, reply in zip(conversations, replies, strict=True):
+            self._taking.open(conversation, reply, self._most)
+        return self._further(drafts, conversations, [[recorded(reply)] for reply in replies])
 
-    def _told(self, worker_index: int, drafts: Sequence[ConversationDraft]) -> Put:
+    def _step_environments(self, worker_index: int, drafts: Sequence[ConversationDraft]) -> Put:
         """Step the environments on completed turns; return the function that records their answers."""
-        turns = [draft.spoken for draft in drafts]
+        turns = [draft.sampled_turn for draft in drafts]
         texts = self._decoder.decode_batch([turn.token_ids for turn in turns])
-        talks = [draft.talk.copy() for draft in drafts]
+        conversations = [draft.conversation.copy() for draft in drafts]
         spans = [turn.spans for turn in turns]
-        step = self._lanes[worker_index].step
-        replies = self._taking.answer_turns(talks, turns, spans, texts, step, self._most)
+        step = self._runners[worker_index].step
+        replies = self._taking.answer_turns(conversations, turns, spans, texts, step, self._most)
         return self._further(
-            drafts, talks, [[recorded(replies[index])] if index in replies else [] for index in range(len(drafts))]
+            drafts,
+            conversations,
+            [[recorded(replies[index])] if index in replies else [] for index in range(len(drafts))],
         )
 
     def _further(
-        self, drafts: Sequence[ConversationDraft], talks: Sequence[Conversation], answers: Sequence[Sequence[Recorded]]
+        self,
+        drafts: Sequence[ConversationDraft],
+        conversations: Sequence[Conversation],
+        answers: Sequence[Sequence[Recorded]],
     ) -> Put:
         def put() -> None:
-            for draft, talk, more in zip(drafts, talks, answers, strict=True):
+            for draft, conversation, more in zip(drafts, conversations, answers, strict=True):
                 draft.recorded += more
-                draft.begin_turn(talk, self._taking.budget(talk, self._most))
+                draft.begin_turn(conversation, self._taking.budget(conversation, self._most))
 
         return put
 
@@ -140,9 +150,10 @@ class ConversationSamples:
             if not asked:
                 break
             episodes = [
-                replace(draft.talk.episode, turns=draft.talk.episode.turns[:number], seconds=0.0) for draft in asked
+                replace(draft.conversation.episode, turns=draft.conversation.episode.turns[:number], seconds=0.0)
+                for draft in asked
             ]
-            replayed = zip(asked, self._lanes[worker_index].step(episodes), strict=True)
+            replayed = zip(asked, self._runners[worker_index].step(episodes), strict=True)
             other = [id(draft) for draft, reply in replayed if not _is_same(reply, draft.recorded[number])]
             going = [draft for draft in going if id(draft) not in other]
         same = {id(draft) for draft in going}
@@ -152,8 +163,8 @@ class ConversationSamples:
                 if id(draft) in same:
                     draft.go_on()
                 else:
-                    self._going[worker_index].discard(draft.talk.episode.number)
-                    draft.begin_again(next(self._numbers[worker_index]))
+                    self._going[worker_index].discard(draft.conversation.episode.number)
+                    draft.restart(next(self._numbers[worker_index]))
 
         return put
 

@@ -28,7 +28,7 @@ from rft_trainer.records.turns import turns_from_json
 from rft_trainer.rollouts.conversation import Conversation
 
 
-class Stage(StrEnum):
+class ConversationStage(StrEnum):
     """Stage of a conversation: the event that it waits for."""
 
     OPENING = "opening"
@@ -55,99 +55,104 @@ class Recorded:
 class ConversationDraft:
     """The `PartialRollout` of a conversation with an environment."""
 
-    talk: Conversation
-    lane: int
+    conversation: Conversation
+    worker_index: int
     """Index of the answering thread that it belongs to."""
-    stage: Stage = Stage.OPENING
+    stage: ConversationStage = ConversationStage.OPENING
     turn: PartialSample | None = None
     recorded: list[Recorded] = field(default_factory=list[Recorded])
     """The environment's opening and its answers; it is asked about `talk.episode.turns`, one fewer."""
 
     @property
-    def can_draw(self) -> bool:
+    def needs_generation(self) -> bool:
         """Return whether a turn of the policy is being sampled."""
-        return self.stage is Stage.DRAWING
+        return self.stage is ConversationStage.DRAWING
 
     @property
-    def can_ask(self) -> bool:
+    def awaits_environment(self) -> bool:
         """Return whether the environment has something to do."""
-        return self.stage in (Stage.OPENING, Stage.RESTORED, Stage.ASKING)
+        return self.stage in (ConversationStage.OPENING, ConversationStage.RESTORED, ConversationStage.ASKING)
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether the conversation is over."""
-        return self.stage is Stage.WHOLE
+        return self.stage is ConversationStage.WHOLE
 
     @property
-    def spoken(self) -> PartialSample:
+    def sampled_turn(self) -> PartialSample:
         """The policy's turn that is being sampled or answered."""
         assert self.turn is not None, f"a conversation that is {self.stage} has no turn"
         return self.turn
 
-    def begin_turn(self, talk: Conversation, budget: int) -> None:
+    def begin_turn(self, conversation: Conversation, budget: int) -> None:
         """Begin the policy's next turn of at most `budget` tokens, or mark the conversation as whole if it is over."""
-        self.talk = talk
-        if talk.ended:
-            self.stage, self.turn = Stage.WHOLE, None
+        self.conversation = conversation
+        if conversation.ended:
+            self.stage, self.turn = ConversationStage.WHOLE, None
         else:
-            self.stage, self.turn = Stage.DRAWING, PartialSample(talk.turn_key, budget)
+            self.stage, self.turn = ConversationStage.DRAWING, PartialSample(conversation.turn_key, budget)
 
     def request(self, prompt: Prompt) -> DrawRequest:
         """Return the request for the rest of the turn, after all earlier tokens and the turn's own so far."""
         del prompt
-        turn = self.spoken
-        return DrawRequest((*self.talk.context, *turn.token_ids), turn.key, len(turn.token_ids), turn.left)
+        turn = self.sampled_turn
+        return DrawRequest((*self.conversation.context, *turn.token_ids), turn.key, len(turn.token_ids), turn.left)
 
     def add(self, drawn: DrawnTokens) -> None:
         """Append new tokens of the turn; at its end the conversation waits for the environment."""
-        turn = self.spoken
+        turn = self.sampled_turn
         turn.add(drawn)
-        if turn.is_whole:
-            self.stage = Stage.ASKING
+        if turn.is_complete:
+            self.stage = ConversationStage.ASKING
 
     def state(self) -> dict[str, Any]:
         """Return plain JSON; `spans` are those of all sampled tokens."""
-        talk = self.talk
+        conversation = self.conversation
         return {
             "conversation": {
-                **{name: list(getattr(talk, name)) for name in ("token_ids", "logprobs", "log_kept_mass", "spans")},
-                "turns": [asdict(turn) for turn in talk.turns],
-                **{name: getattr(talk, name) for name in ("num_spoken", "ended", "status", "detail")},
-                "parts": dict(talk.parts),
+                **{
+                    name: list(getattr(conversation, name))
+                    for name in ("token_ids", "logprobs", "log_kept_mass", "spans")
+                },
+                "turns": [asdict(turn) for turn in conversation.turns],
+                "num_spoken": conversation.num_sampled_turns,
+                **{name: getattr(conversation, name) for name in ("ended", "status", "detail")},
+                "parts": dict(conversation.parts),
             },
-            "heard": [asdict(turn) for turn in talk.episode.turns],
-            "seconds": talk.episode.seconds,
+            "heard": [asdict(turn) for turn in conversation.episode.turns],
+            "seconds": conversation.episode.seconds,
             "recorded": [asdict(one) for one in self.recorded],
             "turn": None if self.turn is None else self.turn.state(),
-            "spans": [*talk.spans, *(self.turn.spans if self.turn is not None else ())],
+            "spans": [*conversation.spans, *(self.turn.spans if self.turn is not None else ())],
         }
 
     def take(self, state: Mapping[str, Any]) -> None:
         """Restore `state()` after JSON; the environment is replayed to its position before anything is sampled."""
         if not state["recorded"]:
             return  # nothing was said
-        talk, stored = self.talk, state["conversation"]
+        conversation, stored = self.conversation, state["conversation"]
         for name in ("token_ids", "logprobs", "log_kept_mass"):
-            setattr(talk, name, list(stored[name]))
-        talk.spans = [(int(version), int(number)) for version, number in stored["spans"]]
-        talk.turns = list(turns_from_json(stored["turns"]))
-        talk.num_spoken, talk.ended, talk.detail = int(stored["num_spoken"]), stored["ended"], stored["detail"]
-        talk.status, talk.parts = RewardStatus(stored["status"]), dict(stored["parts"])
-        talk.episode.turns = [_turn(row) for row in state["heard"]]
-        talk.episode.seconds = float(state["seconds"])
+            setattr(conversation, name, list(stored[name]))
+        conversation.spans = [(int(version), int(number)) for version, number in stored["spans"]]
+        conversation.turns = list(turns_from_json(stored["turns"]))
+        conversation.num_sampled_turns = int(stored["num_spoken"])
+        conversation.ended, conversation.detail = stored["ended"], stored["detail"]
+        conversation.status, conversation.parts = RewardStatus(stored["status"]), dict(stored["parts"])
+        conversation.episode.turns = [_turn(row) for row in state["heard"]]
+        conversation.episode.seconds = float(state["seconds"])
         self.recorded = [Recorded(row["messages"], float(row["reward"])) for row in state["recorded"]]
         self.turn = None if state["turn"] is None else PartialSample.of(state["turn"])
-        self.stage = Stage.WHOLE if talk.ended else Stage.RESTORED
+        self.stage = ConversationStage.WHOLE if conversation.ended else ConversationStage.RESTORED
 
     def go_on(self) -> None:
         """Resume after the replay: continue sampling, or step the environment on the turn that was complete."""
-        self.stage = Stage.ASKING if self.spoken.is_whole else Stage.DRAWING
+        self.stage = ConversationStage.ASKING if self.sampled_turn.is_complete else ConversationStage.DRAWING
 
-    def begin_again(self, number: int) -> None:
+    def restart(self, number: int) -> None:
         """Restart the conversation, because its environment answers differently; `number` is the new episode's."""
-        talk = self.talk
-        self.talk = Conversation.about(talk.prompt, talk.index, talk.key, number)
-        self.stage, self.turn, self.recorded = Stage.OPENING, None, []
+        conversation = self.conversation
+        self.conversation = Conversation.start(conversation.prompt, conversation.index, conversation.key, number)
+        self.stage, self.turn, self.recorded = ConversationStage.OPENING, None, []
 
 
 def _turn(row: Mapping[str, Any]) -> AssistantTurn:

@@ -36,22 +36,22 @@ class PartialSample:
         return self.budget - len(self.token_ids)
 
     @property
-    def can_draw(self) -> bool:
+    def needs_generation(self) -> bool:
         """Return whether the sample has not ended."""
         return not self.finish_reason
 
     @property
-    def can_ask(self) -> bool:
+    def awaits_environment(self) -> bool:
         """Return False: a single-turn sample has no environment."""
         return False
 
     @property
-    def lane(self) -> int:
+    def worker_index(self) -> int:
         """Worker index; single-turn samples have no environment, so always 0."""
         return 0
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether the sample has ended."""
         return bool(self.finish_reason)
 
@@ -113,9 +113,9 @@ class PartialGroup:
     """With rewards, once it has them."""
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether every sample has ended."""
-        return all(draft.is_whole for draft in self.drafts)
+        return all(draft.is_complete for draft in self.drafts)
 
     def state(self) -> dict[str, Any]:
         """Return plain JSON; the prompt is looked up again by its entry."""

@@ -34,7 +34,7 @@ class DrawnTokens(Protocol):
     def weight_version(self) -> int: ...
 
 
-class AheadEngine(Engine, Protocol):
+class AsyncEngine(Engine, Protocol):
     """Engines that run beside the trainer with their own copy of the weights.
 
     `publish` belongs to the trainer's thread, everything else to one thread at a time.
@@ -98,22 +98,22 @@ class PartialRollout(Protocol):
     """One sample in progress. The queue calls these under its lock, so none of them waits or computes for long."""
 
     @property
-    def can_draw(self) -> bool:
+    def needs_generation(self) -> bool:
         """Return whether an engine can continue the sample now."""
         ...
 
     @property
-    def can_ask(self) -> bool:
+    def awaits_environment(self) -> bool:
         """Return whether it waits for `RolloutType.answer`; a single response never does."""
         ...
 
     @property
-    def lane(self) -> int:
+    def worker_index(self) -> int:
         """Index of the answering thread that it belongs to."""
         ...
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether it is complete: no tokens and no answers are outstanding."""
         ...
 
@@ -134,7 +134,7 @@ class RolloutType(Protocol):
     """Type of the samples: single responses, or conversations."""
 
     answers: int
-    """Threads that call `answer`, each for the samples of one lane; 0 = samples need no answers."""
+    """Threads that call `answer`, each for the samples of one worker; 0 = samples need no answers."""
 
     def begin(self, prompt: Prompt, keys: Sequence[int]) -> list[PartialRollout]:
         """Create the samples of one prompt, without tokens; called under the lock."""
@@ -145,7 +145,7 @@ class RolloutType(Protocol):
         ...
 
     def answer(self, drafts: Sequence[PartialRollout]) -> Callable[[], None]:
-        """Answer waiting samples of one lane, outside of the lock; the result records the answers under it."""
+        """Answer waiting samples of one worker, outside of the lock; the result records the answers under it."""
         ...
 
     def rollouts(self, groups: Sequence[tuple[Prompt, Sequence[PartialRollout]]]) -> list[list[Rollout]]:

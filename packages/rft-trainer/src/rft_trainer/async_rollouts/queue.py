@@ -45,7 +45,7 @@ from rft_core.errors import CheckpointError
 from rft_core.fault_points import declare, fault_point
 from rft_trainer.async_rollouts.generation_thread import POINT_GROUP_DRAWN, GenerationLoop
 from rft_trainer.async_rollouts.partial_rollout import PartialGroup, oldest_version
-from rft_trainer.async_rollouts.protocols import AheadEngine, RolloutType
+from rft_trainer.async_rollouts.protocols import AsyncEngine, RolloutType
 from rft_trainer.async_rollouts.rank_share import RankPartition
 from rft_trainer.async_rollouts.scoring_threads import answering_loop, scoring_loop
 from rft_trainer.async_rollouts.shared_state import SharedState, TrainerRequest
@@ -75,7 +75,7 @@ class AsyncRollouts:
 
     def __init__(
         self,
-        engine: AheadEngine,
+        engine: AsyncEngine,
         decoder: ResponseDecoder,
         reward: RewardFunction,
         ledger: Ledger,
@@ -103,7 +103,7 @@ class AsyncRollouts:
         self._kind = kind or SingleResponses(decoder, reward, sampling.max_new_tokens)
         self._board = SharedState(rules.patience)
         self._drawing = GenerationLoop(self._board, engine, sampling, deterministic=rules.deterministic)
-        self._ahead: deque[list[LedgerEntry]] = deque()
+        self._reserved: deque[list[LedgerEntry]] = deque()
         self._restored: dict[LedgerEntry, Mapping[str, Any]] = {}
         self._gathered: dict[str, Any] | None = None
         self._collected: list[LedgerEntry] = []
@@ -118,7 +118,7 @@ class AsyncRollouts:
         with self._board.changed:
             self._begun = True
             self._fill()
-        return self._ahead.popleft() if self._ahead else []
+        return self._reserved.popleft() if self._reserved else []
 
     def collect(
         self, entries: Sequence[LedgerEntry], prompts: Sequence[Prompt], timer: PhaseTimer
@@ -166,7 +166,7 @@ class AsyncRollouts:
         media: Sequence[object | None] | None = None,
     ) -> Sequence[Sequence[SampledCompletion]]:
         """Generate with the newest weights, between two draws."""
-        return self._run_errand(
+        return self._run_request(
             lambda: self._engine.generate(
                 prompts, sample_keys, options, budgets=budgets, constraint=constraint, media=media
             )
@@ -186,13 +186,13 @@ class AsyncRollouts:
             spans = rollout.version_spans or ((rollout.weight_version, rollout.num_sampled),)
             lags += [(self._board.version - version, num) for version, num in spans if num]
         with self._board.changed:
-            ahead = sum(one.group is not None for one in self._board.groups.values()) - len(self._collected)
+            waiting = sum(one.group is not None for one in self._board.groups.values()) - len(self._collected)
         num_tokens = sum(num for _, num in lags)
         return {
             "async/staleness_mean": sum(lag * num for lag, num in lags) / max(num_tokens, 1),
             "async/staleness_max": max((lag for lag, _ in lags), default=0),
             "async/mixed_share": sum(bool(rollout.version_spans) for rollout in rollouts) / len(rollouts),
-            **self._ranks.totals({"time/groups_ahead": float(ahead), **self._engine.counters()}),
+            **self._ranks.totals({"time/groups_ahead": float(waiting), **self._engine.counters()}),
         }
 
     def close(self) -> None:
@@ -254,16 +254,16 @@ class AsyncRollouts:
     def _fill(self) -> None:
         """Reserve the steps from the present one to K after it: the same entries on every rank."""
         rules, version = self._rules, self._board.version
-        while len(self._ahead) <= rules.max_staleness:
-            if rules.max_steps and version + len(self._ahead) >= rules.max_steps:
+        while len(self._reserved) <= rules.max_staleness:
+            if rules.max_steps and version + len(self._reserved) >= rules.max_steps:
                 return
             entries = self._ledger.reserve(rules.prompts_per_step)
             if not entries:
                 return
-            self._ahead.append(entries)
+            self._reserved.append(entries)
             own = [entry for entry in entries if self._ranks.owns(entry)]
             if rules.max_staleness and own:
-                self._submit(own, version + len(self._ahead) - 1)
+                self._submit(own, version + len(self._reserved) - 1)
 
     def _submit(self, entries: Sequence[LedgerEntry], step: int) -> None:
         """Submit entries to the rollout thread as those of one step."""
@@ -291,10 +291,10 @@ class AsyncRollouts:
             loops[f"answering-{worker_index}"] = partial(answering_loop, self._board, self._kind, worker_index, drawn)
         self._board.start(loops)
 
-    def _run_errand(self, run: Callable[[], Any]) -> Any:
+    def _run_request(self, run: Callable[[], Any]) -> Any:
         request = TrainerRequest(run, self._board.version)
         with self._board.changed:
-            self._board.errands.append(request)
+            self._board.requests.append(request)
             self._board.tell()
             self._start()
         self._board.wait(lambda: request.is_done, "an evaluation")

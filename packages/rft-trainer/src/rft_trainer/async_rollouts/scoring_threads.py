@@ -22,17 +22,17 @@ def scoring_loop(board: SharedState, kind: RolloutType) -> None:
             board.moved()
 
 
-def answering_loop(board: SharedState, kind: RolloutType, lane: int, drawn: Callable[[], None]) -> None:
-    """Answer every waiting sample of a lane while others are sampled, until the shared state closes.
+def answering_loop(board: SharedState, kind: RolloutType, worker_index: int, drawn: Callable[[], None]) -> None:
+    """Answer every waiting sample of a worker while others are sampled, until the shared state closes.
 
     `drawn` is called where an answer has made a group whole, before its rewards.
     """
-    while asking := _next_to_answer(board, lane):
+    while asking := _next_to_answer(board, worker_index):
         put = kind.answer([draft for _, draft in asking])
         with board.changed:
             put()
-            board.answered += sum(draft.can_draw for _, draft in asking)
-            ended = {group.entry: group for group, _ in asking if group.is_whole}
+            board.answered += sum(draft.needs_generation for _, draft in asking)
+            ended = {group.entry: group for group, _ in asking if group.is_complete}
             board.moved()
         for group in ended.values():
             drawn()
@@ -51,11 +51,15 @@ def _next_to_score(board: SharedState) -> list[PartialGroup]:
 
 
 def _next_to_answer(board: SharedState, worker_index: int) -> list[tuple[PartialGroup, PartialRollout]]:
-    """Wait for samples of the lane that need an answer and return them all; empty at the end."""
+    """Wait for samples of the worker that need an answer and return them all; empty at the end."""
     with board.changed:
         while not board.is_closing:
             every = ((group, draft) for group in board.groups.values() for draft in group.drafts)
-            if asking := [(group, draft) for group, draft in every if draft.can_ask and draft.lane == worker_index]:
+            if asking := [
+                (group, draft)
+                for group, draft in every
+                if draft.awaits_environment and draft.worker_index == worker_index
+            ]:
                 return asking
             board.changed.wait(LOOK_SECONDS)
     return []

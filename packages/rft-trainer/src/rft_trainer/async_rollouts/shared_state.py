@@ -40,7 +40,7 @@ class SharedState:
         self.changed = threading.Condition()
         self.groups: dict[LedgerEntry, PartialGroup] = {}
         self.to_score: deque[PartialGroup] = deque()
-        self.errands: deque[TrainerRequest] = deque()
+        self.requests: deque[TrainerRequest] = deque()
         self.version = 0
         """Number of steps in the newest weights: their version."""
         self.generation = 0
@@ -70,7 +70,7 @@ class SharedState:
 
     def queue_if_whole(self, held: PartialGroup) -> None:
         """Queue a group whose last sample has ended for the scoring thread; it is queued once."""
-        if held.is_whole and held.group is None:
+        if held.is_complete and held.group is None:
             self.to_score.append(held)
             self.moved()
 
@@ -123,7 +123,7 @@ class SharedState:
 
     def _late(self, what: str, seconds: float) -> ServiceError:
         missing = [group for group in self.groups.values() if group.group is None]
-        num_complete = sum(group.is_whole for group in missing)
+        num_complete = sum(group.is_complete for group in missing)
         return ServiceError(
             code="rollouts.late",
             what=f"nothing has moved for {seconds:.0f} s while the trainer waits for {what}: {len(missing)} groups are "

@@ -23,7 +23,7 @@ from rft_core.errors import OptionsError
 
 
 @dataclass(frozen=True, slots=True)
-class BatchSettings:
+class BatchSizes:
     """The batch sizes of a run as the user set them."""
 
     rollout_batch_size: int
@@ -62,7 +62,7 @@ class Update:
 class BatchPlan:
     """Counts of prompts, rollouts, samples and updates of a run; made by `plan_batches`."""
 
-    settings: BatchSettings
+    settings: BatchSizes
     prompts_given: int
     """Prompts that the data hold."""
     num_prompts: int
@@ -218,7 +218,7 @@ def plan_batches(
     Example: `plan_batches(7473, rollout_batch_size=64, n_samples_per_prompt=8, train_batch_size=256)`
     gives 117 rollouts and 234 optimizer steps.
     """
-    settings = BatchSettings(
+    settings = BatchSizes(
         rollout_batch_size=rollout_batch_size,
         n_samples_per_prompt=n_samples_per_prompt,
         train_batch_size=train_batch_size,
@@ -239,12 +239,12 @@ def plan_batches(
     return BatchPlan(settings, num_prompts, num_prompts if max_samples is None else min(num_prompts, max_samples))
 
 
-def is_accepted(settings: BatchSettings) -> bool:
+def is_accepted(settings: BatchSizes) -> bool:
     """Return whether a run with at least one prompt can be planned with these numbers."""
     return not _too_small(settings) and _fits(settings.train_batch_size, settings.samples_per_rollout)
 
 
-def single_changes(settings: BatchSettings) -> dict[str, int]:
+def single_changes(settings: BatchSizes) -> dict[str, int]:
     """Return the nearest accepted value of each number that alone can repair a broken rule.
 
     Empty for accepted numbers, and where no single change is enough.
@@ -286,23 +286,23 @@ def _nearest(start: int, least: int, accepted: Callable[[int], bool]) -> int:
         distance += 1
 
 
-def _least_samples(settings: BatchSettings) -> int:
+def _least_samples(settings: BatchSizes) -> int:
     return 2 if settings.group_estimator else 1
 
 
-def _counted(settings: BatchSettings) -> dict[str, int]:
+def _counted(settings: BatchSizes) -> dict[str, int]:
     """Return every batch size that is set, by name."""
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     return {name: value for name, value in values.items() if value is not None and name != "group_estimator"}
 
 
-def _too_small(settings: BatchSettings) -> dict[str, int]:
+def _too_small(settings: BatchSizes) -> dict[str, int]:
     """Return the least accepted value of every number that is below it."""
     least = {"n_samples_per_prompt": _least_samples(settings)}
     return {name: least.get(name, 1) for name, value in _counted(settings).items() if value < least.get(name, 1)}
 
 
-def _refuse_too_small(settings: BatchSettings) -> None:
+def _refuse_too_small(settings: BatchSizes) -> None:
     bad = {name: value for name, value in _counted(settings).items() if value < 1}
     if not bad:
         return
@@ -330,7 +330,7 @@ def _no_prompts(num_prompts: int) -> OptionsError:
     )
 
 
-def _one_sample(settings: BatchSettings) -> OptionsError:
+def _one_sample(settings: BatchSizes) -> OptionsError:
     changes = single_changes(settings)
     return OptionsError(
         code="batch.one_sample",
@@ -344,7 +344,7 @@ def _one_sample(settings: BatchSettings) -> OptionsError:
     )
 
 
-def _no_multiple(settings: BatchSettings) -> OptionsError:
+def _no_multiple(settings: BatchSizes) -> OptionsError:
     s = settings
     changes = single_changes(s)
     others = " or ".join(f"{name} {value}" for name, value in changes.items() if name != "train_batch_size")

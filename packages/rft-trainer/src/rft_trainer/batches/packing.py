@@ -85,7 +85,7 @@ def rank_micro_batches(
     return [[share[i] for i in indices] for indices in cut([sample.num_tokens for sample in share])]
 
 
-def num_idle_turns(
+def num_filler_batches(
     num_tokens: Sequence[int], rank: int, world_size: int, cut: Callable[[Sequence[int]], list[list[int]]]
 ) -> int:
     """Return how many micro-batches this rank has fewer than the rank with the most; computed without communication."""
@@ -103,7 +103,7 @@ def filler_batches(
     """Return a short batch for every micro-batch that this rank lacks, where forwards are collective operations."""
     if not samples:
         return []
-    num_batches = num_idle_turns([sample.num_tokens for sample in samples], ranks.rank, ranks.world_size, cut)
+    num_batches = num_filler_batches([sample.num_tokens for sample in samples], ranks.rank, ranks.world_size, cut)
     return [pack([min(samples, key=lambda sample: sample.num_tokens)], device)] * num_batches
 
 

@@ -41,7 +41,7 @@ class Prefetcher(Generic[Batch, Prepared]):
         _check("prefetch_factor", prefetch_factor, 1)
         self._batches = iter(batches)
         self._prepare = prepare
-        self._ahead = num_workers * prefetch_factor
+        self._max_pending = num_workers * prefetch_factor
         self._pending: deque[Future[Prepared]] = deque()
         self._exhausted = False
         self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="prepare") if num_workers else None
@@ -75,7 +75,7 @@ class Prefetcher(Generic[Batch, Prepared]):
         self.close()
 
     def _fill(self, pool: ThreadPoolExecutor) -> None:
-        while not self._exhausted and len(self._pending) < self._ahead:
+        while not self._exhausted and len(self._pending) < self._max_pending:
             try:
                 batch = next(self._batches)
             except StopIteration:

@@ -29,7 +29,7 @@ NextTokenLogits = Callable[[PackedTokens], Iterable[Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MismatchLimits:
     """Gaps in nats that the precision of the weights explains."""
 
     equal: float
@@ -40,13 +40,13 @@ class Limits:
     """At the worst token, for a gap that is close."""
 
 
-FULL = Limits(equal=1e-4, mean=1e-4, largest=1e-3)
+FULL = MismatchLimits(equal=1e-4, mean=1e-4, largest=1e-3)
 """float32 and float64: what other kernels, other blocks and another order of sums come to."""
-HALF = Limits(equal=1e-4, mean=0.02, largest=0.3)
+HALF = MismatchLimits(equal=1e-4, mean=0.02, largest=0.3)
 """16 bits: ratios within 2 % on average, 35 % at the worst."""
 
 
-def limits_of(dtype: torch.dtype) -> Limits:
+def limits_of(dtype: torch.dtype) -> MismatchLimits:
     """The limits for weights of this type."""
     return HALF if dtype.itemsize <= 2 else FULL
 
@@ -65,7 +65,7 @@ class Gap:
         """Compute the statistics of [N] float64 distances."""
         return cls(gaps_N.numel(), float(gaps_N.mean()), float(gaps_N.quantile(0.99)), float(gaps_N.max()))
 
-    def verdict(self, limits: Limits) -> Verdict:
+    def verdict(self, limits: MismatchLimits) -> Verdict:
         """Return the verdict on a gap of this size: equal, close, or apart."""
         if self.largest <= limits.equal:
             return "equal"
@@ -91,7 +91,7 @@ class TokenGap:
 class Measured:
     """Result of one comparison: an engine's samples against the trainer's forward on them."""
 
-    limits: Limits
+    limits: MismatchLimits
     gap: Gap
     worst: TokenGap
     num_beyond: int
@@ -131,7 +131,7 @@ def measure_gap(
     keys: Sequence[Sequence[int]],
     draw: SamplingOptions,
     *,
-    limits: Limits = FULL,
+    limits: MismatchLimits = FULL,
     logits: NextTokenLogits | None = None,
     device: torch.device | str = "cpu",
     sequences_at_once: int = 16,

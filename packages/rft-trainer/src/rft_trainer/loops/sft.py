@@ -71,7 +71,7 @@ def mean_loss(
     max_sequences: int,
     max_tokens: int,
     device: str = "cpu",
-    in_step: bool = False,
+    collective_forward: bool = False,
 ) -> float:
     """Compute the mean negative log-likelihood a response token over `samples`, in nats, over all ranks.
 
@@ -84,7 +84,7 @@ def mean_loss(
     own = [
         pack(chosen, device) for chosen in rank_micro_batches(samples, collectives.rank, collectives.world_size, cut)
     ]
-    idle = filler_batches(samples, collectives, cut, device) if in_step else []
+    idle = filler_batches(samples, collectives, cut, device) if collective_forward else []
     total = torch.zeros(2, dtype=torch.float64)
     for number, batch in enumerate([*own, *idle]):
         logprobs_T, _ = policy.token_logprobs(batch.tokens)
@@ -167,7 +167,7 @@ class SftLoop:
     best: BestWeights | None = None
     data_ranks: Collectives | None = None
     """The ranks over which samples are sharded; None = `collectives`."""
-    in_step: bool = False
+    collective_forward: bool = False
     """Whether every forward is a collective operation, so that all ranks must run equally many."""
     averages: SwapInEma | None = None
     """Swaps the moving averages of the weights in, to be evaluated too."""
@@ -286,7 +286,7 @@ class SftLoop:
             max_sequences=self.eval_max_sequences,
             max_tokens=self.eval_max_tokens,
             device=self.device,
-            in_step=self.in_step,
+            collective_forward=self.collective_forward,
         )
 
     def _save_and_stop(self, signals: StopSignals) -> NoReturn:

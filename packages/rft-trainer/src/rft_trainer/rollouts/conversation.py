@@ -34,7 +34,7 @@ class TurnText(Protocol):
         ...
 
 
-class SpokenTurn(Protocol):
+class SampledTurn(Protocol):
     """A turn as it was sampled; the three sequences have one entry a token."""
 
     @property
@@ -75,7 +75,7 @@ class Conversation:
     turns: list[Turn] = field(default_factory=list[Turn])
     spans: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(weight version, tokens that it sampled), in order; a version once where versions only grow."""
-    num_spoken: int = 0
+    num_sampled_turns: int = 0
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
     ended: str = ""
     """Why it is over: stop, turns, length, or environment; empty while it goes on."""
@@ -83,7 +83,7 @@ class Conversation:
     detail: str = ""
 
     @classmethod
-    def about(cls, prompt: Prompt, index: int, key: int, number: int) -> Conversation:
+    def start(cls, prompt: Prompt, index: int, key: int, number: int) -> Conversation:
         """Create a conversation without turns; `number` is that of its episode."""
         environment_prompt = EnvironmentPrompt(prompt.prompt_id, prompt.text, prompt.label)
         return cls(prompt, index, key, Episode(number, environment_prompt, derive_key(key, "environment")))
@@ -101,7 +101,7 @@ class Conversation:
     @property
     def turn_key(self) -> int:
         """Random key of the next turn; the first has the sample's own key, so it is drawn as a single response."""
-        return self.key if self.num_spoken == 0 else derive_key(self.key, "turn", self.num_spoken)
+        return self.key if self.num_sampled_turns == 0 else derive_key(self.key, "turn", self.num_sampled_turns)
 
     def observe(self, tokens: Sequence[int], text: str) -> None:
         """Append observation tokens, which are masked out of the loss."""
@@ -110,12 +110,12 @@ class Conversation:
         self.log_kept_mass += [0.0] * len(tokens)
         self.turns.append(Turn(False, len(tokens), text))
 
-    def speak(self, spoken: SpokenTurn, spans: Sequence[tuple[int, int]], turn: Turn) -> None:
+    def add_turn(self, sampled_turn: SampledTurn, spans: Sequence[tuple[int, int]], turn: Turn) -> None:
         """Append a sampled turn; `spans` are the (weight version, number of tokens) of this turn."""
-        self.token_ids += spoken.token_ids
-        self.logprobs += spoken.logprobs
-        self.log_kept_mass += spoken.log_kept_mass
-        self.num_spoken += 1
+        self.token_ids += sampled_turn.token_ids
+        self.logprobs += sampled_turn.logprobs
+        self.log_kept_mass += sampled_turn.log_kept_mass
+        self.num_sampled_turns += 1
         self.turns.append(turn)
         for version, number in spans:
             # a version stands once, so the span that the last turn ended with is extended
@@ -166,12 +166,12 @@ class ConversationStepper:
         """Parse the tool calls in the text of the policy's turn."""
         return self._calls.parse(text)
 
-    def budget(self, talk: Conversation, most: int) -> int:
+    def budget(self, conversation: Conversation, most: int) -> int:
         """Return the number of tokens that the next turn may have."""
-        left = most - len(talk.token_ids)
+        left = most - len(conversation.token_ids)
         return left if self.limits.turn_max_len is None else min(left, self.limits.turn_max_len)
 
-    def open(self, talk: Conversation, reply: Reply, most: int) -> None:
+    def open(self, conversation: Conversation, reply: Reply, most: int) -> None:
         """Append the messages that the environment opens with.
 
         Raises:
@@ -180,15 +180,15 @@ class ConversationStepper:
         messages = reply.answer.messages if reply.answer is not None else ()
         tokens = self._text.opening([_as_mapping(message) for message in messages])
         if len(tokens) >= most:
-            raise _no_room(talk.prompt, len(tokens), most)
-        talk.observe(tokens, _shown(messages))
+            raise _no_room(conversation.prompt, len(tokens), most)
+        conversation.observe(tokens, _shown(messages))
         if reply.status is not RewardStatus.OK:
-            talk.fail(reply)
+            conversation.fail(reply)
 
     def answer_turns(
         self,
         conversations: Sequence[Conversation],
-        turns: Sequence[SpokenTurn],
+        turns: Sequence[SampledTurn],
         spans: Sequence[Sequence[tuple[int, int]]],
         texts: Sequence[str],
         step: Callable[[Sequence[Episode]], Sequence[Reply]],
@@ -218,13 +218,13 @@ class ConversationStepper:
         replies = dict(zip(asked, answers, strict=True))
         for index, conversation in enumerate(conversations):
             reply = replies.get(index) or malformed_call_reply(parsed[index])
-            self.take(conversation, turns[index], spans[index], texts[index], parsed[index], reply, most)
+            self.apply_turn(conversation, turns[index], spans[index], texts[index], parsed[index], reply, most)
         return replies
 
-    def take(
+    def apply_turn(
         self,
-        talk: Conversation,
-        spoken: SpokenTurn,
+        conversation: Conversation,
+        sampled_turn: SampledTurn,
         spans: Sequence[tuple[int, int]],
         text: str,
         parsed: ParsedTurn,
@@ -234,26 +234,26 @@ class ConversationStepper:
         """Append a sampled turn and the environment's answer, or end the conversation."""
         answer = reply.answer or Answer()
         counts = len(parsed.calls), len(parsed.problems)
-        turn = Turn(True, len(spoken.token_ids), text, answer.reward, *counts, reply.seconds)
-        talk.speak(spoken, spans, turn)
-        talk.episode.seconds += reply.seconds
+        turn = Turn(True, len(sampled_turn.token_ids), text, answer.reward, *counts, reply.seconds)
+        conversation.add_turn(sampled_turn, spans, turn)
+        conversation.episode.seconds += reply.seconds
         if reply.status is not RewardStatus.OK:
-            talk.fail(reply)
+            conversation.fail(reply)
             return
-        was_cut = spoken.finish_reason == "length"
+        was_cut = sampled_turn.finish_reason == "length"
         if answer.done:
-            talk.ended, talk.parts = "length" if was_cut else "stop", answer.parts
-        elif was_cut or talk.num_spoken >= self.limits.max_turns:
-            talk.ended = "length" if was_cut else "turns"
+            conversation.ended, conversation.parts = "length" if was_cut else "stop", answer.parts
+        elif was_cut or conversation.num_sampled_turns >= self.limits.max_turns:
+            conversation.ended = "length" if was_cut else "turns"
         else:
-            self._answer(talk, answer, most)
+            self._answer(conversation, answer, most)
 
-    def _answer(self, talk: Conversation, answer: Answer, most: int) -> None:
+    def _answer(self, conversation: Conversation, answer: Answer, most: int) -> None:
         tokens = self._text.observation([_as_mapping(message) for message in answer.messages])
-        if len(talk.token_ids) + len(tokens) < most:
-            talk.observe(tokens, _shown(answer.messages))
+        if len(conversation.token_ids) + len(tokens) < most:
+            conversation.observe(tokens, _shown(answer.messages))
         else:
-            talk.ended = "length"
+            conversation.ended = "length"
 
 
 def malformed_call_reply(parsed: ParsedTurn) -> Reply:

@@ -60,62 +60,68 @@ class Conversations:
     ) -> list[list[Rollout]]:
         """Sample conversations: one list a prompt, one rollout a key, with rewards where the environment gave them."""
         grouped = [
-            [Conversation.about(prompt, index, key, next(self._numbers)) for index, key in enumerate(prompt_keys)]
+            [Conversation.start(prompt, index, key, next(self._numbers)) for index, key in enumerate(prompt_keys)]
             for prompt, prompt_keys in zip(prompts, keys, strict=True)
         ]
-        talks = [talk for group in grouped for talk in group]
-        self._open(talks, sampling)
-        while going := [talk for talk in talks if not talk.ended]:
-            turns = self._speak(going, sampling)
-            self._listen(going, turns, sampling)
-        return [[talk.rollout() for talk in group] for group in grouped]
+        conversations = [conversation for group in grouped for conversation in group]
+        self._open(conversations, sampling)
+        while going := [conversation for conversation in conversations if not conversation.ended]:
+            turns = self._generate_turns(going, sampling)
+            self._apply_observations(going, turns, sampling)
+        return [[conversation.rollout() for conversation in group] for group in grouped]
 
     def _tools(self) -> Any:
         return self._timer.phase(Phase.TOOLS) if self._timer is not None else nullcontext()
 
-    def _open(self, talks: Sequence[Conversation], sampling: SamplingOptions) -> None:
+    def _open(self, conversations: Sequence[Conversation], sampling: SamplingOptions) -> None:
         with self._tools():
-            replies = self._episodes.reset([talk.episode for talk in talks])
-        for talk, reply in zip(talks, replies, strict=True):
-            self._taking.open(talk, reply, sampling.max_new_tokens)
+            replies = self._episodes.reset([conversation.episode for conversation in conversations])
+        for conversation, reply in zip(conversations, replies, strict=True):
+            self._taking.open(conversation, reply, sampling.max_new_tokens)
 
-    def _speak(self, talks: Sequence[Conversation], sampling: SamplingOptions) -> list[SampledCompletion]:
+    def _generate_turns(
+        self, conversations: Sequence[Conversation], sampling: SamplingOptions
+    ) -> list[SampledCompletion]:
         """Sample the next turn of every conversation."""
-        budgets = [self._taking.budget(talk, sampling.max_new_tokens) for talk in talks]
-        lengths = [len(talk.prompt.token_ids) + len(talk.token_ids) for talk in talks]
-        room = self._taking.limits.room or max(len(t.prompt.token_ids) for t in talks) + sampling.max_new_tokens
+        budgets = [self._taking.budget(conversation, sampling.max_new_tokens) for conversation in conversations]
+        lengths = [len(conversation.prompt.token_ids) + len(conversation.token_ids) for conversation in conversations]
+        room = self._taking.limits.room or max(len(t.prompt.token_ids) for t in conversations) + sampling.max_new_tokens
         turns: dict[int, SampledCompletion] = {}
         for wave in batch_turns(lengths, budgets, room):
-            turns |= self._wave(talks, wave, budgets, sampling)
-        return [turns[index] for index in range(len(talks))]
+            turns |= self._wave(conversations, wave, budgets, sampling)
+        return [turns[index] for index in range(len(conversations))]
 
     def _wave(
-        self, talks: Sequence[Conversation], wave: Sequence[int], budgets: Sequence[int], sampling: SamplingOptions
+        self,
+        conversations: Sequence[Conversation],
+        wave: Sequence[int],
+        budgets: Sequence[int],
+        sampling: SamplingOptions,
     ) -> dict[int, SampledCompletion]:
         """Sample one wave with one engine call; equal contexts are one prompt, so that they are prefilled once."""
         by_context: dict[tuple[object, ...], list[int]] = {}
         for index in wave:
-            talk = talks[index]
+            conversation = conversations[index]
             # images are compared by identity: samples of one prompt share the object
-            by_context.setdefault((id(talk.prompt.media), *talk.context), []).append(index)
+            by_context.setdefault((id(conversation.prompt.media), *conversation.context), []).append(index)
         owners = list(by_context.values())
         completions = self._engine.generate(
-            [list(talks[own[0]].context) for own in owners],
-            [[talks[index].turn_key for index in own] for own in owners],
+            [list(conversations[own[0]].context) for own in owners],
+            [[conversations[index].turn_key for index in own] for own in owners],
             replace(sampling, max_new_tokens=max(budgets[index] for index in wave)),
             budgets=[[budgets[index] for index in own] for own in owners],
-            media=media_of([talks[own[0]].prompt.media for own in owners]),
+            media=media_of([conversations[own[0]].prompt.media for own in owners]),
         )
         pairs = zip(owners, completions, strict=True)
         return {index: one for own, group in pairs for index, one in zip(own, group, strict=True)}
 
-    def _listen(
-        self, talks: Sequence[Conversation], turns: Sequence[SampledCompletion], sampling: SamplingOptions
+    def _apply_observations(
+        self, conversations: Sequence[Conversation], turns: Sequence[SampledCompletion], sampling: SamplingOptions
     ) -> None:
         """Step the environment on the sampled turns and append its answers to the conversations."""
         texts = self._decoder.decode_batch([one.token_ids for one in turns])
         spans = [[(turn.weight_version, len(turn.token_ids))] for turn in turns]
-        self._taking.answer_turns(talks, turns, spans, texts, self._step, sampling.max_new_tokens)
+        self._taking.answer_turns(conversations, turns, spans, texts, self._step, sampling.max_new_tokens)
 
     def _step(self, episodes: Sequence[Episode]) -> Sequence[Reply]:
         with self._tools():

@@ -29,7 +29,7 @@ class LogprobScorer:
         max_tokens: int,
         temperature: float,
         device: str = "cpu",
-        in_step: bool = False,
+        collective_forward: bool = False,
     ) -> None:
         """Store the policy and the micro-batch limits; `in_step` as in `ShardedTokenForward`."""
         self._policy = policy
@@ -42,7 +42,7 @@ class LogprobScorer:
                 collectives,
                 max_sequences=max_sequences,
                 max_tokens=max_tokens,
-                in_step=in_step,
+                collective_forward=collective_forward,
                 num_columns=num_columns,
             )
 

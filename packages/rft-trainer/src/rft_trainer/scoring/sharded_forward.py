@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from rft_trainer.batches.packing import assign_to_ranks, num_idle_turns, split_in_order
+from rft_trainer.batches.packing import assign_to_ranks, num_filler_batches, split_in_order
 from rft_trainer.protocols import Collectives
 from rft_trainer.records.rollouts import RolloutGroup, TrainingSample
 from rft_trainer.scoring.samples import build_samples, flat_rollouts
@@ -26,7 +26,7 @@ class ShardedTokenForward:
         *,
         max_sequences: int,
         max_tokens: int,
-        in_step: bool = False,
+        collective_forward: bool = False,
         num_columns: int = 1,
     ) -> None:
         """Store the forward and its limits.
@@ -34,7 +34,7 @@ class ShardedTokenForward:
         `in_step`: every forward is a collective operation, so all ranks must run equally many. `num_columns` is K.
         """
         self._num_columns = num_columns
-        self._in_step = in_step
+        self._collective_forward = collective_forward
         self._forward = forward
         self._collectives = collectives
         self._max_sequences = max_sequences
@@ -48,8 +48,8 @@ class ShardedTokenForward:
         mine = assign_to_ranks([s.num_tokens for s in samples], self._collectives.world_size)
         share = mine[self._collectives.rank]
         values = dict(zip(share, self._of_share([samples[i] for i in share]), strict=True))
-        if self._in_step and samples:
-            self._keep_in_step(samples)
+        if self._collective_forward and samples:
+            self._match_collective_forwards(samples)
         if self._collectives.world_size > 1:
             values = self._exchange(samples, mine, values)
         return [values[i] for i in range(len(samples))]
@@ -70,9 +70,9 @@ class ShardedTokenForward:
     def _cut(self, num_tokens: Sequence[int]) -> list[list[int]]:
         return split_in_order(num_tokens, self._max_sequences, self._max_tokens)
 
-    def _keep_in_step(self, samples: Sequence[TrainingSample]) -> None:
+    def _match_collective_forwards(self, samples: Sequence[TrainingSample]) -> None:
         ranks, lengths = self._collectives, [s.num_tokens for s in samples]
-        for _ in range(num_idle_turns(lengths, ranks.rank, ranks.world_size, self._cut)):
+        for _ in range(num_filler_batches(lengths, ranks.rank, ranks.world_size, self._cut)):
             # the shortest sample, whose result is discarded: only the number of collectives must match
             self._forward([min(samples, key=lambda s: s.num_tokens)])
 

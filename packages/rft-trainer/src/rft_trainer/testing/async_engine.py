@@ -26,7 +26,7 @@ class FakeDrawn:
     weight_version: int
 
 
-class BigramAheadEngine:
+class BigramAsyncEngine:
     """Fake engine on copies of a policy's table by version; `pause` seconds pass between two tokens of all samples.
 
     `fail` is called before every round of tokens, so that a test may raise there.
@@ -85,11 +85,11 @@ class BigramAheadEngine:
                 if tokens[-1] in stop_token_ids or len(tokens) == budgets[i]:
                     left.discard(i)
                     reason = "stop" if tokens[-1] in stop_token_ids else "length"
-                    yield self._told(i, tokens, logprobs, reason)
+                    yield self._result(i, tokens, logprobs, reason)
         for i in sorted(left):
-            yield self._told(i, *drawn[i], "interrupted")
+            yield self._result(i, *drawn[i], "interrupted")
 
-    def _told(self, request: int, tokens: Sequence[int], logprobs: Sequence[float], reason: str) -> FakeDrawn:
+    def _result(self, request: int, tokens: Sequence[int], logprobs: Sequence[float], reason: str) -> FakeDrawn:
         zeros = (0.0,) * len(tokens)
         return FakeDrawn(request, tuple(tokens), tuple(logprobs), zeros, reason, self.weight_version)
 

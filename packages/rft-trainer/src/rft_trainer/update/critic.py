@@ -32,13 +32,17 @@ class ValueAnnotator:
         max_sequences: int,
         max_tokens: int,
         device: str = "cpu",
-        in_step: bool = False,
+        collective_forward: bool = False,
     ) -> None:
         """Store the critic and the micro-batch limits; `in_step` as in `ShardedTokenForward`."""
         self._critic = critic
         self._device = device
         self._all_ranks = ShardedTokenForward(
-            self._values, collectives, max_sequences=max_sequences, max_tokens=max_tokens, in_step=in_step
+            self._values,
+            collectives,
+            max_sequences=max_sequences,
+            max_tokens=max_tokens,
+            collective_forward=collective_forward,
         )
 
     def __call__(self, groups: Sequence[RolloutGroup]) -> list[tuple[float, ...]]:
@@ -113,13 +117,13 @@ class CriticUpdater:
         learning_rate: Callable[[int], float],
         device: str = "cpu",
         pin_memory: bool = False,
-        in_step: bool = False,
+        collective_forward: bool = False,
     ) -> None:
         """Store the critic, its optimizer and the micro-batch limits.
 
         `in_step`: every forward and backward is a collective operation, so all ranks must run equally many.
         """
-        self._in_step = in_step
+        self._collective_forward = collective_forward
         self._critic = critic
         self._optimizer = optimizer
         self._objective = objective
@@ -141,7 +145,9 @@ class CriticUpdater:
         counts = count(samples)
         ranks = self._collectives
         micro_batches = rank_micro_batches(samples, ranks.rank, ranks.world_size, self._micro_batching.cut)
-        idle = filler_batches(samples, ranks, self._micro_batching.cut, self._device) if self._in_step else []
+        idle = (
+            filler_batches(samples, ranks, self._micro_batching.cut, self._device) if self._collective_forward else []
+        )
         for number, chosen in enumerate(micro_batches, start=1):
             batch = pack(chosen, self._device, pin_memory=self._pin_memory)
             output = self._objective(batch, _values(self._critic, batch), counts)

@@ -98,13 +98,13 @@ class Updater:
         pin_memory: bool = False,
         balanced: MoeAuxLoss | None = None,
         fused: FusedPolicy | None = None,
-        in_step: bool = False,
+        collective_forward: bool = False,
     ) -> None:
         """Store the policy, its optimizer and the micro-batch limits.
 
         `in_step`: every forward and backward is a collective operation, so all ranks must run equally many.
         """
-        self._in_step = in_step
+        self._collective_forward = collective_forward
         self._policy = policy
         self._balanced = balanced
         self._fused = fused
@@ -139,7 +139,9 @@ class Updater:
         counts = counts or count(samples)
         ranks = self._collectives
         micro_batches = rank_micro_batches(samples, ranks.rank, ranks.world_size, self._micro_batching.cut)
-        idle = filler_batches(samples, ranks, self._micro_batching.cut, self._device) if self._in_step else []
+        idle = (
+            filler_batches(samples, ranks, self._micro_batching.cut, self._device) if self._collective_forward else []
+        )
         turns = len(micro_batches) + len(idle)
         if self._balanced is not None:
             # expert frequencies are those of the whole step, so they are counted before the first backward
@@ -152,7 +154,7 @@ class Updater:
             if gaps is not None:
                 gaps.add(chosen, batch, logprobs_T)
         for number, batch in enumerate(idle, start=1 + len(micro_batches)):
-            self._take_part(batch, last=number == turns)
+            self._filler_pass(batch, last=number == turns)
         if gaps is not None:
             gaps.judge()  # after all backward passes, before any weight changes
         if self._collectives.rank == 0:
@@ -163,7 +165,7 @@ class Updater:
             outcome.gradient_norm, outcome.applied, learning_rate, len(micro_batches), outcome.loss_scale
         )
 
-    def _take_part(self, batch: TokenBatch, *, last: bool) -> None:
+    def _filler_pass(self, batch: TokenBatch, *, last: bool) -> None:
         """Run a zero-gradient micro-batch so that collectives match on all ranks."""
         logprobs_T, _ = self._policy.token_logprobs(
             batch.tokens,

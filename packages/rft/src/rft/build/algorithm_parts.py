@@ -98,7 +98,7 @@ def annotator(
     policy: CausalPolicy,
     ranks: Collectives | None = None,
     *,
-    in_step: bool = False,
+    collective_forward: bool = False,
 ) -> LogprobScorer:
     """Log-probabilities of responses under a policy, without gradient; `ranks` share them out (None: all ranks)."""
     return LogprobScorer(
@@ -108,7 +108,7 @@ def annotator(
         max_tokens=settings.batch.max_tokens_per_micro_batch,
         temperature=settings.sampling.temperature,
         device=machine.device,
-        in_step=in_step,
+        collective_forward=collective_forward,
     )
 
 
@@ -119,12 +119,12 @@ def old_policy(
     policy: CausalPolicy,
     ranks: Collectives,
     *,
-    in_step: bool,
+    collective_forward: bool,
 ) -> OldPolicyScorer | None:
     """Make the scorer under the policy at the start of a step, unless the engine's log-probs are used."""
     if not (record.needs_old_logprobs or record.needs_old_entropy):
         return None
-    annotate = annotator(settings, machine, policy, ranks, in_step=in_step)
+    annotate = annotator(settings, machine, policy, ranks, collective_forward=collective_forward)
     return OldPolicyScorer(annotate, record.needs_old_logprobs, record.needs_old_entropy)
 
 
@@ -213,7 +213,7 @@ def build_critic(
             max_sequences=batch.micro_rollout_batch_size,
             max_tokens=batch.max_tokens_per_micro_batch,
             device=machine.device,
-            in_step=spread.in_step,
+            collective_forward=spread.collective_forward,
         ),
         CriticUpdater(
             spread.model,
@@ -224,7 +224,7 @@ def build_critic(
             learning_rate=learning_rate,
             device=machine.device,
             pin_memory=settings.data.dataloader_pin_memory,
-            in_step=spread.in_step,
+            collective_forward=spread.collective_forward,
         ),
     )
     return BuiltCritic(critic, spread, part)

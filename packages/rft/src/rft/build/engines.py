@@ -179,10 +179,10 @@ def make_engine(
     )
     if choice.shares_weights:
         return build_engine(choice.kind, request)
-    sends_alone = engine_applies_lora(policy, choice.can) and (weights is None or adapters is not None)
-    gathered = adapters if sends_alone else weights
+    sends_lora_only = engine_applies_lora(policy, choice.can) and (weights is None or adapters is not None)
+    gathered = adapters if sends_lora_only else weights
     agreed = CollectiveWeightProvider(gathered, rank=machine.ranks.rank) if gathered is not None else None
-    payload = lora_payload(policy, agreed) if sends_alone else None
+    payload = lora_payload(policy, agreed) if sends_lora_only else None
     provider = payload.tensors if payload else to_checkpoint_names(policy.model, agreed or policy.merged_parameters)
     request = replace(request, weights=provider, adapter_config=payload.config if payload else "")
     engine = build_engine(choice.kind, request)

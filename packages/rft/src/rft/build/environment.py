@@ -32,7 +32,7 @@ class ChosenEnvironment:
     text: ChatTurnTemplate
     calls: ToolCallFormat
     codec: HfTokenizer
-    lanes: list[EpisodeRunner] = field(default_factory=list[EpisodeRunner])
+    runners: list[EpisodeRunner] = field(default_factory=list[EpisodeRunner])
     """Of the conversations that run ahead of the trainer; `episodes` then are those of evaluations."""
 
     def opened(self, prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -56,17 +56,17 @@ class ChosenEnvironment:
         limits = ConversationLimits(self.settings.max_turns, self.settings.turn_max_len, room)
         return Conversations(engine, self.codec, self.episodes, self.text, self.calls, limits, timer=timer)
 
-    def samples_ahead(self, longest_response: int) -> ConversationSamples:
+    def async_conversations(self, longest_response: int) -> ConversationSamples:
         """Make the samples of asynchronous rollouts: each process of the environment with a thread of its own."""
         num = self.settings.environment_workers if has_processes(self.settings.environment) else 1
-        self.lanes.extend(_episodes(self.settings, 1) for _ in range(num))
+        self.runners.extend(_episodes(self.settings, 1) for _ in range(num))
         limits = ConversationLimits(self.settings.max_turns, self.settings.turn_max_len)
         taking = ConversationStepper(self.text, self.calls, limits)
-        return ConversationSamples(self.codec, self.lanes, taking, longest_response)
+        return ConversationSamples(self.codec, self.runners, taking, longest_response)
 
     def close(self) -> None:
         """End the processes of the environment."""
-        for episodes in (self.episodes, *self.lanes):
+        for episodes in (self.episodes, *self.runners):
             episodes.close()
 
     def _opened(self, prompt: Prompt) -> Prompt:

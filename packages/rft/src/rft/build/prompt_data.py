@@ -28,7 +28,7 @@ _NO_GIVEN_IMAGES = GenerateImageSettings()
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedPrompts:
     """Rendered rows that fit, the rows left out, and the mixture by which an epoch visits them."""
 
     rendered: tuple[RenderedPrompt, ...]
@@ -76,7 +76,7 @@ def read_training(
     output_key: str | None,
     prompt_max_len: int,
     images: ImageReading = _NO_IMAGES,
-) -> Prepared:
+) -> PreparedPrompts:
     """Read and render the rows to train on."""
     if not rows.prompt_data:
         raise OptionsError(
@@ -105,7 +105,7 @@ def read_training(
     probabilities = [spec.probability for spec in specs]
     known = [p for p in probabilities if p is not None]
     mixture = Mixture(source_sizes(used, specs), known if len(known) == len(specs) else None)
-    return Prepared(tuple(kept), tuple(left_out), prompt_max_len, loaded, mixture, content_hash(used))
+    return PreparedPrompts(tuple(kept), tuple(left_out), prompt_max_len, loaded, mixture, content_hash(used))
 
 
 def _first(prompts: Sequence[PromptRow], limit: int) -> list[PromptRow]:

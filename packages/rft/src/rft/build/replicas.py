@@ -35,7 +35,7 @@ _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 def wants_replicas(settings: RlSettings) -> bool:
     """Return True when engines get processes of their own: several of them, or one that runs ahead of the trainer."""
-    return settings.replicas.engine_replicas > 1 or settings.ahead.max_staleness > 0
+    return settings.replicas.engine_replicas > 1 or settings.async_rollouts.max_staleness > 0
 
 
 def make_replicas(
@@ -70,7 +70,7 @@ def make_replicas(
     merged: WeightProvider = partial(_merged, policy, agreed or weights)
     provider = merged if choice.shares_weights else to_checkpoint_names(policy.model, merged)
     architecture = source if policy.adapters is not None else settings.model.pretrain
-    shelf = SharedWeightStore(provider, dtype, together=agreed.together if agreed else None)
+    weight_store = SharedWeightStore(provider, dtype, together=agreed.together if agreed else None)
 
     external = EngineBuildRequest(
         settings=settings.engine,
@@ -98,12 +98,12 @@ def make_replicas(
     replicas: list[Replica] = []
     try:
         _start_together(start, settings.replicas.engine_replicas, replicas)
-        engine = ReplicaEngine(replicas, shelf, max_len=longest)
+        engine = ReplicaEngine(replicas, weight_store, max_len=longest)
         engine.refresh()
     except BaseException:
         for replica in replicas:
             replica.close()
-        shelf.close()
+        weight_store.close()
         raise
     return engine
 
@@ -153,7 +153,7 @@ def _native(
         "model_code": code,
         "graphs": not settings.engine.engine_enforce_eager,
         "num_threads": max(1, cores),
-        "gives_way": not environment and settings.ahead.max_staleness > 0,
+        "gives_way": not environment and settings.async_rollouts.max_staleness > 0,
     }
     return ProcessReplica(
         number,

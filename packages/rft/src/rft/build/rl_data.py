@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rft.build.algorithm import algorithm_record
 from rft.build.images import refuse_beside_images, row_images
-from rft.build.prompt_data import Prepared, as_prompts, read_held_out, read_training
+from rft.build.prompt_data import PreparedPrompts, as_prompts, read_held_out, read_training
 from rft.settings import EvalSettings, RlSettings
 from rft_algos.algorithms.published import PolicyAlgorithm
 from rft_core.errors import OptionsError
@@ -48,7 +48,7 @@ def response_limits(settings: RlSettings | EvalSettings, longest_prompt: int) ->
 class RlData:
     """Training and held-out prompts of an RL run, its batch plan and step counts."""
 
-    training: Prepared
+    training: PreparedPrompts
     prompts: list[Prompt]
     held_out: list[Prompt]
     plan: BatchPlan
@@ -127,7 +127,7 @@ def step_rules(settings: RlSettings, data: RlData, record: PolicyAlgorithm) -> S
         eval_every=_eval_every(settings.evaluation.eval_steps, data),
         max_refused_in_a_row=settings.run.max_refused_steps,
         max_unscored_share=settings.run.max_unscored_share,
-        max_staleness=settings.ahead.max_staleness,
+        max_staleness=settings.async_rollouts.max_staleness,
     )
 
 

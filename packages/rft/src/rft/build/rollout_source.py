@@ -34,21 +34,21 @@ _LOG = logging.getLogger(__name__)
 _ONE_AT_A_TIME = "--max_staleness 0"
 
 
-def refuse_what_cannot_run_ahead(settings: RlSettings, record: PolicyAlgorithm) -> None:
+def require_async_support(settings: RlSettings, record: PolicyAlgorithm) -> None:
     """Raise for what engines in processes of their own, or rollouts that run ahead, do not do.
 
     Raises:
         OptionsError: by the name of the flag, before a model is loaded.
     """
-    ahead, replicas = settings.ahead.max_staleness, settings.replicas.engine_replicas
-    if ahead == 0 and replicas == 1:
+    staleness, replicas = settings.async_rollouts.max_staleness, settings.replicas.engine_replicas
+    if staleness == 0 and replicas == 1:
         return
     for code, asked, why, do in _refusals(settings, record):
-        chosen = f"max_staleness = {ahead}" if ahead else f"engine_replicas = {replicas}"
+        chosen = f"max_staleness = {staleness}" if staleness else f"engine_replicas = {replicas}"
         raise OptionsError(
             code=code,
             what=f"{chosen} with {asked}",
-            where="--max_staleness" if ahead else "--engine_replicas",
+            where="--max_staleness" if staleness else "--engine_replicas",
             why=why,
             state="nothing was started",
             do=do,
@@ -57,21 +57,21 @@ def refuse_what_cannot_run_ahead(settings: RlSettings, record: PolicyAlgorithm) 
 
 def _refusals(settings: RlSettings, record: PolicyAlgorithm) -> Iterator[tuple[str, str, str, str]]:
     """(code, what it does not go with, why, what to do), the first that applies first."""
-    ahead = settings.ahead.max_staleness
-    back = _ONE_AT_A_TIME if ahead else "--engine_replicas 1"
+    staleness = settings.async_rollouts.max_staleness
+    back = _ONE_AT_A_TIME if staleness else "--engine_replicas 1"
     chosen = choose_engine(settings.engine, choose_device(settings.model.device, 0))
     if not chosen.can.supports_replicas:
         why = f"{chosen.kind.title} runs in the trainer's process, with its weights"
         yield "async.engine", f"engine_type {chosen.name}", why, "--engine_type native"
-    if settings.engine.enable_engine_sleep and not chosen.shares_weights and chosen.can_sleep and ahead:
+    if settings.engine.enable_engine_sleep and not chosen.shares_weights and chosen.can_sleep and staleness:
         why = "an engine that draws while the trainer trains cannot give its memory back meanwhile"
         yield "async.sleep", "enable_engine_sleep", why, "--disable_engine_sleep"
-    if not ahead:
+    if not staleness:
         return
     if record.advantage.needs_greedy:
         why = "its baseline is a greedy response of the very weights that are trained"
         yield "async.baseline", f"advantage_estimator {record.name}", why, back
-    if settings.ahead.async_deterministic:
+    if settings.async_rollouts.async_deterministic:
         return
     if not chosen.can.supports_partial_rollouts:
         why = f"{chosen.name} draws a sample from its first token to its last: none goes on under other weights"
@@ -137,7 +137,7 @@ def build_rollouts(
     settings: RlSettings, machine: Machine, record: PolicyAlgorithm, policy: CausalPolicy, parts: RolloutParts
 ) -> BuiltRollouts:
     """Build the rollouts of the settings: ahead of the trainer with `max_staleness`, else while it waits."""
-    build = _asynchronous if settings.ahead.max_staleness else _synchronous
+    build = _asynchronous if settings.async_rollouts.max_staleness else _synchronous
     return build(settings, machine, record, policy, parts)
 
 
@@ -172,8 +172,8 @@ def _asynchronous(
     engine: Any = parts.engine
     batch = settings.batch
     rules = AsyncConfig(
-        max_staleness=settings.ahead.max_staleness,
-        deterministic=settings.ahead.async_deterministic,
+        max_staleness=settings.async_rollouts.max_staleness,
+        deterministic=settings.async_rollouts.async_deterministic,
         prompts_per_step=batch.rollout_batch_size * parts.data.plan.rollouts_per_update,
         max_steps=batch.max_steps,
         group_size=batch.n_samples_per_prompt,
@@ -188,6 +188,6 @@ def _asynchronous(
         sampling=parts.sampling,
         rules=rules,
         collectives=machine.collectives,
-        kind=parts.environment and parts.environment.samples_ahead(parts.sampling.max_new_tokens),
+        kind=parts.environment and parts.environment.async_conversations(parts.sampling.max_new_tokens),
     )
     return BuiltRollouts(queue, parts.conversations(queue), {"rollouts_ahead": queue}, None, None)

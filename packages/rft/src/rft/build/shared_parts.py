@@ -128,7 +128,7 @@ def make_evaluator(
     machine: Machine,
     prompts: Sequence[Prompt],
     longest_response: int,
-    talks: Conversations | None = None,
+    conversations: Conversations | None = None,
 ) -> Evaluator | None:
     """Greedy evaluation of the held-out prompts, where there are any."""
     if not prompts:
@@ -140,7 +140,7 @@ def make_evaluator(
         machine.collectives,
         prompts,
         sampling=SamplingOptions(temperature=0.0, max_new_tokens=longest_response, stop_token_ids=codec.eos_ids),
-        conversations=talks,
+        conversations=conversations,
     )
 
 

@@ -33,7 +33,7 @@ class ParallelModel(Generic[ModelT]):
     """The weights in full, gathered from all ranks, and as this rank keeps and saves them."""
     data: DataRanks
     """The ranks as batches are divided among them: a group that computes a sample together is one."""
-    in_step: bool
+    collective_forward: bool
     """Whether every forward and backward is an exchange, so that all ranks must make equally many."""
     shards_weights: bool
     """Whether a rank keeps only a part of the weights."""
@@ -83,7 +83,7 @@ def parallelize(
         trained_by=optimizer,
         weights=distributed.weights,
         data=distributed.data,
-        in_step=chosen.collective_forward,
+        collective_forward=chosen.collective_forward,
         shards_weights=chosen.shards_weights(strategy),
         compute_dtype=compute_dtype,
         averages=optimizer.swap_in_ema if optimizer is not None and strategy.enable_ema else None,

@@ -44,7 +44,7 @@ def fused_policy(parallel: ParallelModel[CausalPolicy]) -> CausalPolicy | None:
 
 def checkpoint_parts(parallel: ParallelModel[CausalPolicy], ranks: Collectives) -> CheckpointParts:
     """Return the policy's part of a checkpoint: written by all ranks together where each keeps a part of its state."""
-    if parallel.shards_weights or parallel.in_step:
+    if parallel.shards_weights or parallel.collective_forward:
         return ShardedPolicyWeights(parallel.model, parallel.weights, ranks)
     return FullWeights(parallel.model)
 

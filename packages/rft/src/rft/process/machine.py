@@ -13,7 +13,7 @@ import torch
 
 from rft.process.determinism import repeat_exactly
 from rft.process.launching import Preflight
-from rft.process.monitored import WatchedProcess, first_line, watched_process
+from rft.process.monitored import MonitoredProcess, first_line, watched_process
 from rft.process.rank_log import logged
 from rft_core.errors import PeerError, PreflightError, RftError
 from rft_dist.collectives import Collectives
@@ -43,7 +43,7 @@ class Machine:
     collectives: Collectives
     preflight: tuple[str, ...] = ()
     """What the ranks checked before they began, in lines for a person."""
-    watched: WatchedProcess | None = None
+    watched: MonitoredProcess | None = None
 
     @property
     def is_first(self) -> bool:

@@ -20,7 +20,7 @@ from rft_dist.launch.process_group import HealthConfig, RankInfo, start_watch, s
 
 
 @dataclass(frozen=True, slots=True)
-class WatchedProcess:
+class MonitoredProcess:
     """Health monitor and log of this rank; a listener of the phase timer."""
 
     watch: Watch
@@ -53,7 +53,7 @@ def first_line(ranks: RankInfo, device: str, command: Sequence[str]) -> str:
 @contextmanager
 def watched_process(
     ranks: RankInfo, watched: HealthConfig, log: RankLog, show_error: Callable[[RftError], None] | None = None
-) -> Generator[WatchedProcess]:
+) -> Generator[MonitoredProcess]:
     """Monitor the ranks while the block runs. An error that ends it is first reported to the other ranks.
 
     `show_error` shows the error of a process that is ended from outside of its main thread.
@@ -67,7 +67,7 @@ def watched_process(
     saved: SavedAfterSignal | None = None
     try:
         try:
-            yield WatchedProcess(watch, log)
+            yield MonitoredProcess(watch, log)
         except SavedAfterSignal as error:  # agreed by all ranks, so the others end in the same way
             saved = error
         watch.close()

@@ -46,7 +46,7 @@ WARM_START, CHOICES = "warm_start", "choices.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class QuickstartOptions:
     """Choices of a person for a quickstart."""
 
     seed: int = 0
@@ -87,15 +87,15 @@ def _one_thread() -> None:
         torch.set_num_threads(1)
 
 
-def parse(argv: list[str]) -> Choices:
+def parse(argv: list[str]) -> QuickstartOptions:
     """Flags to choices; all problems name what is allowed."""
     values: dict[str, str] = {}
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
     position = 0
     while position < len(words):
         name = words[position].removeprefix("--").replace("-", "_")
-        if not words[position].startswith("--") or name not in Choices.__slots__:
-            near = nearest_names(name, list(Choices.__slots__))
+        if not words[position].startswith("--") or name not in QuickstartOptions.__slots__:
+            near = nearest_names(name, list(QuickstartOptions.__slots__))
             raise _refused(
                 f"unknown option {words[position]}", f"--{near[0]}" if near else "rft-train quickstart --help"
             )
@@ -103,7 +103,7 @@ def parse(argv: list[str]) -> Choices:
             raise _refused(f"--{name} needs a value", "rft-train quickstart --help")
         values[name] = words[position + 1]
         position += 2
-    choices = Choices(
+    choices = QuickstartOptions(
         seed=_number(values, "seed", 0),
         save_path=values.get("save_path", ""),
         control=values.get("control", "none"),
@@ -135,7 +135,7 @@ def _refused(what: str, do: str) -> OptionsError:
     )
 
 
-def prepare(path: Path, choices: Choices) -> None:
+def prepare(path: Path, choices: QuickstartOptions) -> None:
     """Write the data files and the untrained model; the same seed writes the same bytes."""
     made = choices.learned.prepare(path, choices.seed)
     stored = {name: value for name, value in asdict(choices).items() if name != "save_path"}
@@ -143,7 +143,7 @@ def prepare(path: Path, choices: Choices) -> None:
     print(made)
 
 
-def _warm_up(path: Path, choices: Choices, command: list[str], *, fresh: bool) -> None:
+def _warm_up(path: Path, choices: QuickstartOptions, command: list[str], *, fresh: bool) -> None:
     """Train on demonstrations until the model is right about half of the time."""
     from rft_cli.commands import sft
     from rft_cli.config.resolve import resolve
@@ -162,7 +162,7 @@ def _data_words(path: Path, recipe: str, name: str = "train") -> list[str]:
     return ["--config", recipe, "--prompt_data", str(path / "data" / f"{name}.jsonl")]
 
 
-def _more_supervised(path: Path, choices: Choices, command: list[str]) -> None:
+def _more_supervised(path: Path, choices: QuickstartOptions, command: list[str]) -> None:
     """Run the control: supervised training from the warm start for as long as was asked."""
     from rft.run_lifecycle import final_model
     from rft_cli.commands import eval as eval_command
@@ -185,7 +185,7 @@ def _more_supervised(path: Path, choices: Choices, command: list[str]) -> None:
         eval_command.run([*words, *choices.learned.eval_words])
 
 
-def _second_stage(path: Path, choices: Choices, command: list[str]) -> None:
+def _second_stage(path: Path, choices: QuickstartOptions, command: list[str]) -> None:
     if choices.control == "sft":
         _more_supervised(path, choices, command)
         return
@@ -218,7 +218,7 @@ def resume(path: Path, overrides: list[str]) -> int:
 
     _one_thread()
     stored = json.loads((path / CHOICES).read_text())
-    choices = Choices(**stored, save_path=str(path))
+    choices = QuickstartOptions(**stored, save_path=str(path))
     command = shlex.split(read_run(path).command) or ["rft-train", "quickstart"]
     if (path / "config.yaml").exists():
         words = ["--config", str(path / "config.yaml"), "--save_path", str(path), *overrides]
