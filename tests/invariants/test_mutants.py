@@ -238,13 +238,20 @@ def test_of_sixty_mutants_the_tests_kill_nearly_all(tmp_path: Path) -> None:
     assert len(by_test) >= 50, "nearly all are noticed by a test, not by an import that fails"
 
 
+QUICK = ("--module", "evaluation.evaluator", "--module", "runs.checkpointing", "--module", "rollouts.collector")
+"""Modules of rft-trainer whose tests take a second."""
+
+
 @pytest.mark.parametrize(
-    "package", [name if name == "rft-engine" else pytest.param(name, marks=pytest.mark.full) for name in tree.OTHERS]
+    ("package", "modules"),
+    [("rft-trainer", QUICK), *(pytest.param(name, (), marks=pytest.mark.full, id=name) for name in tree.OTHERS)],
 )
-def test_of_a_few_mutants_of_another_package_most_are_noticed(package: str, tmp_path: Path) -> None:
+def test_of_a_few_mutants_of_another_package_most_are_noticed(
+    package: str, modules: tuple[str, ...], tmp_path: Path
+) -> None:
     """How many in all, the long matrix says (`ci/full.sh`); of so few one more or less may be an equivalent."""
     file = tmp_path / "outcomes.jsonl"
-    words = ["--package", package, "--sample", "4", "--seed", "7", "--required", "0.5", "--json", str(file)]
+    words = ["--package", package, *modules, "--sample", "4", "--seed", "7", "--required", "0.5", "--json", str(file)]
     command = [sys.executable, str(ROOT / "ci/mutate.py"), *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
