@@ -21,7 +21,7 @@ SHARED_CODES: dict[str, int] = {
     "data.split": 2,
     "data.wrong_type": 2,
     "engine.deadline": 2,
-    "engine.out_of_step": 6,
+    "engine.logprob_parity": 6,
     "engine.sampling_option": 2,
     "engine.weights.incomplete": 3,
     "engine.weights.unfinished": 2,

@@ -78,7 +78,7 @@ def test_a_load_that_does_not_arrive_is_refused_by_name(lost: set[str]) -> None:
     with pytest.raises(ServiceError) as caught:
         engine.load_weights(1)
     problem = caught.value.problem
-    assert problem.code == "engine.out_of_step"
+    assert problem.code == "engine.logprob_parity"
     assert problem.what == (
         f"{len(lost)} of 3 tensors that the engine's copy holds are not those of version 1: " + ", ".join(sorted(lost))
     )
@@ -192,15 +192,15 @@ def test_a_check_says_versions_tensors_and_the_gap() -> None:
     told = "engine replica 2 serves weights v4, trainer is at v5; 0 of 3 tensors differ; probe log-prob gap"
     with pytest.raises(ServiceError, match=told) as caught:
         check_copy(engine, policy.logprobs, trainer_version=5, replica=2)
-    assert caught.value.problem.code == "engine.out_of_step"
+    assert caught.value.problem.code == "engine.logprob_parity"
     with pytest.raises(ServiceError, match="v5") as caught:
         tokens(engine)
-    assert caught.value.problem.code == "engine.out_of_step"
+    assert caught.value.problem.code == "engine.logprob_parity"
     engine.load_weights(5)
     policy.step(3)
     with pytest.raises(ServiceError, match=r"3 of 3 tensors differ: bias, columns, rows; .*limit 0\.0001") as caught:
         check_copy(engine, policy.logprobs, trainer_version=5)
-    assert caught.value.problem.code == "engine.out_of_step"
+    assert caught.value.problem.code == "engine.logprob_parity"
 
 
 def test_digests_see_a_step_that_no_probe_could() -> None:
@@ -209,7 +209,7 @@ def test_digests_see_a_step_that_no_probe_could() -> None:
     policy.step(1, size=1e-6)
     with pytest.raises(ServiceError, match="3 of 3") as caught:
         check_copy(engine, policy.logprobs, trainer_version=0)
-    assert caught.value.problem.code == "engine.out_of_step"
+    assert caught.value.problem.code == "engine.logprob_parity"
     assert float(caught.value.problem.what.split("gap ")[1].split(" ")[0]) < 1e-4
 
 
@@ -222,7 +222,7 @@ def test_a_probe_sees_what_is_computed_from_right_tensors() -> None:
     twin.log_SV = old
     with pytest.raises(ServiceError, match="0 of 3") as caught:
         check_copy(engine, policy.logprobs, trainer_version=1)
-    assert caught.value.problem.code == "engine.out_of_step"
+    assert caught.value.problem.code == "engine.logprob_parity"
     assert "a cache, a kernel" in caught.value.problem.why
 
 
@@ -236,4 +236,4 @@ def test_the_limit_can_be_given() -> None:
     assert check_copy(engine, shifted, trainer_version=0, limit=0.6).maximum == pytest.approx(0.5, abs=1e-5)
     with pytest.raises(ServiceError, match=r"gap 0\.5.*0\.4\)") as caught:
         check_copy(engine, shifted, trainer_version=0, limit=0.4)
-    assert caught.value.problem.code == "engine.out_of_step"
+    assert caught.value.problem.code == "engine.logprob_parity"

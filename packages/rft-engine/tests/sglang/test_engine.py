@@ -363,7 +363,7 @@ def test_planted_faults_of_an_update_are_caught_in_the_same_step(make: Make, fau
                 engine.double.faults.add(fault)
                 with pytest.raises(ServiceError) as caught:
                     load_and_check(engine, policy, version)
-                assert caught.value.problem.code == "engine.out_of_step", (seed, version)
+                assert caught.value.problem.code == "engine.logprob_parity", (seed, version)
                 assert f"{version}" in caught.value.problem.what + caught.value.problem.where
                 continue
             assert load_and_check(engine, policy, version) < 1e-5
@@ -375,7 +375,7 @@ def test_one_worker_of_two_that_missed_an_update_is_seen(make: Make) -> None:
     engine.double.faults.add("replica")
     with pytest.raises(ServiceError, match=r"5 of 5 tensors that worker [01] holds") as caught:
         engine.load_weights(1)
-    assert caught.value.problem.code == "engine.out_of_step"
+    assert caught.value.problem.code == "engine.logprob_parity"
     engine.double.faults.clear()
     engine.load_weights(2)
     assert engine.generate(PROMPTS, KEYS, ASKED)

@@ -291,12 +291,12 @@ def test_refresh_brings_changed_tensors_under_the_same_version(model_dir: Path) 
 
 
 PLANTED = {
-    "skip": "engine.out_of_step",
-    "half": "engine.out_of_step",
-    "tied": "engine.out_of_step",
-    "overwritten": "engine.out_of_step",
-    "replica": "engine.out_of_step",
-    "keeps_prefix": "engine.out_of_step",
+    "skip": "engine.logprob_parity",
+    "half": "engine.logprob_parity",
+    "tied": "engine.logprob_parity",
+    "overwritten": "engine.logprob_parity",
+    "replica": "engine.logprob_parity",
+    "keeps_prefix": "engine.logprob_parity",
     "refuses_reset": "engine.vllm.prefix_cache",
 }
 
@@ -344,7 +344,7 @@ def test_a_head_that_is_not_packed_again_is_caught_by_the_probe(
     engine.load_weights(1)
     with pytest.raises(ServiceError) as caught:
         check_logprob_parity(engine, policy.logprobs)
-    assert caught.value.problem.code == "engine.out_of_step"
+    assert caught.value.problem.code == "engine.logprob_parity"
 
 
 @pytest.mark.parametrize(
@@ -505,4 +505,4 @@ def test_the_probe_allows_a_stated_gap_and_not_more(model_dir: Path) -> None:
     for wrong in (off_by(1.1e-3), off_by(float("nan"))):
         with pytest.raises(ServiceError) as caught:
             check_logprob_parity(engine, wrong)
-        assert caught.value.problem.code == "engine.out_of_step"
+        assert caught.value.problem.code == "engine.logprob_parity"

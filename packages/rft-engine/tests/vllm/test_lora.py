@@ -73,7 +73,7 @@ def test_what_a_worker_read_is_compared_with_what_was_sent(tmp_path: Path) -> No
     engine, runtime, _ = started(tmp_path, "other_adapter")
     with pytest.raises(ServiceError, match="worker 0") as caught:
         engine.load_weights(1)
-    assert caught.value.problem.code == "engine.out_of_step"
+    assert caught.value.problem.code == "engine.logprob_parity"
     assert NAME in caught.value.problem.what
     with pytest.raises(ServiceError):
         engine.generate([[1, 2]], [[5]], SamplingOptions(temperature=1.0, max_new_tokens=2))

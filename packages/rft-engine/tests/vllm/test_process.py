@@ -275,7 +275,7 @@ def test_a_policy_that_moved_on_is_not_served_under_the_old_version(mortal) -> N
     engine._backend.dead = True
     with pytest.raises(ServiceError) as caught:
         engine.generate(PROMPTS, KEYS, ASKED)
-    assert caught.value.problem.code == "engine.out_of_step"
+    assert caught.value.problem.code == "engine.logprob_parity"
     engine.load_weights(2)
     assert check_logprob_parity(engine, policy.logprobs).maximum < 1e-5
 
@@ -286,7 +286,7 @@ def test_a_call_for_other_weights_is_refused_by_the_process_itself(mortal) -> No
     engine._backend.version = 0
     with pytest.raises(ServiceError, match="version 1") as caught:
         engine.generate(PROMPTS, KEYS, ASKED)
-    assert caught.value.problem.code == "engine.out_of_step"
+    assert caught.value.problem.code == "engine.logprob_parity"
 
 
 @pytest.mark.parametrize(

@@ -260,7 +260,7 @@ def test_a_reward_that_fails_is_left_out_and_too_many_end_the_run(tmp_path: Path
         def score(items: Sequence[RewardItem]) -> list[Score]:
             scores = repeats_its_prompt(items)
             failed = round(share * len(items))
-            return [Score(None, RewardStatus.FAILED)] * failed + scores[failed:]
+            return [Score(None, RewardStatus.FAILED, detail="it returned 'no'")] * failed + scores[failed:]
 
         return score
 
@@ -272,6 +272,7 @@ def test_a_reward_that_fails_is_left_out_and_too_many_end_the_run(tmp_path: Path
     with pytest.raises(ServiceError, match="10 of 20") as caught:
         many.loop.run(StopSignals())
     assert caught.value.problem.code == "reward.too_many_failed"
+    assert "(failed): it returned 'no'; response '" in caught.value.problem.where
     assert torch.equal(many.policy.table, before)
 
 

@@ -60,7 +60,7 @@ def _stale(
     more = f" and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
     names = ": " + ", ".join(differing[:_MOST_NAMED]) + more if differing else ""
     return ServiceError(
-        code="engine.out_of_step",
+        code="engine.logprob_parity",
         what=f"engine replica {replica} serves weights v{gap.weight_version}, trainer is at v{trainer_version}; "
         f"{len(differing)} of {num_tensors} tensors differ{names}; "
         f"probe log-prob gap {gap.maximum:.3g} (limit {limit:.3g}), mean {gap.mean:.3g} over {gap.num_tokens} tokens",

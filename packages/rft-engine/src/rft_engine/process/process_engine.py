@@ -219,7 +219,7 @@ def _results(messages: Generator[Any, None, Any]) -> Generator[SampleResult | St
 
 def _moved_on(version: int) -> ServiceError:
     return ServiceError(
-        code="engine.out_of_step",
+        code="engine.logprob_parity",
         what=f"the policy's tensors are no longer those that were loaded as version {version}",
         where="a restart of the engine's process",
         why="tokens would carry the version of weights that did not sample them",

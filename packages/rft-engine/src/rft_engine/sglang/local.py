@@ -198,7 +198,7 @@ class LocalSglang:
     def _require_version(self, version: int) -> None:
         if version != self.version:
             raise ServiceError(
-                code="engine.out_of_step",
+                code="engine.logprob_parity",
                 what=f"generation with weights of version {version} was asked for",
                 where=f"this engine serves version {self.version}",
                 why="tokens would carry the version of weights that did not sample them",

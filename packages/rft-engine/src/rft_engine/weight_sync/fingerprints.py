@@ -130,7 +130,7 @@ def compare(sent: Fingerprint, held: Fingerprint, version: int, served: int, sid
         return
     more = f" and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
     raise ServiceError(
-        code="engine.out_of_step",
+        code="engine.logprob_parity",
         what=f"{len(differing)} of {len(held)} tensors {side} are not those of version {version}: "
         + ", ".join(differing[:_MOST_NAMED])
         + more,

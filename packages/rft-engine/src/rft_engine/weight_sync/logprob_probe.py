@@ -84,7 +84,7 @@ def check_logprob_parity(
     gap = ProbeGap(sum(gaps) / len(gaps), max(gaps), len(gaps), engine.weight_version)
     max_gap = limit if limit is not None else _LIMITS.get(engine.facts.dtype, _LIMIT_OF_SHORT_FLOATS)
     if not all(value <= max_gap for value in gaps):
-        raise _out_of_step(gap, max_gap)
+        raise _parity_error(gap, max_gap)
     return gap
 
 
@@ -95,9 +95,9 @@ def _probes(vocab_size: int, max_len: int) -> list[list[int]]:
     return [[int(token) for token in row] for row in drawn.reshape(_NUM_PROBES, length)]
 
 
-def _out_of_step(gap: ProbeGap, limit: float) -> ServiceError:
+def _parity_error(gap: ProbeGap, limit: float) -> ServiceError:
     return ServiceError(
-        code="engine.out_of_step",
+        code="engine.logprob_parity",
         what=f"the engine's log-probs differ from the policy's by up to {gap.maximum:.3g} (limit {limit:.3g}), "
         f"on average {gap.mean:.3g} over {gap.num_tokens} tokens of the probe",
         where=f"probe after load_weights({gap.weight_version})",

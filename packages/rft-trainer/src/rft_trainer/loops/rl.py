@@ -385,6 +385,7 @@ def _update_metrics(part: str, outcomes: Sequence[UpdateOutcome]) -> dict[str, o
 def _first_unscored(groups: Sequence[RolloutGroup]) -> str:
     for _, rollout in flat_rollouts(groups):
         if rollout.reward is None:
-            reason = rollout.detail or repr(rollout.response_text[:80])
+            response = f"response {rollout.response_text[:80]!r}"
+            reason = f"{rollout.detail}; {response}" if rollout.detail else response
             return f"{rollout.prompt_id}#{rollout.sample_index} ({rollout.status}): {reason}"
     return "none"

@@ -66,7 +66,7 @@ class Rollout:
     turns: tuple[Turn, ...] = ()
     """The conversation that the tokens are, in order; empty where all of them are one sampled response."""
     detail: str = ""
-    """Why an environment gave no reward, with file:line; empty otherwise."""
+    """Why there is no reward, with file:line where code of the user failed; empty otherwise."""
 
     def __post_init__(self) -> None:
         lengths = (len(self.completion_ids), len(self.behaviour_logprobs), len(self.log_kept_mass))

@@ -174,7 +174,10 @@ def score_rollouts(
 
 def _with_score(rollout: Rollout, score: Score, decoder: ResponseDecoder | None) -> Rollout:
     steps = place_steps(rollout.completion_ids, score.steps, decoder) if decoder and score.steps else ()
-    return replace(rollout, reward=score.value, status=score.status, breakdown=score.breakdown, steps=steps)
+    detail = score.detail or rollout.detail
+    return replace(
+        rollout, reward=score.value, status=score.status, breakdown=score.breakdown, steps=steps, detail=detail
+    )
 
 
 def place_steps(
