@@ -22,7 +22,7 @@ def optimizer_of(held: dict[str, Tensor], *, master: bool = True) -> LocalAdamW:
 
 
 def step(adamw: LocalAdamW, number: int) -> None:
-    gradients = {name: torch.full(tensor.shape, 1.0 + number) for name, tensor in adamw.held.items()}
+    gradients = {name: torch.full(tensor.shape, 1.0 + number) for name, tensor in adamw.local.items()}
     adamw.update(gradients, RATE)
 
 
