@@ -197,8 +197,8 @@ def test_a_row_that_enters_beside_older_ones_may_not_stop_before_its_own_min_new
     logits_VV = torch.zeros(7, 7)
     logits_VV[:, :2] = 1.5  # a stop token is drawn three times in four
     engine = engine_of(FakeDecodableModel.bigram(logits_VV), max_rows)
-    options = {"temperature": 1.0, "max_new_tokens": 12, "min_new_tokens": 3, "stop_token_ids": [0, 1]}
-    results = engine.generate(PROMPTS, KEYS, **options)
+    options = SamplingOptions(temperature=1.0, max_new_tokens=12, min_new_tokens=3, stop_token_ids=(0, 1))
+    results = engine.generate(PROMPTS, KEYS, options)
     assert engine.stats().num_decode_steps > 12, "rows of several ages were in one batch"
     flat = [completion for completions in results for completion in completions]
     assert len({len(completion.token_ids) for completion in flat}) > 2
