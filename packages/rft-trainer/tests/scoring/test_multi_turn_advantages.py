@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -273,20 +272,25 @@ def test_two_ranks_give_the_groups_of_one() -> None:
     alone = collector(policy).collect(entries(4, 0), PROMPTS, PhaseTimer())
     parts: list[bytes] = []
 
+    class SentError(Exception):
+        pass
+
     class Rank(OneRank):
         world_size = 2
 
-        def __init__(self, rank: int, given: list[bytes]) -> None:
-            self.rank, self.given = rank, given
+        def __init__(self, rank: int, received: list[bytes]) -> None:
+            self.rank, self.received = rank, received
 
         def gather_bytes(self, data: bytes) -> list[bytes]:
+            if self.received:
+                return self.received
             parts.append(data)
-            return self.given or [data, data]
+            raise SentError
 
     for rank in range(2):
-        collector(policy, Rank(rank, [])).collect(entries(4, 0), PROMPTS, PhaseTimer())
-    both = [part for part in parts if json.loads(part)]
-    told = collector(policy, Rank(0, both)).collect(entries(4, 0), PROMPTS, PhaseTimer())
+        with pytest.raises(SentError):
+            collector(policy, Rank(rank, [])).collect(entries(4, 0), PROMPTS, PhaseTimer())
+    gathered = collector(policy, Rank(0, parts)).collect(entries(4, 0), PROMPTS, PhaseTimer())
 
     def untimed(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
         return [
@@ -296,7 +300,7 @@ def test_two_ranks_give_the_groups_of_one() -> None:
             for g in groups
         ]
 
-    assert untimed(told) == untimed(alone)
+    assert untimed(gathered) == untimed(alone)
 
 
 def test_a_greedy_baseline_is_a_conversation_too() -> None:
