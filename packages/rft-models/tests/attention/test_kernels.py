@@ -179,16 +179,16 @@ class Told:
         return words[0]
 
 
-@pytest.mark.parametrize(("window", "told"), [(None, (-1, 0)), (4, (3, 0))])
-def test_the_libraries_are_called_with_their_own_names(window: int | None, description: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("window", "window_size"), [(None, (-1, 0)), (4, (3, 0))])
+def test_the_libraries_are_called_with_their_own_names(window: int | None, window_size: tuple[int, int]) -> None:
     query, key, value = tensors(5)
     sequences = Sequences.of([Piece(0, 3), Piece(3, 2)], query.device)
     own, package = Told(), Told()
     TorchVarlen(own)(query, key, value, sequences, scaling=0.3, sliding_window=window, softcap=None, dropout=0.0)
-    assert own.options == {"scale": 0.3, "window_size": description, "enable_gqa": True}
+    assert own.options == {"scale": 0.3, "window_size": window_size, "enable_gqa": True}
     assert own.words[5:] == (3, 3)
     FlashAttn(package)(query, key, value, sequences, scaling=0.3, sliding_window=window, softcap=2.0, dropout=0.1)
-    assert package.options["window_size"] == description
+    assert package.options["window_size"] == window_size
     assert (package.options["softcap"], package.options["dropout_p"], package.options["causal"]) == (2.0, 0.1, True)
     assert (package.options["max_seqlen_q"], package.options["softmax_scale"]) == (3, 0.3)
 
