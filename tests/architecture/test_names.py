@@ -36,14 +36,14 @@ WEIGHT_WORDS = {
 }
 
 CEILINGS: dict[str, int] = {
-    "rft": 14,
-    "rft_algos": 3,
-    "rft_cli": 3,
+    "rft": 1,
+    "rft_algos": 2,
+    "rft_cli": 1,
     "rft_core": 0,
-    "rft_dist": 16,
-    "rft_engine": 19,
-    "rft_models": 11,
-    "rft_trainer": 10,
+    "rft_dist": 1,
+    "rft_engine": 3,
+    "rft_models": 6,
+    "rft_trainer": 2,
     "rft_kernels": 2,
 }
 """Private words that each package still binds; the number may only fall (`python count_violations.py`)."""

@@ -152,7 +152,7 @@ def test_the_engine_holds_a_copy(pair: Pair) -> None:
 def test_the_digests_that_are_compared_cover_all_but_repacked_matrices(pair: Pair) -> None:
     pair.policy.change(5)
     pair.engine.load_weights(pair.engine.weight_version + 1)
-    held = pair.engine._backend.rpc("rft_held", [pair.engine._source.shapes])[0]
+    held = pair.engine._backend.rpc("rft_fingerprints", [pair.engine._source.shapes])[0]
     left_out = {name.rsplit(".", 2)[-2] for name in pair.engine._source.sent.keys() - held.keys()}
     assert left_out <= {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     assert any(name.endswith("k_proj.bias") for name in held), "rows of a fused tensor are found"

@@ -242,8 +242,8 @@ class FakeEngine:
         update = self._change_batch()
         logits_BV = torch.stack([self._logits(row) for row in self._rows])
         for worker in self._workers:
-            worker.rft_draws().update_state(update)
-        logits_BV = self._workers[0].rft_draws().apply(logits_BV)
+            worker.rft_sampler().update_state(update)
+        logits_BV = self._workers[0].rft_sampler().apply(logits_BV)
         finished: list[Any] = []
         for index, row in enumerate(self._rows):
             if row.num_read < len(row.prompt):

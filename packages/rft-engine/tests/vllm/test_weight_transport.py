@@ -182,7 +182,7 @@ def test_between_gpus_the_lifecycle_of_vllms_transfer_is_kept(tmp_path: Path) ->
     [worker] = runtime.llm.workers
     assert worker.transfers == ["init ['packed']", *["start", "update", "finish"] * 2]
     assert all(torch.equal(worker.model.view(name), tensor) for name, tensor in wanted.items())
-    assert worker.rft_held(source.shapes) == source.sent
+    assert worker.rft_fingerprints(source.shapes) == source.sent
 
 
 @pytest.mark.parametrize(

@@ -112,13 +112,13 @@ def _report(
     everything = [*chosen, *rejected]
     if not all(map(math.isfinite, everything)):
         raise _refused("a score is not finite", "it would be a failed reward in every step")
-    spread = max(everything) - min(everything)
+    span = max(everything) - min(everything)
     again = max(map(abs, (a - b for a, b in zip(_scores(scorer, pairs)[0], chosen, strict=True))))
-    alone = max(abs(_scores(scorer, [pair])[0][0] - score) for pair, score in zip(pairs, chosen, strict=True))
-    if spread == 0.0:
+    single = max(abs(_scores(scorer, [pair])[0][0] - score) for pair, score in zip(pairs, chosen, strict=True))
+    if span == 0.0:
         raise _refused(f"all {len(everything)} scores are {everything[0]:g}", "equal rewards teach nothing")
-    if again > 0.0 or alone > _TOGETHER * max(1.0, *map(abs, everything)):
-        raise _refused(f"scores differ by {again:g} twice, by {alone:g} alone", "a text has one score")
+    if again > 0.0 or single > _TOGETHER * max(1.0, *map(abs, everything)):
+        raise _refused(f"scores differ by {again:g} twice, by {single:g} alone", "a text has one score")
     right = sum(a > b for a, b in zip(chosen, rejected, strict=True))
     return {
         "pairs": len(pairs),
@@ -126,7 +126,7 @@ def _report(
         "mean_margin": sum(a - b for a, b in zip(chosen, rejected, strict=True)) / len(pairs),
         "lowest": min(everything),
         "highest": max(everything),
-        "difference_alone": alone,
+        "difference_alone": single,
     }
 
 

@@ -80,11 +80,11 @@ from rft_trainer.update.optimizer_step import MicroBatching, Updater
 from rft_trainer.update.policy_objective import PolicyObjective
 
 
-def _reference(settings: RlSettings, machine: Machine, spread: ParallelModel[CausalPolicy]) -> LogprobScorer:
+def _reference(settings: RlSettings, machine: Machine, parallel: ParallelModel[CausalPolicy]) -> LogprobScorer:
     """Make the scorer under the reference model, which is the run's start: with adapters the policy without them."""
-    if spread.model.adapters is not None:
-        started: Any = BaseModelView(spread.model)
-        return annotator(settings, machine, started, spread.data, collective_forward=spread.collective_forward)
+    if parallel.model.adapters is not None:
+        started: Any = BaseModelView(parallel.model)
+        return annotator(settings, machine, started, parallel.data, collective_forward=parallel.collective_forward)
     load = load_reference_on_meta if settings.strategy.meta_init else load_reference
     policy = load(
         settings.model.pretrain,
@@ -102,7 +102,7 @@ def _reference(settings: RlSettings, machine: Machine, spread: ParallelModel[Cau
 def _updater(
     settings: RlSettings,
     machine: Machine,
-    spread: ParallelModel[CausalPolicy],
+    parallel: ParallelModel[CausalPolicy],
     record: PolicyAlgorithm,
     credit: AdvantageEstimator,
     num_updates: int,
@@ -110,18 +110,18 @@ def _updater(
     """Make the optimizer steps of the algorithm's objective."""
     peak = settings.optimizer.actor_learning_rate
     return Updater(
-        spread.model,
-        spread.optimizer,
+        parallel.model,
+        parallel.optimizer,
         PolicyObjective(record, credit.coefficients),
-        spread.data,
+        parallel.data,
         micro_batching=_cutting(settings),
         learning_rate=learning_rate_schedule(settings.optimizer, peak, num_updates),
         temperature=settings.sampling.temperature,
         device=machine.device,
         pin_memory=settings.data.dataloader_pin_memory,
-        balanced=balanced_forward(settings.model, spread.model, machine),
-        fused=fused_policy(spread),
-        collective_forward=spread.collective_forward,
+        balanced=balanced_forward(settings.model, parallel.model, machine),
+        fused=fused_policy(parallel),
+        collective_forward=parallel.collective_forward,
     )
 
 
@@ -145,10 +145,10 @@ def build_rl(
     reward = ThreadSafeReward(reward) if settings.async_rollouts.max_staleness else reward
     require_async_support(settings, record)  # before any model is loaded
     policy, source = _policy(settings, machine, codec, restored)
-    spread = parallelize(ShardablePolicy(policy), settings.strategy, settings.optimizer, machine, restored)
+    parallel = parallelize(ShardablePolicy(policy), settings.strategy, settings.optimizer, machine, restored)
     longest_response, longest = response_limits(settings, data.longest_prompt)
     longest = environment.room(settings.model.pretrain, longest, longest_response) if environment else longest
-    engine, sleeps = _engine(settings, machine, directory, spread, source, longest, restored)
+    engine, sleeps = _engine(settings, machine, directory, parallel, source, longest, restored)
     credit = credit_assigner(settings, record, longest_response, compute_advantages)
     critic_rate = learning_rate_schedule(settings.optimizer, settings.critic.critic_learning_rate, data.num_updates)
     critic = build_critic(settings, machine, record, codec, restored, _cutting(settings), critic_rate)
@@ -162,8 +162,8 @@ def build_rl(
         directory,
         settings.checkpoint,
         metadata,
-        _saved_weights(settings, machine, spread, critic),
-        spread.optimizer,
+        _saved_weights(settings, machine, parallel, critic),
+        parallel.optimizer,
         {"progress": progress, "ledger": ledger, "credit": credit, **rollouts.checkpoint_parts},
         machine,
         restored,
@@ -179,15 +179,15 @@ def build_rl(
         prompts=data.prompts,
         rollouts=source,
         assign_credit=credit,
-        reference=_reference(settings, machine, spread) if record.needs_reference else None,
+        reference=_reference(settings, machine, parallel) if record.needs_reference else None,
         old_policy=old_policy(
-            settings, record, machine, policy, spread.data, collective_forward=spread.collective_forward
+            settings, record, machine, policy, parallel.data, collective_forward=parallel.collective_forward
         ),
         critic=critic.part if critic else None,
         control=_control(settings),
-        updater=_updater(settings, machine, spread, record, credit, data.num_updates),
+        updater=_updater(settings, machine, parallel, record, credit, data.num_updates),
         evaluator=evaluator,
-        averaged=averaged_evaluator(evaluator, spread.averages, rollouts.refresh, tells=machine.is_first),
+        averaged=averaged_evaluator(evaluator, parallel.averages, rollouts.refresh, tells=machine.is_first),
         saver=saver,
         reporter=_reporter(settings, machine, directory, sinks, data, progress),
         collectives=machine.collectives,
@@ -202,12 +202,12 @@ def build_rl(
 
 
 def _saved_weights(
-    settings: RlSettings, machine: Machine, spread: ParallelModel[CausalPolicy], critic: BuiltCritic | None
+    settings: RlSettings, machine: Machine, parallel: ParallelModel[CausalPolicy], critic: BuiltCritic | None
 ) -> CheckpointParts:
     """Return what the model directory of a checkpoint holds: the policy, and the critic beside it where asked."""
     if critic and settings.critic.save_value_network:
-        return FullWeights(PolicyWithCritic(spread.model, critic.critic))
-    return checkpoint_parts(spread, machine.collectives)
+        return FullWeights(PolicyWithCritic(parallel.model, critic.critic))
+    return checkpoint_parts(parallel, machine.collectives)
 
 
 def _ledger(settings: RlSettings, data: RlData) -> Ledger:
@@ -235,7 +235,7 @@ def _engine(
     settings: RlSettings,
     machine: Machine,
     directory: RunDirectory,
-    spread: ParallelModel[CausalPolicy],
+    parallel: ParallelModel[CausalPolicy],
     source: str | Path,
     longest: int,
     restored: ResumePoint | None,
@@ -249,26 +249,26 @@ def _engine(
         replicas = make_replicas(
             settings,
             machine,
-            spread.model,
+            parallel.model,
             source,
             longest,
             directory.path / "logs",
-            weights=engine_weights(spread) or spread.model.named_parameters,
-            in_blocks=spread.shards_weights,
-            dtype=spread.compute_dtype,
+            weights=engine_weights(parallel) or parallel.model.named_parameters,
+            in_blocks=parallel.shards_weights,
+            dtype=parallel.compute_dtype,
         )
         return replicas, sleeps and chosen.shares_weights and not settings.async_rollouts.max_staleness
     engine = make_engine(
         settings.engine,
         machine,
-        spread.model,
+        parallel.model,
         source,
         longest,
         sleeps=sleeps,
         log_path=directory.path / "logs" / f"engine-{machine.ranks.rank}.log",
-        weights=engine_weights(spread),
-        adapters=engine_adapters(spread),
-        dtype=spread.compute_dtype,
+        weights=engine_weights(parallel),
+        adapters=engine_adapters(parallel),
+        dtype=parallel.compute_dtype,
     )
     return engine, sleeps
 

@@ -109,7 +109,7 @@ def build_sft(
         load_initial_weights(policy, settings.checkpoint, show=machine.is_first)
         source = engine_weights_directory(settings.checkpoint, source, shares_weights=True)
     adapt(policy, settings.adapter, settings.model, restored, base=source, seed=settings.run.seed)
-    spread = parallelize(ShardablePolicy(policy), settings.strategy, settings.optimizer, machine, restored)
+    parallel = parallelize(ShardablePolicy(policy), settings.strategy, settings.optimizer, machine, restored)
     progress, early_stop = Progress(), EarlyStop(chosen.patience, chosen.min_improvement, chosen.target_loss)
     best = _best_weights(chosen, policy, restored)
     ledger = make_ledger(data.mixture, data.training.data_hash, len(data.samples), chosen.max_epochs, settings.run.seed)
@@ -117,8 +117,8 @@ def build_sft(
         directory,
         settings.checkpoint,
         metadata,
-        checkpoint_parts(spread, machine.collectives),
-        spread.optimizer,
+        checkpoint_parts(parallel, machine.collectives),
+        parallel.optimizer,
         {"progress": progress, "ledger": ledger, "early_stop": early_stop},
         machine,
         restored,
@@ -131,7 +131,7 @@ def build_sft(
         samples=data.samples,
         held_out=data.held_out,
         policy=policy,
-        updater=_updater(settings, machine, spread, data.num_steps),
+        updater=_updater(settings, machine, parallel, data.num_steps),
         evaluator=None,
         engine=None,
         saver=saver,
@@ -145,8 +145,8 @@ def build_sft(
             seconds_before=progress.seconds,
         ),
         collectives=machine.collectives,
-        data_ranks=spread.data,
-        collective_forward=spread.collective_forward,
+        data_ranks=parallel.data,
+        collective_forward=parallel.collective_forward,
         progress=progress,
         timer=machine.phase_timer(progress),
         early_stop=early_stop,
@@ -159,29 +159,29 @@ def build_sft(
         resume_command=resume_command,
         device=machine.device,
         best=best,
-        averages=spread.averages,
+        averages=parallel.averages,
     )
 
 
-def _updater(settings: SftSettings, machine: Machine, spread: ParallelModel[CausalPolicy], num_steps: int) -> Updater:
+def _updater(settings: SftSettings, machine: Machine, parallel: ParallelModel[CausalPolicy], num_steps: int) -> Updater:
     """Make the optimizer steps of the likelihood objective."""
     chosen = settings.training
     return Updater(
-        spread.model,
-        spread.optimizer,
+        parallel.model,
+        parallel.optimizer,
         TokenLikelihood(),
-        spread.data,
+        parallel.data,
         micro_batching=micro_batching(
             chosen.micro_train_batch_size, chosen.max_tokens_per_micro_batch, chosen.packing_samples
         ),
         learning_rate=counting(
-            spread.model, learning_rate_schedule(settings.optimizer, chosen.learning_rate, num_steps)
+            parallel.model, learning_rate_schedule(settings.optimizer, chosen.learning_rate, num_steps)
         ),
         device=machine.device,
         pin_memory=settings.data.dataloader_pin_memory,
-        balanced=balanced_forward(settings.model, spread.model, machine),
-        fused=fused_policy(spread),
-        collective_forward=spread.collective_forward,
+        balanced=balanced_forward(settings.model, parallel.model, machine),
+        fused=fused_policy(parallel),
+        collective_forward=parallel.collective_forward,
     )
 
 

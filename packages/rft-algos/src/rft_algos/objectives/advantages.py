@@ -180,7 +180,7 @@ def algorithm_advantages(
     if score_clip > 0:
         scores_N, clipped_N = advantages.clip(scores_N, score_clip)
         metrics["reward/score_clipped"] = total_and_count(clipped_N, torch.ones_like(clipped_N))
-    advantages_T, returns_T = _spread(record, batch, scores_N, kl_T, coefficient)
+    advantages_T, returns_T = _over_tokens(record, batch, scores_N, kl_T, coefficient)
     return AdvantageOutput(advantages_T, returns_T, None, None, running, metrics)
 
 
@@ -232,7 +232,7 @@ def _scores(record: PolicyAlgorithm, batch: RolloutBatch, kl_T: Tensor | None, c
     return equation_of(record.advantage)(record.advantage, batch)
 
 
-def _spread(
+def _over_tokens(
     record: PolicyAlgorithm, batch: RolloutBatch, scores_N: Tensor, kl_T: Tensor | None, coefficient: float
 ) -> tuple[Tensor, Tensor | None]:
     """[T] advantages, 0 where masked, and the returns that a critic learns."""

@@ -37,7 +37,7 @@ def run(argv: list[str]) -> int:
     refuse_full(target)
     source, averages = Path(parsed.word(0)).expanduser(), "ema" in parsed.switches
     if "adapter" in parsed.switches or (source / "adapter_config.json").is_file():
-        _export_adapters(source, target, alone="adapter" in parsed.switches, converted=bool(dtype) or averages)
+        _export_adapters(source, target, lora_only="adapter" in parsed.switches, converted=bool(dtype) or averages)
         return 0
     from rft.checkpoints.export import export
 
@@ -45,14 +45,14 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _export_adapters(source: Path, target: Path, *, alone: bool, converted: bool) -> None:
+def _export_adapters(source: Path, target: Path, *, lora_only: bool, converted: bool) -> None:
     """Export adapters out of a checkpoint, or merge a directory of adapters into the base weights."""
     if converted:
         why = "adapters are written in float32 as they were trained, and are folded into weights of the type they have"
         raise _refusal("export.adapter_as_it_is", "--dtype or --ema with adapters", why)
     from rft.checkpoints.export_lora import export_adapter, export_merged
 
-    print("\n".join((export_adapter if alone else export_merged)(source, target)))
+    print("\n".join((export_adapter if lora_only else export_merged)(source, target)))
 
 
 def parse(argv: list[str]) -> arguments.Arguments:

@@ -67,8 +67,8 @@ def strategy_line(strategy: StrategySettings, *, bf16: bool) -> str:
         if strategy.fsdp_cpu_offload:
             parts.append("blocks, gradients and moments in host memory")
     elif strategy.zero_stage:
-        spread = ("moments", "moments and gradients", "moments, gradients and weights")[strategy.zero_stage - 1]
-        parts = [f"DeepSpeed ZeRO {strategy.zero_stage}: {spread} spread over all ranks"]
+        sharded_parts = ("moments", "moments and gradients", "moments, gradients and weights")[strategy.zero_stage - 1]
+        parts = [f"DeepSpeed ZeRO {strategy.zero_stage}: {sharded_parts} spread over all ranks"]
         if strategy.zpg > 1:
             parts.append(f"a second copy of the weights over every {strategy.zpg} ranks")
         if strategy.overlap_comm:

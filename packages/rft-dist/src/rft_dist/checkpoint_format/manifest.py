@@ -112,10 +112,10 @@ def parse_manifest(content: bytes) -> Manifest:
     """The manifest that `content` encodes. Raises ManifestFault for any deviation from its form."""
     try:
         value = json.loads(content.decode("ascii"))
-        whole = canonical_json(value) + b"\n"
+        expected = canonical_json(value) + b"\n"
     except (ValueError, TypeError, RecursionError) as error:
         raise ManifestFault(f"not readable as JSON: {error}") from error
-    if whole != content or not isinstance(value, dict) or set(value) != {"manifest", "sha256"}:
+    if expected != content or not isinstance(value, dict) or set(value) != {"manifest", "sha256"}:
         raise ManifestFault("not in canonical form")
     body = value["manifest"]
     found = hashlib.sha256(canonical_json(body)).hexdigest()

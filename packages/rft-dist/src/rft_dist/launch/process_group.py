@@ -157,14 +157,14 @@ def start_watch(
     Call `close` or `failed` of it before `stop_process_group`: with that, rank 0 stops serving the store.
     """
     values = os.environ if environment is None else environment
-    alone = info.world_size == 1
+    is_single = info.world_size == 1
     watch = Watch(
         watched.activity,
         watched.settings,
         rank=info.rank,
         world_size=info.world_size,
-        store=None if alone else PrefixStore("watch", another_client(info, values)),
-        serves_store=not alone and serves_store(info, values),
+        store=None if is_single else PrefixStore("watch", another_client(info, values)),
+        serves_store=not is_single and serves_store(info, values),
         scrub=scrub,
         beat=beat,
     )

@@ -115,17 +115,17 @@ def _outside_brackets(text: str) -> list[str]:
     return parts
 
 
-def _expanded(part: str, whole: str) -> list[str]:
+def _expanded(part: str, node_list: str) -> list[str]:
     """Every host of one part, its brackets from left to right."""
     found = _BRACKETS.search(part)
     if not found:
         return [part]
-    rest = _expanded(part[found.end() :], whole)
+    rest = _expanded(part[found.end() :], node_list)
     middles: list[str] = []
     for piece in found[1].split(","):
         numbers = _RANGE.fullmatch(piece)
         if not numbers:
-            raise _bad_list(whole)
+            raise _bad_list(node_list)
         first, last = numbers[1], numbers[2] or numbers[1]
         middles += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
     return [part[: found.start()] + middle + end for middle in middles for end in rest]

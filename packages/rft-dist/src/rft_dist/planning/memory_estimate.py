@@ -182,16 +182,16 @@ def _weights(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm]
     moment_bytes = 4 if run.master_copy else run.weight_bytes
     gradient_bytes = 4 if run.master_copy else run.weight_bytes
     in_blocks = run.sharding in ("zero3", "fsdp")
-    spread = run.sharding != "replicated"
+    is_sharded = run.sharding != "replicated"
     rows = [
         ("parameters", run.weight_bytes, in_blocks, True, run.host_weights),
         ("gradients", gradient_bytes, in_blocks or run.sharding == "zero2", False, run.host_weights),
-        ("Adam moments", 2 * moment_bytes, spread, True, run.host_moments),
+        ("Adam moments", 2 * moment_bytes, is_sharded, True, run.host_moments),
     ]
     if run.master_copy:
-        rows.append(("master copy", 4, spread, True, run.host_moments))
+        rows.append(("master copy", 4, is_sharded, True, run.host_moments))
     if run.average:
-        rows.append(("moving average", 4, spread, True, run.host_moments))
+        rows.append(("moving average", 4, is_sharded, True, run.host_moments))
     terms = [
         _shared_out(name, sizes.parameters, size, run, shared, stays, host) for name, size, shared, stays, host in rows
     ]
@@ -199,15 +199,15 @@ def _weights(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm]
 
 
 def _adapters(sizes: DecoderSizes, run: TrainingMemoryConfig) -> list[MemoryTerm]:
-    in_blocks, spread = run.sharding in ("zero3", "fsdp"), run.sharding != "replicated"
+    in_blocks, is_sharded = run.sharding in ("zero3", "fsdp"), run.sharding != "replicated"
     base = _shared_out("parameters", sizes.parameters, run.weight_bytes, run, in_blocks, True, run.host_weights)
     rows = [
         ("adapters", 4, in_blocks, True, False),
         ("gradients", 4, in_blocks or run.sharding == "zero2", False, False),
-        ("Adam moments", 8, spread, True, run.host_moments),
+        ("Adam moments", 8, is_sharded, True, run.host_moments),
     ]
     if run.average:
-        rows.append(("moving average", 4, spread, True, run.host_moments))
+        rows.append(("moving average", 4, is_sharded, True, run.host_moments))
     terms = [
         _shared_out(name, run.adapter_weights, size, run, shared, stays, host)
         for name, size, shared, stays, host in rows

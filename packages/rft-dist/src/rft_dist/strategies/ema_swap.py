@@ -71,8 +71,8 @@ def swap_in_ema_zero(
     averages = {name: [each for each in own if each.name == f"{ema.KIND}/{name}"] for name in parameters}
     try:
         for name, parameter in parameters.items():
-            whole = _whole(shape_of(parameter), averages[name], parameter.device, ranks)
-            weights.write(name, (0,) * whole.ndim, whole)
+            full = _full_tensor(shape_of(parameter), averages[name], parameter.device, ranks)
+            weights.write(name, (0,) * full.ndim, full)
         yield
     finally:
         # weights first: putting them overwrites the float32 copies too, which are then put back exactly
@@ -88,11 +88,11 @@ def _copies(name: str, parameter: nn.Parameter, rank: int) -> list[Shard]:
     return flat_shards(name, shape_of(parameter), offset, flat.to("cpu", copy=True)) if flat.numel() else []
 
 
-def _whole(shape: tuple[int, ...], own: Sequence[Shard], device: torch.device, ranks: Collectives) -> Tensor:
+def _full_tensor(shape: tuple[int, ...], own: Sequence[Shard], device: torch.device, ranks: Collectives) -> Tensor:
     """Assemble the blocks of all ranks into one tensor: a sum in which each element has one nonzero summand."""
-    whole = torch.zeros(shape, dtype=torch.float32, device=device)
+    full = torch.zeros(shape, dtype=torch.float32, device=device)
     for each in own:
         slices = tuple(slice(first, first + size) for first, size in zip(each.start, each.data.shape, strict=True))
-        whole[slices] = each.data.to(device)
-    ranks.sum_in_place(whole)
-    return whole
+        full[slices] = each.data.to(device)
+    ranks.sum_in_place(full)
+    return full

@@ -27,10 +27,10 @@ class LiveBytes(TorchDispatchMode):
         live.peak
     """
 
-    def __init__(self, device_type: str = "cpu", *, whole: bool = False) -> None:
+    def __init__(self, device_type: str = "cpu", *, full: bool = False) -> None:
         """`whole`: there was no tensor before, so what operations are given counts too: files make tensors by none."""
         super().__init__()
-        self._whole = whole
+        self._full = full
         self.now = 0
         """Bytes alive."""
         self.peak = 0
@@ -63,7 +63,7 @@ class LiveBytes(TorchDispatchMode):
         given: set[int] = set()  # views and changes in place make nothing
         for storage in _storages((args, kwargs)):
             given.add(storage._cdata)
-            if self._whole:
+            if self._full:
                 self._take_in(storage)
         result = func(*args, **(kwargs or {}))
         for storage in _storages(result):

@@ -108,7 +108,7 @@ class NativeEngineOnCopy(NativeEngine[CacheT]):
 
     def held_fingerprint(self) -> Fingerprint:
         """Digests of the tensors that the copy computes with."""
-        return {name: element_digest(held, held.shape, held.dtype) for name, held in self._copy.named_tensors()}
+        return {name: element_digest(target, target.shape, target.dtype) for name, target in self._copy.named_tensors()}
 
     def distrust(self, fault: ServiceError) -> None:
         """Refuse to generate, with this error, until a load succeeds."""
@@ -122,8 +122,8 @@ class NativeEngineOnCopy(NativeEngine[CacheT]):
         sent: Fingerprint = {}
         self._copy.begin()
         for name, tensor in self._weights():
-            own, held = self._copy.write(name, tensor)
-            sent[own] = element_digest(tensor, tensor.shape, held.dtype)
+            own, target = self._copy.write(name, tensor)
+            sent[own] = element_digest(tensor, tensor.shape, target.dtype)
             del tensor  # before the next one is made: two of them may not fit
         self._copy.finish()
         compare(sent, self.held_fingerprint(), version, self.weight_version, "that the engine's copy holds")

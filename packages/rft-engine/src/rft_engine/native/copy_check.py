@@ -42,12 +42,12 @@ def check_copy(
     Raises:
         ServiceError: the version, a digest or the probe shows that these are not the policy's weights.
     """
-    wanted, held = engine.policy_fingerprint(), engine.held_fingerprint()
-    differing = sorted(name for name in held.keys() | wanted.keys() if held.get(name) != wanted.get(name))
+    wanted, found = engine.policy_fingerprint(), engine.held_fingerprint()
+    differing = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
     gap = check_logprob_parity(engine, policy_logprobs, prompts=prompts, limit=math.inf)
     max_gap = limit if limit is not None else _LIMITS.get(engine.facts.dtype, _LIMIT_OF_SHORT_FLOATS)
     if differing or gap.weight_version != trainer_version or gap.maximum > max_gap:
-        fault = _stale(gap, trainer_version, replica, differing, len(held), max_gap)
+        fault = _stale(gap, trainer_version, replica, differing, len(found), max_gap)
         # before the raise: a caller that catches the error must not sample from these weights
         engine.distrust(fault)
         raise fault

@@ -227,8 +227,8 @@ class BackendEngine(EngineBase, ABC):
         sent, served = self._source.sent, self.weight_version
         for number, read in enumerate(received):
             compare(sent, read, version, served, f"that worker {number} read")
-        held = self._backend.rpc("rft_held", [self._source.shapes], self._settings.deadlines.other)
-        for number, digests in enumerate(held):
+        found = self._backend.rpc("rft_fingerprints", [self._source.shapes], self._settings.deadlines.other)
+        for number, digests in enumerate(found):
             compare(sent, digests, version, served, f"that worker {number} holds")
 
     def _backend_sleep(self, level: int) -> None:

@@ -70,13 +70,13 @@ class ReplicaDispatch:
     def __init__(
         self,
         replicas: Sequence[Replica],
-        held: list[int | None],
+        versions: list[int | None],
         call: SampleRequests,
         weights: WeightSnapshot,
         stop: Callable[[], bool] | None,
     ) -> None:
         """`held`: the version that each replica holds, kept here; one that is not `weights` is loaded first."""
-        self._held = held
+        self._versions = versions
         self._replicas, self._call, self._weights, self._stop = replicas, call, weights, stop
         self._changed = threading.Condition()
         self._left_over: list[int] = []
@@ -172,10 +172,10 @@ class ReplicaDispatch:
         return None
 
     def _load(self, index: int) -> None:
-        if self._held[index] != self._weights.version:
-            self._held[index] = None
+        if self._versions[index] != self._weights.version:
+            self._versions[index] = None
             self._replicas[index].load(self._weights)
-            self._held[index] = self._weights.version
+            self._versions[index] = self._weights.version
 
     def _next_share(self) -> list[int]:
         """Return the requests left over by lost replicas; an empty list once all are done or the call ends."""
@@ -203,9 +203,9 @@ class ReplicaDispatch:
 
     def _restart(self, index: int) -> None:
         self.num_restarts += 1
-        self._held[index] = None
+        self._versions[index] = None
         self._replicas[index].restart(self._weights)
-        self._held[index] = self._weights.version
+        self._versions[index] = self._weights.version
 
 
 def _deadly(num: int, error: RftError) -> ServiceError:

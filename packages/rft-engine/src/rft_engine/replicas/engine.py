@@ -52,7 +52,7 @@ class ReplicaEngine(EngineBase):
         self._replicas, self._weight_store, self._max_len = tuple(replicas), weight_store, max_len
         self._images = SharedImageStore()
         self._served = 0
-        self._held: list[int | None] = [None] * len(replicas)  # version by replica
+        self._versions: list[int | None] = [None] * len(replicas)  # version by replica
         self._counts = Counter[str]()
         self._busy, self._drawing = [0.0] * len(replicas), 0.0
 
@@ -114,7 +114,7 @@ class ReplicaEngine(EngineBase):
         weights = self._weight_store.get(self._served)
 
         def load(index: int) -> None:
-            self._held[index] = None
+            self._versions[index] = None
             try:
                 self._replicas[index].load(weights)
             except RftError as error:
@@ -122,7 +122,7 @@ class ReplicaEngine(EngineBase):
                     raise
                 self._counts["restarts"] += 1
                 self._replicas[index].restart(weights)
-            self._held[index] = weights.version
+            self._versions[index] = weights.version
 
         with ThreadPoolExecutor(len(self._replicas)) as pool:
             list(pool.map(load, range(len(self._replicas))))
@@ -163,7 +163,7 @@ class ReplicaEngine(EngineBase):
             why = "these engines draw samples from their first token to their last"
             raise refusal("engine.cannot_resume", "samples that were begun elsewhere", why, "--async_deterministic")
         asked = stop if self.can_resume else None
-        current = ReplicaDispatch(self._replicas, self._held, call, self._weight_store.get(self._served), asked)
+        current = ReplicaDispatch(self._replicas, self._versions, call, self._weight_store.get(self._served), asked)
         started = time.perf_counter()
         try:
             yield from current.results()

@@ -116,9 +116,9 @@ class ProcessReplica:
         Raises:
             ServiceError: they are not the model's, or the replica does not hold them afterwards.
         """
-        held = self._process.call("load", self.limits.load, path=str(snapshot.path), version=snapshot.version)
+        found = self._process.call("load", self.limits.load, path=str(snapshot.path), version=snapshot.version)
         side = f"that engine replica {self.number} holds"
-        compare(snapshot.digests, held, snapshot.version, snapshot.version, side)
+        compare(snapshot.digests, found, snapshot.version, snapshot.version, side)
 
     def draw(self, call: SampleRequests) -> Iterator[SampledTokens]:
         """The results of a call as they come.

@@ -62,13 +62,13 @@ class LocalReplica:
         Raises:
             ServiceError: the file's tensors are not the model's.
         """
-        loaded, held = read_weight_file(path), self._model.tensors
-        differing = sorted(loaded.keys() ^ held.keys())
+        loaded, current = read_weight_file(path), self._model.tensors
+        differing = sorted(loaded.keys() ^ current.keys())
         # checked before the first copy: tensors are overwritten in place
-        differing += [name for name in held if name in loaded and loaded[name].shape != held[name].shape]
+        differing += [name for name in current if name in loaded and loaded[name].shape != current[name].shape]
         if differing:
             raise _other_tensors(differing)
-        for name, tensor in held.items():
+        for name, tensor in current.items():
             tensor.copy_(loaded[name])
         if self.engine.state is EngineState.READY:  # keys and values of other weights go
             self.engine.sleep(1)
@@ -77,7 +77,7 @@ class LocalReplica:
             self.engine.load_weights(version)
         else:
             self.engine.refresh()
-        return {name: element_digest(tensor, tensor.shape, tensor.dtype) for name, tensor in held.items()}
+        return {name: element_digest(tensor, tensor.shape, tensor.dtype) for name, tensor in current.items()}
 
 
 class ReplicaWorker(RequestWorker):

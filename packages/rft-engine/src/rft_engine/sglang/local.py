@@ -45,7 +45,7 @@ class LocalSglang:
         except (RuntimeError, ValueError, OSError, MemoryError, AssertionError) as error:
             raise settings.not_started(error, _REMEDY) from error
         self._is_closed, self.version = False, 0
-        self._held: list[Fingerprint] = []
+        self._fingerprints: list[Fingerprint] = []
         vocab_size = int(settings.config()["vocab_size"])
         self.facts = EngineFacts(dtype=settings.resolved_dtype(), vocab_size=vocab_size, is_cpu=False, transport="file")
 
@@ -92,7 +92,7 @@ class LocalSglang:
                 self._drop(pending)
 
     def rpc(self, method: str, arguments: Sequence[Any] = (), seconds: float | None = None) -> list[Fingerprint]:
-        """Return fingerprints: `rft_load_file(path)` as each worker read them, `rft_held(shapes)` as held afterwards.
+        """Return fingerprints: `rft_load_file(path)` as each worker read them, `rft_fingerprints(shapes)` as held afterwards.
 
         Both happen in one of SGLang's update sessions, because the end of a session may rearrange experts
         (so a session that only reads would spoil them). The probe finds what changes afterwards.
@@ -102,8 +102,8 @@ class LocalSglang:
         """
         if method == "rft_load_file":
             return self._load(str(arguments[0]))
-        assert method == "rft_held", f"SGLang's workers have no {method}"
-        return self._held
+        assert method == "rft_fingerprints", f"SGLang's workers have no {method}"
+        return self._fingerprints
 
     def serve(self, version: int) -> None:
         """Serve the weights loaded last as `version`; keys and values of older weights are dropped."""
@@ -177,7 +177,7 @@ class LocalSglang:
             # also after an error: the session must not stay open
             ended = self._engine.end_weight_update()
         _require("end_weight_update", ended)
-        self._held = [answer["held"] for answer in looked]
+        self._fingerprints = [answer["held"] for answer in looked]
         return [answer["read"] for answer in loaded]
 
     def _exchange(self, request: dict[str, Any], *, changes: bool) -> list[dict[str, Any]]:

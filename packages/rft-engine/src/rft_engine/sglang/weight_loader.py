@@ -53,5 +53,5 @@ def _carry_out(model: Any, request: dict[str, Any]) -> dict[str, Fingerprint]:
         model.load_weights(iter(tensors.items()))
         read = fingerprint_of(tensors.items(), dtype)
     declared: Fusions | None = getattr(model, "packed_modules_mapping", None)
-    held = held_fingerprint(model, request["shapes"], dtype, declared or _FUSIONS)
-    return {"read": read, "held": held}
+    found = held_fingerprint(model, request["shapes"], dtype, declared or _FUSIONS)
+    return {"read": read, "held": found}

@@ -169,7 +169,7 @@ class LocalVllm:
         if not finished:
             return
         samples = [sample for sample, _ in finished]
-        drawn = self.rpc("rft_take", [samples, [len(output.token_ids) for _, output in finished]])[0]
+        drawn = self.rpc("rft_pop_samples", [samples, [len(output.token_ids) for _, output in finished]])[0]
         for (sample, output), record in zip(finished, drawn, strict=True):
             if list(output.token_ids) != record["token_ids"]:
                 raise _not_drawn(sample, list(output.token_ids), record["token_ids"])

@@ -33,11 +33,11 @@ class VllmWorkerExtension:
         """Start a `generate` call: fields of `SamplingOptions`, one key a sample, lists of a `TokenTrie` or None."""
         trie = None if constraint is None else TokenTrie.from_lists(constraint)
         drawn = SamplingOptions.from_fields(options)
-        self.rft_draws().begin(drawn, keys, self.model_config.get_vocab_size(), self.device, trie)
+        self.rft_sampler().begin(drawn, keys, self.model_config.get_vocab_size(), self.device, trie)
 
-    def rft_take(self, samples: Sequence[int], lengths: Sequence[int]) -> list[dict[str, Any]]:
+    def rft_pop_samples(self, samples: Sequence[int], lengths: Sequence[int]) -> list[dict[str, Any]]:
         """Return the draws of samples that are done."""
-        taken = self.rft_draws().take(samples, lengths)
+        taken = self.rft_sampler().take(samples, lengths)
         return [
             {"token_ids": drawn.token_ids, "logprobs": drawn.logprobs, "log_kept_mass": drawn.log_kept_mass}
             for drawn in taken
@@ -67,7 +67,7 @@ class VllmWorkerExtension:
         """vLLM's own `update_weights` with CUDA handles that came as JSON (`vllm.cuda_ipc`)."""
         self.update_weights(decode_update(update_info))  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
-    def rft_held(self, shapes: dict[str, list[int]]) -> Fingerprint:
+    def rft_fingerprints(self, shapes: dict[str, list[int]]) -> Fingerprint:
         """Digests of the tensors that this worker holds in the order of their checkpoint, of these `shapes`.
 
         Matrices that were repacked for the CPU's kernels, rounded to 8 bits or cut over GPUs are not
@@ -75,7 +75,7 @@ class VllmWorkerExtension:
         """
         return held_fingerprint(self.model_runner.get_model(), shapes, self.model_config.dtype)
 
-    def rft_draws(self) -> KeyedSampler:
+    def rft_sampler(self) -> KeyedSampler:
         """Return this worker's logits processor."""
         processors = self.model_runner.input_batch.logitsprocs.all
         [draws] = [processor for processor in processors if isinstance(processor, KeyedSampler)]

@@ -34,7 +34,7 @@ class CollectiveWeightProvider:
             ServiceError: this is no call of all ranks, or its second pass.
         """
         if not self._is_open or self._pass is not None:
-            raise self._alone()
+            raise self._single_rank_error()
         self._pass = iter(self._provider())
         return self._pass
 
@@ -48,7 +48,7 @@ class CollectiveWeightProvider:
             for _ in self._pass if self._pass is not None else self._provider():
                 pass  # what the call left of the pass: the other ranks make these exchanges too
 
-    def _alone(self) -> ServiceError:
+    def _single_rank_error(self) -> ServiceError:
         return ServiceError(
             code="engine.alone",
             what=f"the engine of rank {self._rank} was started again and needs the weights, which no rank has whole",

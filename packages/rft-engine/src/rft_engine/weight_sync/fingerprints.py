@@ -123,15 +123,15 @@ def is_tied(model_dir: Path) -> bool:
     return bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
 
 
-def compare(sent: Fingerprint, held: Fingerprint, version: int, served: int, side: str) -> None:
+def compare(sent: Fingerprint, found: Fingerprint, version: int, served: int, side: str) -> None:
     """Raise `ServiceError` with versions and names unless every digest of `held` is the one that was sent."""
-    differing = sorted(name for name, digest in held.items() if sent.get(name) != digest)
+    differing = sorted(name for name, digest in found.items() if sent.get(name) != digest)
     if not differing:
         return
     more = f" and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
     raise ServiceError(
         code="engine.logprob_parity",
-        what=f"{len(differing)} of {len(held)} tensors {side} are not those of version {version}: "
+        what=f"{len(differing)} of {len(found)} tensors {side} are not those of version {version}: "
         + ", ".join(differing[:_MOST_NAMED])
         + more,
         where=f"engine served version {served}, the trainer is at version {version}",

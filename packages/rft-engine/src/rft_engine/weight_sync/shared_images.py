@@ -179,8 +179,8 @@ class ReceivedMedia:
         return [self._make(one, [self._pixels[image["digest"]] for image in one["images"]]) for one in shown]
 
     def _found(self, digest: str, path: str) -> Tensor:
-        held = self._pixels.get(digest)
-        return read_weight_file(path)[_NAME] if held is None else held
+        cached = self._pixels.get(digest)
+        return read_weight_file(path)[_NAME] if cached is None else cached
 
 
 def _key(media: object) -> tuple[object, ...]:

@@ -64,7 +64,7 @@ class SharedWeightStore:
             together: calls what it is given while all ranks do, where `provider` is an exchange of theirs.
         """
         self._provider, self._dtype = provider, dtype
-        self._together = together or _alone
+        self._together = together or _call_directly
         self._sets: dict[int, WeightSnapshot] = {}
         self._lock = threading.Lock()
         self._num_bytes, self._num_tensors = 0, 1000
@@ -136,7 +136,7 @@ class SharedWeightStore:
             snapshot.path.unlink(missing_ok=True)
 
 
-def _alone(call: Callable[[], None]) -> None:
+def _call_directly(call: Callable[[], None]) -> None:
     """Run the call where no other rank takes part."""
     call()
 

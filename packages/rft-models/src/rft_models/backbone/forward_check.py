@@ -42,11 +42,11 @@ class Probe:
 
 def require_equal_logits(expected: Tensor, found: Tensor, *, of: str, dtype: torch.dtype, where: str) -> None:
     """Raise `PreflightError` where the two differ by more than weights of this dtype explain."""
-    error, spread = difference(expected, found), float(expected.abs().max()) + 1.0
+    error, magnitude = difference(expected, found), float(expected.abs().max()) + 1.0
     if not error <= tolerance(dtype):
         raise PreflightError(
             code="models.forward_differs",
-            what=f"{of} differ from its own forward by {error * spread:.3g} of {spread:.3g}",
+            what=f"{of} differ from its own forward by {error * magnitude:.3g} of {magnitude:.3g}",
             where=where,
             why="what is computed must be what the model computes; its head or attention does more than is known here",
             do="choose a model of one of the families in the README of rft-models",

@@ -34,8 +34,8 @@ def to_module_names(model: Any, named: Iterable[tuple[str, Tensor]]) -> dict[str
     """Name in files -> the model's own name of the tensor that it is, or is a part of; nothing is computed."""
     module_names: dict[str, str] = {}
     for name, tensor in named:
-        alone = [(name, tensor.detach().to("meta"))]  # the conversion then computes shapes only
-        module_names |= {saved: name for saved, _ in to_checkpoint_names(model, lambda alone=alone: alone)()}
+        single = [(name, tensor.detach().to("meta"))]  # the conversion then computes shapes only
+        module_names |= {saved: name for saved, _ in to_checkpoint_names(model, lambda single=single: single)()}
     return module_names
 
 

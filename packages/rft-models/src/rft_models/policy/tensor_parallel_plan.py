@@ -23,7 +23,7 @@ from rft_models.policy.causal_policy import CausalPolicy
 
 _BY_OUTPUTS, _BY_INPUTS, _OF_HEADS = "colwise", "rowwise", "replicated_with_grad_allreduce"
 _KNOWN = (_BY_OUTPUTS, _BY_INPUTS, _OF_HEADS)
-_WHOLE = "whole"
+_REPLICATED = "whole"
 """A factor of an adapter that every rank has."""
 
 
@@ -96,8 +96,8 @@ def _with_adapters(decoder: nn.Module, kinds: Iterable[tuple[str, str]], where: 
             raise _not_cut(f"{name} has an adapter that scales rows of a matrix (dora)", where)
         by_outputs = kind == _BY_OUTPUTS
         yield f"{name}.base_layer", kind
-        yield f"{name}.lora_A.{ADAPTER}", _WHOLE if by_outputs else kind
-        yield f"{name}.lora_B.{ADAPTER}", kind if by_outputs else _WHOLE
+        yield f"{name}.lora_A.{ADAPTER}", _REPLICATED if by_outputs else kind
+        yield f"{name}.lora_B.{ADAPTER}", kind if by_outputs else _REPLICATED
 
 
 def _refuse_others(decoder: nn.Module, kinds: Mapping[str, str], num_ranks: int, where: str) -> None:

@@ -26,7 +26,7 @@ from rft_models.tokenization.tokenizer import HfTokenizer
 
 Messages = Sequence[Mapping[str, Any]]
 
-_MARK, _SECOND_MARK, _ASKED, _TOLD = "5550001", "5550002", "5550003", "5550004"
+_MARK, _SECOND_MARK, _ASKED, _REPLY = "5550001", "5550002", "5550003", "5550004"
 """Digits alone, which every tokenizer and every template leaves as they are."""
 
 _CACHED = 4096
@@ -138,31 +138,31 @@ class ChatTurnTemplate:
         """Return true where the template renders a tool's message behind a plain turn, with its content."""
         history = [_user(_ASKED), {"role": "assistant", "content": _MARK}]
         try:
-            text = self._text([*history, {"role": "tool", "content": _TOLD}], speaks=True)
+            text = self._text([*history, {"role": "tool", "content": _REPLY}], speaks=True)
         except DataError:
             return False
-        return _TOLD in text and text != self._as_assistant(history)
+        return _REPLY in text and text != self._as_assistant(history)
 
     def _as_assistant(self, history: Messages) -> str:
         """Render the message as the assistant's, which a template without the tool role may do with it."""
         try:
-            return self._text([*history, {"role": "assistant", "content": _TOLD}], speaks=True)
+            return self._text([*history, {"role": "assistant", "content": _REPLY}], speaks=True)
         except DataError:
             return ""
 
     def _leaves_thinking_out(self) -> bool:
         thought = f"<think>\n{_SECOND_MARK}\n</think>\n\n{_MARK}"
-        messages = [_user(_ASKED), {"role": "assistant", "content": thought}, _user(_TOLD)]
+        messages = [_user(_ASKED), {"role": "assistant", "content": thought}, _user(_REPLY)]
         return _SECOND_MARK not in self._text(messages, speaks=True)
 
     def _check_growth(self, speaking: str, role: str) -> None:
         """Check on two turns and two observations that each rendering begins with the one before it."""
-        first = [_user(_ASKED), {"role": "assistant", "content": _MARK}, {"role": role, "content": _TOLD}]
+        first = [_user(_ASKED), {"role": "assistant", "content": _MARK}, {"role": role, "content": _REPLY}]
         one = self._text(first, speaks=True)
         index = one.find(_MARK, len(speaking)) if one.startswith(speaking) else -1
         if index < 0 or one[len(speaking) : index].strip():
             self._require_prefix(speaking + _MARK, one, "the assistant's first turn")
-        second = [{"role": "assistant", "content": _SECOND_MARK}, {"role": role, "content": _TOLD}]
+        second = [{"role": "assistant", "content": _SECOND_MARK}, {"role": role, "content": _REPLY}]
         two = self._text([*first, *second], speaks=True)
         index = two.find(_SECOND_MARK, len(one)) if two.startswith(one) else -1
         if index < 0 or two[len(one) : index].strip():

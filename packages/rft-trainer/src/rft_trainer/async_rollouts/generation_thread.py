@@ -120,7 +120,7 @@ class GenerationLoop:
             if is_complete:
                 fault_point(POINT_GROUP_DRAWN)
                 with board.changed:
-                    board.queue_if_whole(group)
+                    board.queue_if_complete(group)
 
     def _note(self, group: PartialGroup, draft: PartialRollout) -> None:
         self._board.touch()

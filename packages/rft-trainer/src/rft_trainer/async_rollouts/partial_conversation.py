@@ -39,7 +39,7 @@ class ConversationStage(StrEnum):
     """The policy's turn, or more of it."""
     ASKING = "asking"
     """The environment's answer to a turn."""
-    WHOLE = "whole"
+    COMPLETE = "whole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class ConversationDraft:
     @property
     def is_complete(self) -> bool:
         """Return whether the conversation is over."""
-        return self.stage is ConversationStage.WHOLE
+        return self.stage is ConversationStage.COMPLETE
 
     @property
     def sampled_turn(self) -> PartialSample:
@@ -88,7 +88,7 @@ class ConversationDraft:
         """Begin the policy's next turn of at most `budget` tokens, or mark the conversation as whole if it is over."""
         self.conversation = conversation
         if conversation.ended:
-            self.stage, self.turn = ConversationStage.WHOLE, None
+            self.stage, self.turn = ConversationStage.COMPLETE, None
         else:
             self.stage, self.turn = ConversationStage.DRAWING, PartialSample(conversation.turn_key, budget)
 
@@ -142,7 +142,7 @@ class ConversationDraft:
         conversation.episode.seconds = float(state["seconds"])
         self.recorded = [Recorded(row["messages"], float(row["reward"])) for row in state["recorded"]]
         self.turn = None if state["turn"] is None else PartialSample.of(state["turn"])
-        self.stage = ConversationStage.WHOLE if conversation.ended else ConversationStage.RESTORED
+        self.stage = ConversationStage.COMPLETE if conversation.ended else ConversationStage.RESTORED
 
     def go_on(self) -> None:
         """Resume after the replay: continue sampling, or step the environment on the turn that was complete."""

@@ -277,7 +277,7 @@ class AsyncRollouts:
             if (saved := self._restored.pop(entry, None)) is not None and oldest_version(saved, version) >= oldest:
                 group.take(saved, partial(self._kind.restore, prompt, keys))
             self._board.groups[entry] = group
-            self._board.queue_if_whole(group)
+            self._board.queue_if_complete(group)
         self._board.tell()
         self._start()
 

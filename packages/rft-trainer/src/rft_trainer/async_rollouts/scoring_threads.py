@@ -37,7 +37,7 @@ def answering_loop(board: SharedState, kind: RolloutType, worker_index: int, dra
         for group in ended.values():
             drawn()
             with board.changed:
-                board.queue_if_whole(group)
+                board.queue_if_complete(group)
 
 
 def _next_to_score(board: SharedState) -> list[PartialGroup]:

@@ -68,10 +68,10 @@ class SharedState:
         """Record progress for which no thread waits."""
         self._moved_at = time.monotonic()
 
-    def queue_if_whole(self, held: PartialGroup) -> None:
+    def queue_if_complete(self, group: PartialGroup) -> None:
         """Queue a group whose last sample has ended for the scoring thread; it is queued once."""
-        if held.is_complete and held.group is None:
-            self.to_score.append(held)
+        if group.is_complete and group.group is None:
+            self.to_score.append(group)
             self.moved()
 
     def start(self, loops: Mapping[str, Callable[[], None]]) -> None:

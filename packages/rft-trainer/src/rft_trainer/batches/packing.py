@@ -144,12 +144,12 @@ def pack(
         segment_ids_T=place(segment_ids),
         loss_mask_T=place(_learned(samples, positions >= prompt_lengths[segment_ids])),
         advantages_T=place(_advantages(samples, segment_ids)),
-        old_logprobs_T=_spread(samples, "old_logprobs", place),
-        behaviour_logprobs_T=_spread(samples, "behaviour_logprobs", place),
-        reference_logprobs_T=_spread(samples, "reference_logprobs", place),
-        old_values_T=_spread(samples, "old_values", place),
-        returns_T=_spread(samples, "returns", place),
-        token_weights_T=_spread(samples, "token_weights", place, otherwise=1.0),
+        old_logprobs_T=_per_token(samples, "old_logprobs", place),
+        behaviour_logprobs_T=_per_token(samples, "behaviour_logprobs", place),
+        reference_logprobs_T=_per_token(samples, "reference_logprobs", place),
+        old_values_T=_per_token(samples, "old_values", place),
+        returns_T=_per_token(samples, "returns", place),
+        token_weights_T=_per_token(samples, "token_weights", place, otherwise=1.0),
         selected_T=_marks(samples, place),
         mm_inputs=_images(samples),
     )
@@ -157,7 +157,7 @@ def pack(
 
 def _learned(samples: Sequence[TrainingSample], response_T: torch.Tensor) -> torch.Tensor:
     """Return [T] bool: the response tokens without those that the samples' loss masks leave out."""
-    kept_T = _spread(samples, "loss_mask", torch.Tensor.bool, otherwise=1.0)
+    kept_T = _per_token(samples, "loss_mask", torch.Tensor.bool, otherwise=1.0)
     return response_T if kept_T is None else response_T & kept_T
 
 
@@ -168,7 +168,7 @@ def _images(samples: Sequence[TrainingSample]) -> tuple[Any, ...] | None:
 
 
 def _marks(samples: Sequence[TrainingSample], place: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | None:
-    marks_T = _spread(samples, "selected", place, otherwise=0.0)
+    marks_T = _per_token(samples, "selected", place, otherwise=0.0)
     return None if marks_T is None else marks_T != 0
 
 
@@ -185,7 +185,7 @@ def _advantages(samples: Sequence[TrainingSample], segment_ids_T: torch.Tensor) 
     return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.float32)
 
 
-def _spread(
+def _per_token(
     samples: Sequence[TrainingSample],
     name: str,
     place: Callable[[torch.Tensor], torch.Tensor],

@@ -126,7 +126,7 @@ class Ledger:
         entries = list(entries)
         # all are checked before any moves, so that an error leaves the ledger unchanged
         for entry in entries:
-            current = self._held(entry)
+            current = self._entry_state(entry)
             if _NEXT[current] is not state:
                 raise ValueError(f"{entry} is {current}: the next state is {_NEXT[current]}, not {state}")
         for entry in entries:
@@ -140,7 +140,7 @@ class Ledger:
     def drop(self, entries: Iterable[LedgerEntry], reason: str) -> None:
         """Use entries up without training on them, counted under `reason` (a filter, an unscored rollout)."""
         for entry in list(entries):
-            self._held(entry)
+            self._entry_state(entry)
             del self._states[entry]
             self._dropped[reason] += 1
         self._forget_orders()
@@ -148,7 +148,7 @@ class Ledger:
     def give_back(self, entries: Iterable[LedgerEntry]) -> None:
         """Return entries in flight, to be reserved again before anything new."""
         for entry in list(entries):
-            self._held(entry)
+            self._entry_state(entry)
             del self._states[entry]
             self._waiting.append(entry)
         self._waiting.sort()
@@ -229,7 +229,7 @@ class Ledger:
         for epoch in [epoch for epoch in self._orders if epoch < self._next[0]]:
             del self._orders[epoch]
 
-    def _held(self, entry: LedgerEntry) -> EntryState:
+    def _entry_state(self, entry: LedgerEntry) -> EntryState:
         if entry not in self._states:
             raise ValueError(f"{entry} is not in flight")
         return self._states[entry]

@@ -132,11 +132,11 @@ def _image(value: Any, row: Row, field: str) -> RowImage:
 
 def _in_memory(data: bytes, where: str) -> RowImage:
     _refuse_other_kinds(data, where, f"{len(data):,} bytes")
-    return _described(where, data, held=data)
+    return _described(where, data, contents=data)
 
 
-def _described(where: str, data: bytes, *, path: str = "", held: bytes = b"") -> RowImage:
-    return RowImage(where, hashlib.sha256(data).hexdigest(), path, held, len(data), image_size(data))
+def _described(where: str, data: bytes, *, path: str = "", contents: bytes = b"") -> RowImage:
+    return RowImage(where, hashlib.sha256(data).hexdigest(), path, contents, len(data), image_size(data))
 
 
 def _file_bytes(path: Path, where: str) -> bytes:

@@ -113,7 +113,7 @@ class Reporter:
 
 def rollout_rows(groups: Sequence[RolloutGroup], limit: int) -> list[dict[str, object]]:
     """Return rollouts as rows, complete groups spread over the step, at most `limit` rows."""
-    chosen = _spread(groups, limit)
+    chosen = _evenly_chosen(groups, limit)
     return [rollout_row(group.prompt, rollout) for group, rollout in flat_rollouts(chosen)][:limit]
 
 
@@ -136,7 +136,7 @@ def rollout_row(prompt: Prompt, rollout: Rollout) -> dict[str, object]:
     }
 
 
-def _spread(groups: Sequence[RolloutGroup], limit: int) -> list[RolloutGroup]:
+def _evenly_chosen(groups: Sequence[RolloutGroup], limit: int) -> list[RolloutGroup]:
     size = max((len(group.rollouts) for group in groups), default=1)
     wanted = max(1, min(len(groups), -(-limit // size)))
     bounds = [round(i * len(groups) / wanted) for i in range(wanted + 1)]

@@ -32,7 +32,7 @@ def shuffle_images(rows: Sequence[PromptRow], seed: int) -> list[PromptRow]:
             source_of |= _rotated(members, seed)
     for members in left.values():
         if len(members) == 1:
-            raise _alone(rows[members[0]])
+            raise _single(rows[members[0]])
         source_of |= _rotated(members, seed)
     return [replace(row, images=rows[source_of.get(index, index)].images) for index, row in enumerate(rows)]
 
@@ -43,7 +43,7 @@ def _rotated(members: Sequence[int], seed: int) -> dict[int, int]:
     return {member: order[index - 1] for index, member in enumerate(order)}
 
 
-def _alone(row: PromptRow) -> DataError:
+def _single(row: PromptRow) -> DataError:
     return DataError(
         code="data.alone_to_shuffle",
         what=f"{row.prompt_id} is the only row left with {len(row.images)} images",

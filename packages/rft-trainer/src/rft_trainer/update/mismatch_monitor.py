@@ -36,7 +36,7 @@ class _Worst:
     logprobs_T: Tensor
     behaviour_T: Tensor
 
-    def told(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         index = int(self.place)
         sample = self.samples[int(self.segment_ids_T[index])]
         return {
@@ -108,7 +108,7 @@ class MismatchMonitor:
             return {"sum": 0.0, "count": 0, "max": -1.0}
         total, count = torch.stack(self._sums).sum(0).tolist()
         worst = max(self._worst, key=lambda one: float(one.gap))
-        return {"sum": total, "count": int(count), "max": float(worst.gap), "where": worst.told()}
+        return {"sum": total, "count": int(count), "max": float(worst.gap), "where": worst.to_json()}
 
     def _error(self, mean: float, worst: Mapping[str, object]) -> ServiceError:
         token = worst["where"]

@@ -166,13 +166,13 @@ class BuiltCritic:
     """The critic with its optimizer, and the parts of it that a checkpoint holds."""
 
     critic: CausalCritic
-    spread: ParallelModel[WrappedCritic]
+    parallel: ParallelModel[WrappedCritic]
     part: CriticTrainer
 
     @property
     def tensor_parts(self) -> dict[str, StatefulTensors]:
         """Tensors of the critic in a checkpoint: weights and optimizer state, by component."""
-        return {"critic": self.spread.weights, "critic_optimizer": self.spread.optimizer}
+        return {"critic": self.parallel.weights, "critic_optimizer": self.parallel.optimizer}
 
 
 def build_critic(
@@ -203,28 +203,28 @@ def build_critic(
         # before it is sharded: an optimizer may copy the weights that it finds
         restored.checkpoint.load("critic", ShardedWeights(critic.named_parameters, machine.ranks.rank))
     strategy = choose_strategy(settings.strategy).critic(settings.strategy)
-    spread = parallelize(
+    parallel = parallelize(
         ShardableCritic(critic), strategy, settings.optimizer, machine, restored, component="critic_optimizer"
     )
     part = CriticTrainer(
         ValueAnnotator(
-            spread.model,
+            parallel.model,
             machine.collectives,
             max_sequences=batch.micro_rollout_batch_size,
             max_tokens=batch.max_tokens_per_micro_batch,
             device=machine.device,
-            collective_forward=spread.collective_forward,
+            collective_forward=parallel.collective_forward,
         ),
         CriticUpdater(
-            spread.model,
-            spread.optimizer,
+            parallel.model,
+            parallel.optimizer,
             ValueObjective(clip=chosen.value_clip or None, aggregation="token_mean"),
             machine.collectives,
             micro_batching=micro_batching,
             learning_rate=learning_rate,
             device=machine.device,
             pin_memory=settings.data.dataloader_pin_memory,
-            collective_forward=spread.collective_forward,
+            collective_forward=parallel.collective_forward,
         ),
     )
-    return BuiltCritic(critic, spread, part)
+    return BuiltCritic(critic, parallel, part)

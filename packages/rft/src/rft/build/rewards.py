@@ -121,7 +121,7 @@ def reward_facts(settings: RlSettings) -> RewardFacts:
     return RewardFacts(
         function=function_name(settings),
         models=models,
-        models_stay=not directories or _held(settings, directories, device),
+        models_stay=not directories or _models_stay(settings, directories, device),
         device=device,
         servers=tuple(server_places(settings.reward_models)),
         judge=judge_facts(settings),
@@ -170,7 +170,7 @@ def model_components(settings: RlSettings | EvalSettings, machine: Machine) -> l
     """Load one reward model a directory."""
     weights = weights_of(settings.reward)
     directories = model_places(settings.reward_models)
-    stays = _held(settings, directories, machine.device)
+    stays = _models_stay(settings, directories, machine.device)
     parts: list[RewardComponent] = []
     for named in directories:
         heads = heads_of(named, weights)
@@ -202,7 +202,7 @@ def _visit(model: RewardModel, device: str) -> Generator[None]:
             torch.cuda.empty_cache()
 
 
-def _held(settings: RlSettings | EvalSettings, models: Sequence[NamedPlace], device: str) -> bool:
+def _models_stay(settings: RlSettings | EvalSettings, models: Sequence[NamedPlace], device: str) -> bool:
     """Return True when the models stay on the device between their phases; on a CPU always."""
     asked = settings.reward_models.reward_offload
     if torch.device(device).type == "cpu":

@@ -77,7 +77,7 @@ def weight_terms(sizes: TowerSizes, run: TrainingMemoryConfig, *, trained: bool)
     A copy for the reference is P w more. Ranks share them out as they share out the decoder's.
     """
     in_blocks = run.sharding in ("zero3", "fsdp")
-    spread = run.sharding != "replicated"
+    is_sharded = run.sharding != "replicated"
     narrow = 4 if run.master_copy else run.weight_bytes
     rows = [("tower parameters", run.weight_bytes, in_blocks, True, run.host_weights)]
     if run.reference:
@@ -85,7 +85,7 @@ def weight_terms(sizes: TowerSizes, run: TrainingMemoryConfig, *, trained: bool)
     if trained:
         rows.append(("tower gradients", narrow, in_blocks or run.sharding == "zero2", False, run.host_weights))
         more = 4 * run.master_copy + 4 * run.average
-        rows.append(("tower moments", 2 * narrow + more, spread, True, run.host_moments))
+        rows.append(("tower moments", 2 * narrow + more, is_sharded, True, run.host_moments))
     return [_shared_out(sizes.parameters, run, *row) for row in rows]
 
 

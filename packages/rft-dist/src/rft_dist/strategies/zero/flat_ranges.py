@@ -66,8 +66,8 @@ def _part_of_stages_1_2(optimizer: Any, name: str, parameter: nn.Parameter, rank
 
 def own_range(parameter: nn.Parameter, rank: int) -> tuple[int, int]:
     """(first element, number) that this rank holds of a parameter that is spread (stage 3); the last may hold less."""
-    spread: Any = parameter
-    size, total = spread.ds_tensor.ds_numel, spread.ds_numel
+    partitioned: Any = parameter
+    size, total = partitioned.ds_tensor.ds_numel, partitioned.ds_numel
     offset = min(rank * size, total)
     return offset, min(size, total - offset)
 
@@ -76,16 +76,16 @@ def own_weights(parameter: nn.Parameter, rank: int) -> tuple[int, Tensor]:
     """(first element, flat weights) that this rank holds: a range of a spread parameter, else all; shares memory."""
     if hasattr(parameter, "ds_tensor"):
         offset, numel = own_range(parameter, rank)
-        spread: Any = parameter
-        return offset, spread.ds_tensor.detach().view(-1).narrow(0, 0, numel)
+        partitioned: Any = parameter
+        return offset, partitioned.ds_tensor.detach().view(-1).narrow(0, 0, numel)
     return 0, parameter.detach().view(-1)
 
 
 def flat_states(optimizer: Any) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
     """(tensor that is stepped on, AdamW's state of it); a state is made where there has been no step."""
-    spread = getattr(optimizer, "fp32_partitioned_groups_flat", None)
+    partitioned = getattr(optimizer, "fp32_partitioned_groups_flat", None)
     groups = optimizer.optimizer.param_groups
-    flats = [group["params"][0] for group in groups] if spread is None else spread
+    flats = [group["params"][0] for group in groups] if partitioned is None else partitioned
     for flat in flats:
         state = optimizer.optimizer.state[flat]
         if not state:

@@ -144,8 +144,8 @@ class ZeroModel:
         engine = start_engine(self._deepspeed, root, adamw, config, device)
         self.model = model
         self._engine = engine
-        self._spread = stage == 3
-        if self._spread:
+        self._is_partitioned = stage == 3
+        if self._is_partitioned:
             _gather_with(root, layers, self._deepspeed)
             for module, parameters in readers:
                 for parameter in parameters:
@@ -174,7 +174,7 @@ class ZeroModel:
         for name, parameter in self.model.named_parameters():
             if trained and not parameter.requires_grad:
                 continue
-            if not self._spread:
+            if not self._is_partitioned:
                 yield name, parameter.detach()
                 continue
             with local_rank(self._engine.device), self._deepspeed.zero.GatheredParameters([parameter]):

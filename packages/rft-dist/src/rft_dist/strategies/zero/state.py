@@ -253,10 +253,10 @@ def _copy_overlap(source: Tensor, source_offset: int, target: Tensor, target_off
 
 def _forget_gathered(parameter: nn.Parameter) -> None:
     """Drop the gathered copy of a partitioned parameter, so that its next use gathers it anew."""
-    spread: Any = parameter
+    partitioned: Any = parameter
     if hasattr(parameter, "ds_tensor"):
-        spread.partition()
-        spread.ds_secondary_tensor = None
+        partitioned.partition()
+        partitioned.ds_secondary_tensor = None
 
 
 def _not_found(name: str, shape: tuple[int, ...], found: Tensor | None) -> CheckpointError:
