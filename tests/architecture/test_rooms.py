@@ -48,6 +48,7 @@ ROOT_MODULES = {
         "nearest_names",
         "packed_tokens",
         "secrets",
+        "user_code",
     },
     "rft_dist": {"collectives"},
     "rft_engine": {

@@ -92,7 +92,7 @@ class LocalSglang:
                 self._drop(pending)
 
     def rpc(self, method: str, arguments: Sequence[Any] = (), seconds: float | None = None) -> list[Fingerprint]:
-        """Return fingerprints: `rft_load_file(path)` as each worker read them, `rft_fingerprints(shapes)` as held afterwards.
+        """Return fingerprints: `rft_load_file(path)` as each worker read them, `rft_fingerprints(shapes)` as held.
 
         Both happen in one of SGLang's update sessions, because the end of a session may rearrange experts
         (so a session that only reads would spoil them). The probe finds what changes afterwards.

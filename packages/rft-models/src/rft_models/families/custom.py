@@ -13,12 +13,11 @@ Code is run only from files that the user names; code in a model directory never
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 from rft_core.errors import OptionsError
+from rft_core.user_code import load_module
 from rft_models.families import patches, registry
 
 _FROM_FILES: dict[Path, list[tuple[str, patches.Patch]]] = {}
@@ -88,13 +87,8 @@ def _run(file: Path) -> str:
         patches.unregister_patch(model_type, patch)
     known_patches, known_families = patches.all_registered(), dict(registry.CUSTOM_FAMILIES)
     name = f"rft_model_code_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # transformers reads the source of a class's module to see how it attends
     try:
-        spec.loader.exec_module(module)
+        load_module(file, name)
     except OptionsError:
         raise
     except Exception as error:  # whatever a person's code raises

@@ -14,10 +14,8 @@ In the place of a number there may be a mapping: its `reward`, the `parts` it is
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import math
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +23,7 @@ from typing import Any
 
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
+from rft_core.user_code import load_module
 
 EXTRAS = ("prompts", "prompt_ids", "finish_reasons", "num_tokens", "images")
 """Keyword-only parameters that a reward function may ask for: lists, one entry a response. That of `images` is a list
@@ -83,8 +82,7 @@ def import_file(path: str, flag: str = "--reward", example: str = "reward_fn") -
             state=_STATE,
             do=f"{flag} {Path(path).name}:{example}, from the directory that holds the file",
         )
-    spec = importlib.util.spec_from_file_location(f"rft_user_{kind}", file)
-    if spec is None or spec.loader is None:
+    if file.suffix != ".py":
         raise OptionsError(
             code=f"{kind}.not_python",
             what=f"{kind} file {path} is not a Python file",
@@ -93,11 +91,7 @@ def import_file(path: str, flag: str = "--reward", example: str = "reward_fn") -
             state=_STATE,
             do=f"{flag} {file.with_suffix('.py')}:{example}",
         )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(file.resolve().parent))  # its neighbours, as when it is run as a script
-    spec.loader.exec_module(module)
-    return module
+    return load_module(file, f"rft_user_{kind}", with_neighbours=True)
 
 
 def _no_function(module: ModuleType, path: str, function: str) -> OptionsError:

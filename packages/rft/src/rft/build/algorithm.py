@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -18,6 +17,7 @@ from rft_algos.algorithms.published import ALIASES, PUBLISHED, Aggregation, KlPl
 from rft_algos.algorithms.registry import component_of, components_by_flag
 from rft_core.errors import OptionsError
 from rft_core.nearest_names import nearest_names
+from rft_core.user_code import load_module
 from rft_trainer.settings.algorithm import AlgorithmSettings
 
 Choice = TypeVar("Choice", components.Advantage, components.Surrogate, components.Correction)
@@ -65,18 +65,13 @@ def _own(reference: str) -> type[PolicyAlgorithm]:
             why="an algorithm of your own is given as file.py:Class",
             do="--advantage_estimator group_norm",
         )
-    spec = importlib.util.spec_from_file_location("rft_user_algorithm", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
     try:
-        spec.loader.exec_module(module)
+        module = load_module(path, "rft_user_algorithm")
     except Exception as error:
         raise _not_importable(path, error) from error
     algorithm = getattr(module, name, None)
     if not (isinstance(algorithm, type) and issubclass(algorithm, PolicyAlgorithm)):
-        kinds = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == spec.name]
+        kinds = [n for n, v in vars(module).items() if isinstance(v, type) and v.__module__ == module.__name__]
         raise OptionsError(
             code="algorithm.class_missing",
             what=f"{path} has no subclass of PolicyAlgorithm called {name}; it has: {', '.join(kinds) or 'no classes'}",
