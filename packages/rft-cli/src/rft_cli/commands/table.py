@@ -34,12 +34,12 @@ _ALL = (
     Command(
         "conformance", "rft_cli.commands.conformance", "compare engines with the trainer, token by token", "conformance"
     ),
-    Command("build", "rft_cli.commands.build", "make a small model and its tokenizer from nothing", "build"),
+    Command("build", "rft_cli.commands.build", "create a small model and its tokenizer from scratch", "build"),
     Command("export", "rft_cli.commands.export", "write the model of a checkpoint as a Hugging Face directory"),
     Command("resume", "rft_cli.commands.resume", "continue a run from its newest checkpoint"),
-    Command("check", "rft_cli.commands.check", "look over a configuration without starting it"),
+    Command("check", "rft_cli.commands.check", "show what a command would do, without starting it"),
     Command(
-        "plan", "rft_cli.commands.plan", "say the ranks, batches and memory of a run on machines that are not here"
+        "plan", "rft_cli.commands.plan", "compute the ranks, batches and memory of a run for machines that are elsewhere"
     ),
     Command("runs", "rft_cli.commands.runs", "list runs, or show one"),
     Command("recipes", "rft_cli.commands.recipes", "list, show or copy configurations that are known to work"),
