@@ -11,7 +11,7 @@ import pytest
 from rft.evaluate import evaluate
 from rft.process.machine import Machine
 from rft_cli.config.resolve import resolve
-from rft_core.errors import OptionsError
+from rft_core.errors import OptionsError, ServiceError
 from rft_dist.collectives import SingleProcess
 from rft_dist.launch.environment import ranks_from_environment
 from rft_models.tiny_models.text import build_character_model
@@ -51,3 +51,11 @@ def test_without_data_there_is_nothing_to_score(model: Path) -> None:
     with pytest.raises(OptionsError) as caught:
         evaluate(resolved.settings, Machine("cpu", ranks_from_environment({}), SingleProcess()))
     assert caught.value.problem.code == "eval.no_data"
+
+
+def test_an_evaluation_in_which_no_answer_has_a_reward_is_an_error_with_the_first_reason(model: Path) -> None:
+    Path("reward.py").write_text("def words(responses, labels):\n    return 'no'\n")
+    with pytest.raises(ServiceError) as caught:
+        answers(model, "--reward", "reward.py:words", "--reward_workers", "1")
+    assert caught.value.problem.code == "eval.no_scores"
+    assert "words returned str, wanted a list" in caught.value.problem.where

@@ -41,7 +41,11 @@ class RankOf(OneRank):
 
 def scores(items: Sequence[RewardItem]) -> list[Score]:
     """The second and fourth prompt have no score; of the others the first is right."""
-    found = {"p:0": Score(1.0), "p:1": Score(None, RewardStatus.FAILED), "p:3": Score(None, RewardStatus.TIMEOUT)}
+    found = {
+        "p:0": Score(1.0),
+        "p:1": Score(None, RewardStatus.FAILED, detail="it returned 'no'"),
+        "p:3": Score(None, RewardStatus.TIMEOUT),
+    }
     return [found.get(item.prompt_id, Score(0.25)) for item in items]
 
 
@@ -57,8 +61,10 @@ def evaluator(engine: BigramEngine, ranks: OneRank | None = None, seed: int = 0)
     )
 
 
-def test_answers_without_a_score_are_neither_right_nor_wrong() -> None:
+def test_answers_without_a_score_are_neither_right_nor_wrong(caplog: pytest.LogCaptureFixture) -> None:
     result = evaluator(RecordingEngine())()
+    [notice] = [record.getMessage() for record in caplog.records]
+    assert notice == "2 of 6 held-out answers have no reward; first: p:1 (failed): it returned 'no'"
     assert result.correct == (True, None, False, None, False, False)
     assert (result.num_scored, result.accuracy, result.mean_reward) == (4, 0.25, (1.0 + 3 * 0.25) / 4)
     row = result.as_record()

@@ -18,7 +18,7 @@ from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine
 from rft.settings import EvalSettings
 from rft_algos.statistics import Interval, mean_interval, paired_difference_interval, wilson_interval
-from rft_core.errors import OptionsError
+from rft_core.errors import OptionsError, ServiceError
 from rft_dist.checkpoints.locate import resolve_checkpoint
 from rft_models.policy.load import load_policy
 from rft_models.tokenization.tokenizer import HfTokenizer
@@ -80,6 +80,7 @@ def evaluate(settings: EvalSettings, machine: Machine) -> Evaluation:
 
     Raises:
         OptionsError: no data to evaluate on, or settings that the engine, the reward or the model refuse.
+        ServiceError: no answer has a reward.
     """
     if not settings.data.eval_data:
         raise OptionsError(
@@ -119,6 +120,15 @@ def _evaluate(settings: EvalSettings, machine: Machine, opened: ExitStack) -> Ev
         result, rollouts = evaluator.with_rollouts()
     finally:
         reward.close()
+    if result.num_scored == 0:
+        raise ServiceError(
+            code="eval.no_scores",
+            what=f"none of the {len(prompts)} answers has a reward",
+            where=f"reward function; first: {result.why_unscored}",
+            why="an accuracy is a share of the answers that were scored",
+            state="nothing was written",
+            do="repair the reward, then the same command",
+        )
     return Evaluation(result, prompts[machine.ranks.rank :: machine.ranks.world_size], rollouts)
 
 

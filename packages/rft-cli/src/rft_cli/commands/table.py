@@ -39,7 +39,9 @@ _ALL = (
     Command("resume", "rft_cli.commands.resume", "continue a run from its newest checkpoint"),
     Command("check", "rft_cli.commands.check", "show what a command would do, without starting it"),
     Command(
-        "plan", "rft_cli.commands.plan", "compute the ranks, batches and memory of a run for machines that are elsewhere"
+        "plan",
+        "rft_cli.commands.plan",
+        "compute ranks, batches and memory of a run for machines that are elsewhere",
     ),
     Command("runs", "rft_cli.commands.runs", "list runs, or show one"),
     Command("recipes", "rft_cli.commands.recipes", "list, show or copy configurations that are known to work"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
@@ -16,6 +17,8 @@ from rft_trainer.rollouts.collector import RewardFunction, sample_responses, sco
 from rft_trainer.rollouts.multi_turn import Conversations
 from rft_trainer.scoring.advantages import is_correct
 from rft_trainer.update.nonfinite_checks import refuse_non_finite_samples
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,8 @@ class EvaluationResult:
     mean_tokens: float
     turns: TurnCounts = field(default_factory=TurnCounts)
     """Turns and tool calls of all conversations; none without an environment."""
+    why_unscored: str = ""
+    """The first prompt without a reward, and why it has none; empty where every prompt has one."""
 
     @property
     def num_scored(self) -> int:
@@ -108,7 +113,11 @@ class Evaluator:
         if world_size > 1:
             parts = [json.loads(part) for part in self._collectives.gather_bytes(json.dumps(rows).encode())]
             rows = [parts[i % world_size][i // world_size] for i in range(len(self._prompts))]
-        return _result(rows), rollouts
+        result = _result(rows)
+        if result.why_unscored and rank == 0:
+            missing = len(rows) - result.num_scored
+            _LOG.warning("%d of %d held-out answers have no reward; first: %s", missing, len(rows), result.why_unscored)
+        return result, rollouts
 
     def _draw(self, prompts: Sequence[Prompt], keys: Sequence[Sequence[int]]) -> list[list[Rollout]]:
         if self._conversations is not None:
@@ -120,7 +129,8 @@ def _row(rollout: Rollout) -> list[Any]:
     reward = rollout.reward
     correct = None if reward is None else is_correct(rollout)
     counts = astuple(turn_counts(rollout.turns))
-    return [reward, correct, rollout.finish_reason == "length", rollout.num_sampled, counts]
+    reason = f"{rollout.prompt_id} ({rollout.status}): {rollout.detail}"
+    return [reward, correct, rollout.finish_reason == "length", rollout.num_sampled, counts, reason]
 
 
 def _result(rows: Sequence[Sequence[Any]]) -> EvaluationResult:
@@ -130,4 +140,5 @@ def _result(rows: Sequence[Sequence[Any]]) -> EvaluationResult:
         num_truncated=sum(bool(row[2]) for row in rows),
         mean_tokens=sum(int(row[3] or 0) for row in rows) / len(rows) if rows else float("nan"),
         turns=total(TurnCounts(*row[4]) for row in rows),
+        why_unscored=next((str(row[5]) for row in rows if row[0] is None), ""),
     )
