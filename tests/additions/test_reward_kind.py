@@ -9,9 +9,9 @@ import pytest
 from additions.overlay import Overlay
 from support.trainer_task import TrainerTask
 
+from rft.reward_kinds import REWARD_KINDS, build_order, reward_flags
 from rft.settings import COMMANDS, EvalSettings, RlSettings
 from rft_cli.config.schema import schema
-from rft_trainer.settings.reward_kinds import REWARD_KINDS, build_order, reward_flags
 
 FILE = '''"""Reward from a list of words: the share of them that a response holds."""
 
@@ -71,7 +71,7 @@ def added(tmp_path_factory: pytest.TempPathFactory) -> Overlay:
     """The packages with the file and the row."""
     overlay = Overlay.of(tmp_path_factory.mktemp("overlay"), ["rft_trainer", "rft"])
     overlay.add_file("rft_trainer/rewards/lexicon.py", FILE)
-    overlay.add_row("rft_trainer/settings/reward_kinds.py", "REWARD_KINDS: tuple[RewardKind, ...] = (", ROW)
+    overlay.add_row("rft/reward_kinds.py", "REWARD_KINDS: tuple[RewardKind, ...] = (", ROW)
     return overlay
 
 

@@ -31,6 +31,7 @@ ROOT_MODULES = {
         "generate",
         "replica_main",
         "resolved",
+        "reward_kinds",
         "reward_names",
         "reward_probe",
         "rl",

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from rft.decoder_sizes import model_sizes
+from rft.reward_kinds import REWARD_KINDS
 from rft_core.errors import OptionsError
 from rft_dist.planning.memory_estimate import GIB
 from rft_trainer.rewards.http_client import checked_url
-from rft_trainer.settings.reward_kinds import REWARD_KINDS
 from rft_trainer.settings.rewards import JudgeSettings, RewardModelSettings, RewardSettings
 
 _NAMED = re.compile(r"([A-Za-z0-9][\w.-]*)=(.+)")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from rft.reward_kinds import with_reward_groups
 from rft_dist.settings import (
     AdamSettings,
     CheckpointSettings,
@@ -40,7 +41,6 @@ from rft_trainer.settings.data import (
 from rft_trainer.settings.environment import EnvironmentSettings, EvalEnvironmentSettings
 from rft_trainer.settings.evaluation import EvaluationSettings
 from rft_trainer.settings.images import ControlledImageSettings, GenerateImageSettings
-from rft_trainer.settings.reward_kinds import with_reward_groups
 from rft_trainer.settings.rewards import JudgeSettings, RewardModelSettings, RewardSettings, RlRewardSettings
 from rft_trainer.settings.rollouts import AsyncSettings
 from rft_trainer.settings.run import OutputSettings, RlRunSettings, RunSettings, SeedSettings

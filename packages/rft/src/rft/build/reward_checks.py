@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from rft.reward_kinds import REWARD_KINDS, RewardKind
 from rft.reward_names import named_models
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import OptionsError
 from rft_models.families.vision import is_vision
 from rft_models.files.directories import existing_directory, read_json
-from rft_trainer.settings.reward_kinds import REWARD_KINDS, RewardKind
 
 
 def has_images(settings: RlSettings | EvalSettings) -> bool:

@@ -15,6 +15,7 @@ from rft.build.reward_checks import has_images, require_image_rewards
 from rft.decoder_sizes import model_sizes
 from rft.parallel.parallelize import weights_dtype
 from rft.process.machine import Machine, choose_device
+from rft.reward_kinds import REWARD_KINDS, build_order
 from rft.reward_names import NamedPlace, function_name, heads_of, model_places, server_places, weights_of
 from rft.settings import EvalSettings, RlSettings
 from rft_core.errors import OptionsError
@@ -27,7 +28,6 @@ from rft_trainer.rewards.http_client import Endpoint
 from rft_trainer.rewards.registry import reward_by_name
 from rft_trainer.rewards.remote_reward_model import RemoteReward
 from rft_trainer.rewards.reward_model import ModelReward
-from rft_trainer.settings.reward_kinds import REWARD_KINDS, build_order
 
 _SHARE_OF_GPU = 0.1
 

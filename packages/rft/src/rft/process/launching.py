@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rft.resolved import Resolved
+from rft.reward_kinds import given_directories
 from rft.reward_names import named_models
 from rft_core.errors import OptionsError
 from rft_dist.launch.environment import SPAWNED, RankInfo, ranks_from_environment, timeout_seconds
@@ -19,7 +20,6 @@ from rft_dist.preflight.compare_ranks import Report, Subject, compare_ranks
 from rft_dist.preflight.process_checks import check_start, forgotten_srun
 from rft_dist.preflight.rank_facts import file_facts, machine_facts, model_facts, settings_facts
 from rft_dist.preflight.reachability import KeyValueStore, gloo_problem
-from rft_trainer.settings.reward_kinds import given_directories
 
 RUNS = Path("runs")
 _LOG = logging.getLogger(__name__)

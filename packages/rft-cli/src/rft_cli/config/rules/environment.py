@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rft.resolved import Origin
+from rft.reward_kinds import reward_flags
 from rft_cli.config.rules.strategy import MakeProblem
 from rft_cli.config.values import as_text
 from rft_core.errors import Problem
 from rft_trainer.environments.registry import WHAT_THERE_IS, has_processes, is_known, nearest_name
-from rft_trainer.settings.reward_kinds import reward_flags
 
 Values = Mapping[str, Any]
 Origins = Mapping[str, Origin]

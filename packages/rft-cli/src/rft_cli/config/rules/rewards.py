@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rft.reward_kinds import reward_flags
 from rft_cli.config.rules.strategy import MakeProblem
 from rft_core.errors import Problem
-from rft_trainer.settings.reward_kinds import reward_flags
 
 _OF_THE_JUDGE = (
     "judge_template",
