@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import traceback
 from collections.abc import Mapping
 from dataclasses import fields, replace
