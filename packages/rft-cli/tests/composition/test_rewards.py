@@ -90,7 +90,7 @@ def test_models_stay_where_a_tenth_of_the_gpu_holds_them(
     words = ["--pretrain", "m", "--reward_pretrain", str(model), "--reward_offload", offload]
     settings: Any = resolve("rl", words).settings
     places = model_places(settings.reward_models)
-    ours = rewards._held  # pyright: ignore[reportPrivateUsage]
+    ours = rewards._models_stay  # pyright: ignore[reportPrivateUsage]
     assert ours(settings, places, "cuda:0") == held
     assert ours(settings, places, "cpu"), "there is nowhere else to be"
 
